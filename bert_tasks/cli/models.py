@@ -312,14 +312,9 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
     dtype: Precision = "float32",
-    max_body: Annotated[int, typer.Option(min=1, help="Most bytes of a request.")] = 2**20,
-    max_rows: Annotated[int, typer.Option(min=1, help="Most rows of a request.")] = 64,
-    max_characters: Annotated[int, typer.Option(min=1, help="Most characters of a text.")] = 20_000,
-    max_queue: Annotated[int, typer.Option(min=1, help="Most requests that wait.")] = 128,
-    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds until a request is given up.")] = 30.0,
-    max_connections: Annotated[int, typer.Option(min=1, help="Most open connections.")] = 512,
-    max_total_body: Annotated[int, typer.Option(min=1, help="Most bytes of all unanswered requests.")] = 2**25,
-    header_timeout: Annotated[float, typer.Option(min=0.01, help="Seconds for the header of a request.")] = 10.0,
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A limit of requests, for example rows=8.")
+    ] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens per batch; 1: one request at a time. Default: by the device.")
     ] = None,
@@ -335,21 +330,11 @@ def serve(
     """
     from bert_tasks.serving import Batching, Limits, serve
 
-    limits = Limits(
-        max_body_bytes=max_body,
-        max_rows=max_rows,
-        max_characters=max_characters,
-        max_queue=max_queue,
-        timeout=timeout,
-        max_connections=max_connections,
-        max_total_body_bytes=max_total_body,
-        header_timeout=header_timeout,
-    )
     still_loading = serve(
         model,
         host=host,
         port=port,
-        limits=limits,
+        limits=Limits.parse([] if limit is None else limit),
         batching=Batching(tokens=batch_tokens, max_wait=max_wait / 1000),
         grace=grace,
         allowed_hosts=[] if allow_host is None else allow_host,

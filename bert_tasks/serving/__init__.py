@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_tasks.serving.connections import Batching, Limits
+from bert_tasks.serving.limits import Batching, Limits
 
 if TYPE_CHECKING:
     from bert_tasks.model.precision import DType
@@ -41,11 +41,11 @@ def serve(
         model: a folder, or a name on the hub.
         host: the address to listen on.
         port: the port to listen on; 0 chooses a free one, which ``notify`` states.
-        limits: limits of requests and connections.
+        limits: limits of requests.
         batching: how requests are run together.
         grace: seconds that running requests get after the signal.
-        allowed_hosts: names that the Host header may have besides those of loopback. On another address any name is
-            accepted if none is given.
+        allowed_hosts: names that the Host header may have in addition to the names of loopback; ``*.example.org``
+            accepts each name below it. On another address any name is accepted if none is given.
         task, settings, revision, dtype: as in ``inference.predict``.
         notify: receives one message when the server is ready and one when it has stopped.
 

@@ -21,8 +21,8 @@ from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
 from bert_tasks.errors import DataError, NotFiniteScoresError
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
-from bert_tasks.serving.connections import Limits
 from bert_tasks.serving.gate import DISCONNECTED, PREDICT, ServerMetrics
+from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import BodyReader, answers_schema, request_schema
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Prediction, Task
@@ -243,7 +243,7 @@ async def _answers(request: Request, served: AppState, rows: Sequence[Row], *, e
     except NotFiniteScoresError:
         raise NotFiniteError(500, _NOT_FINITE) from None
     except QueueFullError:
-        detail = f"the queue is full ({counted(served.limits.max_queue, 'request')}); try again in a moment"
+        detail = f"the queue is full ({counted(served.limits.queue, 'request')}); try again in a moment"
         raise HTTPException(429, detail, headers={"Retry-After": "1"}) from None
     finally:
         answer.cancel()

@@ -20,7 +20,7 @@ from bert_tasks.errors import GivenUpError, UsageError
 from bert_tasks.model.explanation import explainable_task, explained
 from bert_tasks.model.pretrained_module import finite
 from bert_tasks.model.task_model import ForwardFn, TaskModel
-from bert_tasks.serving.connections import Batching
+from bert_tasks.serving.limits import Batching
 from bert_tasks.tasks.base import Feature, Prediction
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, TokenSpans, with_explanations
 from bert_tasks.tasks.shared.features import checked_features

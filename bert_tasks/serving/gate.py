@@ -1,24 +1,32 @@
-"""The outermost layer of the server: what applies to every request before its body is parsed.
+"""The layer of the server around the application: what applies to each request before its body is parsed.
 
-It checks the Host header, limits the size of bodies and the time that they may take, responds while the model is being
-loaded, adds security headers, tells clients to close while the server stops, and counts requests for Prometheus.
+It reads the body within its limits, responds while the model is being loaded, adds security headers, tells clients to
+close their connection while the server stops, and counts requests for Prometheus.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bert_tasks.serving.connections import Limits
+from bert_tasks.serving.limits import Limits
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+PREDICT = "/predict"
+DISCONNECTED = 499  # the status that is counted for a client that did not wait
+_HEADERS = {
+    b"cache-control": b"no-store",
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"referrer-policy": b"no-referrer",
+    b"x-content-type-options": b"nosniff",
+}
 
 
 class ServerMetrics:
@@ -51,46 +59,18 @@ class ServerMetrics:
         self._rows.inc(rows)
 
 
-PREDICT = "/predict"
-DISCONNECTED = 499  # the status that is counted for a client that did not wait
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_DISCARDED = 2**26  # bytes of too large a body that are read and discarded, so that its sender reads the response
-_FULL = "the bodies of other requests use all the memory that is reserved for them; try again in a moment"
-_HEADERS = {
-    b"cache-control": b"no-store",
-    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
-    b"cross-origin-resource-policy": b"same-origin",
-    b"referrer-policy": b"no-referrer",
-    b"x-content-type-options": b"nosniff",
-}
-
-
-class _DisconnectedError(Exception):
-    """The client disconnected before its body was complete."""
-
-
-class RequestLimits:
+class Gate:
     """An ASGI application around another one, ``app``, which is set when the model has been loaded.
 
     Args:
-        limits: limits of bodies.
-        metrics: counts the requests.
-        hosts: names that the Host header may have; None: any. The check stops pages of other sites whose name was made
-            to point here (DNS rebinding).
-        draining: returns whether the server has been asked to stop. Every response then closes its connection.
+        limits: Limits of bodies.
+        metrics: Counts the requests.
+        draining: Returns True after the server has been asked to stop. Each response then closes its connection.
     """
 
-    def __init__(
-        self,
-        *,
-        limits: Limits,
-        metrics: ServerMetrics,
-        hosts: frozenset[str] | None,
-        draining: Callable[[], bool],
-    ) -> None:
+    def __init__(self, *, limits: Limits, metrics: ServerMetrics, draining: Callable[[], bool]) -> None:
         self.app: ASGIApp | None = None
-        self._limits, self._metrics, self._hosts, self._draining = limits, metrics, hosts, draining
-        self._free = limits.max_total_body_bytes  # how many more bytes the bodies of all requests may have together
+        self._limits, self._metrics, self._draining = limits, metrics, draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = time.perf_counter(), DISCONNECTED
@@ -102,100 +82,58 @@ class RequestLimits:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                given = {name.lower() for name, _ in message["headers"]}
                 headers = _HEADERS | {b"connection": b"close"} if self._draining() else _HEADERS
-                added = [(name, value) for name, value in headers.items() if name not in given]
-                message = {**message, "headers": [*message["headers"], *added]}
+                message = {**message, "headers": list((headers | dict(message["headers"])).items())}
             elif no_body:
                 message = {**message, "body": b""}
             await send(message)
 
         try:
             await self._respond(scope, receive, send_with_headers)
+        except ClientDisconnect:
+            return
         finally:
             if scope["path"] == PREDICT:
                 self._metrics.request(status, time.perf_counter() - started)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
         try:
-            if self._hosts is not None and host_name(headers.get("host", "")) not in self._hosts:
-                raise HTTPException(
-                    421, "this server does not accept that Host header; its operator can allow it (--allow-host)"
-                )
             if self.app is None and scope["path"] == "/healthz":
                 await JSONResponse({"status": "ok"})(scope, receive, send)
             elif self.app is None:
                 raise HTTPException(503, "the model is being loaded", {"retry-after": "2"})
             else:
-                async with self._body(headers, receive) as body:  # until the response is sent
-                    unread = [{"type": "http.request", "body": body, "more_body": False}]
+                unread = [{"type": "http.request", "body": await self._body(receive), "more_body": False}]
 
-                    async def replay() -> Message:
-                        """The body, then what ``receive`` delivers: that the client disconnects."""
-                        return unread.pop() if unread else await receive()
+                async def replay() -> Message:
+                    """Returns the body, then what ``receive`` delivers: that the client disconnects."""
+                    return unread.pop() if unread else await receive()
 
-                    await self.app(scope, replay, send)
+                await self.app(scope, replay, send)
         except HTTPException as error:
             await JSONResponse({"detail": error.detail}, error.status_code, error.headers)(scope, receive, send)
-        except _DisconnectedError:
-            return
         except asyncio.CancelledError:  # the grace period is over; nothing follows
             response = JSONResponse({"detail": "the server has stopped"}, 503, {"connection": "close"})
             await response(scope, receive, send)
 
-    @asynccontextmanager
-    async def _body(self, headers: Headers, receive: Receive) -> AsyncIterator[bytes]:
-        """The whole body, counted among those of all requests while the context is entered.
-
-        A body that is too large is read and discarded before it is refused.
-        """
-        limits = self._limits
-        too_large = HTTPException(
-            413, f"the body is larger than {limits.max_body_bytes} bytes", {"connection": "close"}
-        )
-        length = headers.get("content-length", "0")
-        declared = int(length) if length.isascii() and length.isdigit() else 0
-        if headers.get("expect", "").lower() == "100-continue" and declared > limits.max_body_bytes:
-            raise too_large  # the client waits for a response before it sends the body
-        parts: list[bytes] = []
-        size, held, more, refusal = 0, 0, True, None
+    async def _body(self, receive: Receive) -> bytes:
+        """Returns the whole body. A body that is too large is read to its end, so its sender reads the response."""
+        most, seconds = self._limits.body_bytes, self._limits.timeout
+        body, more, is_too_large = bytearray(), True, False
         try:
-            try:
-                async with asyncio.timeout(limits.timeout):
-                    while more and size <= limits.max_body_bytes + _DISCARDED:
-                        message = await receive()
-                        if message["type"] == "http.disconnect":
-                            raise _DisconnectedError
-                        part, more = message.get("body", b""), message.get("more_body", False)
-                        size += len(part)
-                        if refusal is None and size > limits.max_body_bytes:
-                            refusal = too_large
-                        elif refusal is None and len(part) > self._free:
-                            refusal = HTTPException(503, _FULL, {"retry-after": "1", "connection": "close"})
-                        if refusal is None:
-                            parts.append(part)
-                            held += len(part)
-                            self._free -= len(part)
-                        else:
-                            self._free += held
-                            held = 0
-                            parts.clear()
-            except TimeoutError:
-                detail = f"the body did not arrive within {limits.timeout:g} s"
-                raise HTTPException(408, detail, {"connection": "close"}) from None
-            if refusal is not None:
-                raise refusal
-            body = b"".join(parts)
-            parts.clear()
-            yield body
-        finally:
-            self._free += held
-
-
-def host_name(host: str) -> str:
-    """The name in a Host header in lower case, without port and brackets."""
-    name = host.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.partition(":")[0].removesuffix(".")
+            async with asyncio.timeout(seconds):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    more = message.get("more_body", False)
+                    body += message.get("body", b"")
+                    if len(body) > most:
+                        is_too_large = True
+                        body.clear()
+        except TimeoutError:
+            detail = f"the body did not arrive within {seconds:g} s"
+            raise HTTPException(408, detail, {"connection": "close"}) from None
+        if is_too_large:
+            raise HTTPException(413, f"the body is larger than {most} bytes", {"connection": "close"})
+        return bytes(body)

@@ -34,7 +34,7 @@ from pydantic_core import PydanticCustomError
 from bert_tasks.data.choices import with_choices
 from bert_tasks.data.columns import Column, Row, renamed_row, text_of_words, with_words
 from bert_tasks.data.validator import RowValidator, make_column_mapping
-from bert_tasks.serving.connections import Limits
+from bert_tasks.serving.limits import Limits
 from bert_tasks.tasks.base import Task
 
 INPUTS = "inputs"  # the key of several rows
@@ -191,14 +191,14 @@ def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = Mappin
         return MANY if isinstance(body, dict) and INPUTS in body else ONE
 
     row: Any = Annotated[made, BeforeValidator(with_task_names, json_schema_input_type=documented)]
-    inputs = Annotated[list[row], Field(min_length=1, max_length=limits.max_rows), FailFast()]
+    inputs = Annotated[list[row], Field(min_length=1, max_length=limits.rows), FailFast()]
     rows = create_model("Rows", __base__=_Envelope, __doc__="Several rows.", inputs=(inputs, ...))
     return Annotated[Annotated[row, Tag(ONE)] | Annotated[rows, Tag(MANY)], Discriminator(form)]
 
 
 def _field(column: Column, limits: Limits) -> tuple[Any, Any]:
     """The type and the default of a column's value, with the limit on its characters."""
-    most = limits.max_characters
+    most = limits.characters
 
     def limited(parts: list[str]) -> list[str]:
         characters = sum(map(len, parts))  # as many as the text has at most of which they are the parts

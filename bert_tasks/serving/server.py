@@ -7,6 +7,7 @@ the process ends with code 0.
 import asyncio
 import ipaddress
 import logging
+import re
 import signal
 import socket
 import threading
@@ -14,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import isinf
 from pathlib import Path
 from typing import Any
 
 import torch
 import uvicorn
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp
 
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
@@ -30,18 +32,13 @@ from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving.app import AppState, NotFiniteError, build_app, encoded
 from bert_tasks.serving.batching import Batcher
-from bert_tasks.serving.connections import (
-    ACCEPTED_AT_ONCE,
-    WAITING,
-    Batching,
-    Connection,
-    Connections,
-    Limits,
-    Server,
-    allowed_connections,
-)
-from bert_tasks.serving.gate import LOOPBACK, RequestLimits, ServerMetrics, host_name
+from bert_tasks.serving.gate import Gate, ServerMetrics
+from bert_tasks.serving.limits import Batching, Limits
 from bert_tasks.tasks.base import Task
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_BACKLOG = 2048  # connections that wait in the kernel
+_KEEP_ALIVE = 5  # seconds until an idle connection is closed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +59,34 @@ class Address:
     def __post_init__(self) -> None:
         if not self.grace > 0:
             raise UsageError(f"grace is {self.grace} s, expected more than 0; inf waits for every running request")
+        for name in self.allowed_hosts:
+            if not re.fullmatch(r"\*|(\*\.)?[^*]+", name):
+                raise UsageError(f"{name!r} is not a host name. Write a name such as example.org or *.example.org")
 
-    def names(self, bound: str) -> frozenset[str] | None:
-        """The names that a Host header may have, if ``host`` resolved to the address ``bound``; None: any."""
-        own = {host_name(f"[{name}]" if ":" in name else name) for name in (self.host, bound)}
-        given = {host_name(name) for name in self.allowed_hosts}
-        address = ipaddress.ip_address(bound)
-        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        if (address if mapped is None else mapped).is_loopback:
-            return LOOPBACK | own | given
-        return frozenset(own | given) if given else None
+    def names(self, bound: str) -> list[str]:
+        """Returns the names that a Host header may have, if ``host`` resolved to the address ``bound``."""
+        own = [f"[{name}]" if ":" in name else name for name in (self.host, bound)]
+        if ipaddress.ip_address(bound).is_loopback:
+            return [*LOOPBACK, *own, *self.allowed_hosts]
+        return [*own, *self.allowed_hosts] if self.allowed_hosts else ["*"]
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which closes an idle connection with a response instead of at once.
+
+    A client may be sending its next request when the server stops. uvicorn would close its connection unanswered.
+    """
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts no more connections, gives the open ones time for a last request, and stops."""
+        for server in self.servers:
+            server.close()
+        grace = self.config.timeout_graceful_shutdown
+        seconds = _KEEP_ALIVE if grace is None else min(_KEEP_ALIVE, grace / 2)
+        end = asyncio.get_running_loop().time() + seconds
+        while self.server_state.connections and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.1)
+        await super().shutdown(sockets)
 
 
 async def run_server(
@@ -97,17 +112,11 @@ async def run_server(
         See ``serving.serve``.
     """
     metrics = ServerMetrics()
-    gate = RequestLimits(
-        limits=limits,
-        metrics=metrics,
-        hosts=address.names(listener.getsockname()[0]),
-        draining=lambda: server.should_exit,
-    )
-    connections = Connections(limits=limits, most=allowed_connections(limits.max_connections))
-    asyncio.get_running_loop().set_exception_handler(connections.handle_exception)
-    server = Server(_config(gate, address, connections))
+    gate = Gate(limits=limits, metrics=metrics, draining=lambda: server.should_exit)
+    hosts = address.names(listener.getsockname()[0])
+    app = TrustedHostMiddleware(gate, allowed_hosts=hosts, www_redirect=False)  # against DNS rebinding
+    server = Server(_config(app, limits, address))
     with _signals_to(server):
-        closing = asyncio.create_task(connections.close_expired())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         loader = ThreadPoolExecutor(1, "loader")  # asyncio would wait for its own executor at the end of the loop
         try:
@@ -119,8 +128,8 @@ async def run_server(
                     loading.exception()  # of an error that nobody reads asyncio would write a traceback
                 return True
             model, run = loading.result()
-            queue = limits.max_queue
-            async with Batcher(model, run=run, batching=batching, max_queue=queue, observe=metrics.batch) as batcher:
+            batcher = Batcher(model, run=run, batching=batching, max_queue=limits.queue, observe=metrics.batch)
+            async with batcher:
                 gate.app = build_app(
                     AppState(
                         name=name,
@@ -140,7 +149,6 @@ async def run_server(
             server.should_exit = True
             loader.shutdown(wait=False)
             await serving
-            closing.cancel()
     notify(f"stopped; {counted(metrics.answered, 'request')} answered")
     return False
 
@@ -172,14 +180,17 @@ def load_warm(
     return loaded, run
 
 
-def _config(gate: RequestLimits, address: Address, connections: Connections) -> uvicorn.Config:
+def _config(app: ASGIApp, limits: Limits, address: Address) -> uvicorn.Config:
     """uvicorn's settings: the parser and event loop in pure Python, so that every installation behaves as tested."""
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return uvicorn.Config(
-        gate,
-        http=partial(Connection, connections),  # type: ignore[arg-type]  # called as the class would be
-        backlog=ACCEPTED_AT_ONCE,
+        app,
+        http="h11",
         loop="asyncio",
+        backlog=_BACKLOG,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=_KEEP_ALIVE,
+        h11_max_incomplete_event_size=2**14,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -202,7 +213,7 @@ def bound_listener(address: Address) -> Iterator[socket.socket]:
         kind, _, _, _, place = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.create_server(place[:2], family=kind, backlog=WAITING)
+        listener = socket.create_server(place[:2], family=kind, backlog=_BACKLOG)
     except (OSError, OverflowError, ValueError) as error:  # ValueError: not a host name, such as a..b
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot listen on {where}: {reason}; choose another --port or --host") from None

@@ -107,7 +107,6 @@ CLASSES = {
         promise="Slow, idle, vanishing and hostile clients of the server are refused or closed in time; nobody else's "
         "answer is lost or exchanged, and memory and open files do not grow.",
         tests=(
-            "tests/serving/test_connections.py",
             "tests/serving/test_latency.py",
             "tests/serving/test_process.py::test_a_short_soak_loses_nothing_and_uses_no_more_memory_or_files",
         ),

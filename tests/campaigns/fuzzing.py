@@ -33,7 +33,7 @@ from bert_tasks.model.onnx import GRAPH, INPUTS, OPSET, RECORD, ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.serving.app import encoded
-from bert_tasks.serving.connections import Limits
+from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import BodyReader
 from bert_tasks.tasks import TASKS, SequenceClassification
 from bert_tasks.tasks.base import Task

@@ -34,6 +34,7 @@ BAD = [
 ]
 TOLERANCE = 1e-4
 LONGEST_WAIT = 60.0
+IDLE = 5.0
 
 
 @dataclass(kw_only=True)
@@ -113,7 +114,7 @@ class Soak:
     async def idle(self) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            async with asyncio.timeout(LONGEST_WAIT):
+            async with asyncio.timeout(IDLE):
                 await reader.read(-1)
         except OSError:
             return

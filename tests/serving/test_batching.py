@@ -21,7 +21,7 @@ from bert_tasks.model.explanation import explained
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving import batching
 from bert_tasks.serving.batching import Batcher, QueueFullError
-from bert_tasks.serving.connections import Batching
+from bert_tasks.serving.limits import Batching
 from bert_tasks.tasks.base import Prediction
 from support.runs import PATIENCE
 from support.servers import SLOW, application

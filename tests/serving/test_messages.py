@@ -17,7 +17,7 @@ from bert_tasks.data.columns import Column
 from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.errors import DataError
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.serving.connections import Limits
+from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import BodyReader
 from support.task_examples import EXAMPLES
 

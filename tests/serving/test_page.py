@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.serving.connections import Limits
+from bert_tasks.serving.limits import Limits
 from support.runs import PATIENCE
 from support.servers import listening
 from support.task_examples import EXAMPLES
@@ -29,7 +29,7 @@ TITLES = {
 
 @pytest.fixture(scope="module")
 def pages(model_of: ModelOf) -> Iterator[dict[str, str]]:
-    with listening([model_of(kind) for kind in KINDS], limits=Limits(max_characters=400, timeout=PATIENCE)) as urls:
+    with listening([model_of(kind) for kind in KINDS], limits=Limits(characters=400, timeout=PATIENCE)) as urls:
         yield dict(zip(KINDS, urls, strict=True))
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import fields, replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -27,7 +27,7 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model import onnx
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving import server
-from bert_tasks.serving.connections import Batching, Limits
+from bert_tasks.serving.limits import Batching, Limits
 from bert_tasks.serving.requests import request_schema
 from bert_tasks.serving.server import Address
 from bert_tasks.tasks import TASKS
@@ -236,10 +236,15 @@ def test_a_model_whose_scores_are_not_finite_is_not_served(
 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(UsageError, match="max_rows is 0"):
-        Limits(max_rows=0)
-    with pytest.raises(UsageError, match="timeout is nan"):
-        Limits(timeout=float("nan"))
+    for setting, message in (
+        ("rows=0", "the limit rows is outside the range"),
+        ("timeout=nan", "the limit timeout is outside the range"),
+        ("rows=1.5", "expected a whole number"),
+        ("timeout", "expected a number"),
+        ("max_rows=3", "unknown limit 'max_rows'. Set one of body_bytes, rows"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Limits.parse([setting])
     with pytest.raises(UsageError, match="max_wait"):
         Batching(max_wait=-1)
     for tokens in (0, 10**5000):
@@ -259,7 +264,7 @@ def test_a_limit_beyond_every_machine_is_taken_or_refused_by_its_name(
         try:
             limits = replace(SLOW, **{name: number})
         except UsageError as error:
-            assert str(error).startswith(f"{name} is larger than")  # noqa: PT017  # refusing it is one of two right answers
+            assert str(error).startswith(f"the limit {name} is outside")  # noqa: PT017  # refusing it is one of two right answers
         else:
             request_schema(model_of("token").task, limits)
 
@@ -277,14 +282,27 @@ def test_grace_without_an_end_waits_for_running_requests(folder_of: FolderOf, tm
 
 
 def test_hosts_that_are_answered_depend_on_the_address() -> None:
-    loopback = {"localhost", "127.0.0.1", "::1"}
-    assert Address().names("127.0.0.1") == loopback
-    assert Address(host="::1", allowed_hosts=("Models.Example:80",)).names("::1") == loopback | {"models.example"}
-    for host, bound in (("127.0.0.2", "127.0.0.2"), ("127.2", "127.0.0.2"), ("::ffff:127.0.0.2", "::ffff:127.0.0.2")):
-        assert Address(host=host).names(bound) == loopback | {host, bound}
-    assert Address(host="0.0.0.0").names("0.0.0.0") is None
-    assert Address(host="::ffff:192.0.2.1").names("::ffff:192.0.2.1") is None
-    assert Address(host="0.0.0.0", allowed_hosts=("a.example",)).names("0.0.0.0") == {"0.0.0.0", "a.example"}
+    loopback = {"localhost", "127.0.0.1", "[::1]"}
+    assert set(Address().names("127.0.0.1")) == loopback
+    assert set(Address(host="::1", allowed_hosts=("*.example",)).names("::1")) == loopback | {"*.example"}
+    assert set(Address(host="127.2").names("127.0.0.2")) == loopback | {"127.2", "127.0.0.2"}
+    assert Address(host="0.0.0.0").names("0.0.0.0") == ["*"]
+    assert set(Address(host="0.0.0.0", allowed_hosts=("a.example",)).names("0.0.0.0")) == {"0.0.0.0", "a.example"}
+    with pytest.raises(UsageError, match="'a\\*' is not a host name"):
+        Address(allowed_hosts=("a*",))
+
+
+def test_requests_on_connections_beyond_the_limit_get_503(folder_of: FolderOf, tmp_path: Path) -> None:
+    served = Serving(folder_of("single"), "--limit", "connections=9", folder=tmp_path)
+    with ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), PATIENCE))
+        assert httpx2.get(f"{served.url}/healthz", timeout=PATIENCE).status_code == 503
+    while httpx2.get(f"{served.url}/healthz", timeout=PATIENCE).status_code != 200:
+        time.sleep(0.05)  # the others have to be noticed as closed
+    served.program.send(signal.SIGTERM)
+    ended = served.program.wait()
+    assert (ended.code, ended.err) == (0, "")
 
 
 def test_a_caller_who_hangs_up_mid_body_harms_nobody(model_of: Callable[[str], TaskModel]) -> None:
@@ -305,7 +323,7 @@ def test_a_caller_who_hangs_up_mid_body_harms_nobody(model_of: Callable[[str], T
 
 @pytest.mark.slow
 def test_what_still_runs_after_the_grace_time_is_given_up(folder_of: FolderOf, tmp_path: Path) -> None:
-    served = Serving(folder_of("single"), "--max-wait", 60_000, "--grace", 1, "--timeout", 100, folder=tmp_path)
+    served = Serving(folder_of("single"), "--max-wait", 60_000, "--grace", 1, "--limit", "timeout=100", folder=tmp_path)
     with ThreadPoolExecutor(1) as pool, httpx2.Client(base_url=served.url, timeout=PATIENCE) as client:
         waiting = pool.submit(httpx2.post, f"{served.url}/predict", json={"text": TEXTS[0]}, timeout=PATIENCE)
         while "bert_tasks_queue_depth 1.0" not in client.get("/metrics").text:
@@ -321,7 +339,7 @@ def test_what_still_runs_after_the_grace_time_is_given_up(folder_of: FolderOf, t
 @pytest.mark.slow
 def test_sigterm_under_load_loses_nothing_that_was_accepted(folder_of: FolderOf, tmp_path: Path) -> None:
     """Every answer that the server counts arrived whole at a caller, and is the answer to his own row."""
-    served = Serving(folder_of("regression"), "--max-queue", 1000, folder=tmp_path)
+    served = Serving(folder_of("regression"), "--limit", "queue=1000", folder=tmp_path)
     texts = [f"{TEXTS[number % 8]} {number}" for number in range(64)]
     with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client:
         rows = {"inputs": [{"text": text} for text in texts]}
@@ -361,7 +379,7 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(folder_of: FolderOf,
 def test_a_short_soak_loses_nothing_and_uses_no_more_memory_or_files(
     folder_of: FolderOf, model_of: Callable[[str], TaskModel], tmp_path: Path
 ) -> None:
-    served = Serving(folder_of("single"), "--header-timeout", 2, folder=tmp_path)
+    served = Serving(folder_of("single"), folder=tmp_path)
     rows = [{"text": text} for text in serve_soak.TEXTS]
     scores = [prediction.to_json()["scores"] for prediction in model_of("single").predict(rows)]
     port = int(served.url.rpartition(":")[2])
@@ -379,20 +397,18 @@ def test_settings_of_the_command_reach_the_server(monkeypatch: pytest.MonkeyPatc
     given: dict[str, object] = {}
     monkeypatch.setattr(serving, "serve", lambda model, **options: given.update(options, model=model))
     monkeypatch.setattr(
-        sys, "argv", ["bert-tasks", "serve", "m", "--max-wait", "2", "--batch-tokens", "9", "--max-rows", "7"]
+        sys, "argv", ["bert-tasks", "serve", "m", "--max-wait", "2", "--batch-tokens", "9", "--limit", "rows=7"]
     )
     with pytest.raises(SystemExit):
         main()
     assert given["batching"] == Batching(tokens=9, max_wait=0.002)
-    assert given["limits"] == replace(Limits(), max_rows=7)
+    assert given["limits"] == replace(Limits(), rows=7)
     assert json.dumps(given["allowed_hosts"]) == "[]"
 
 
 def test_the_guide_states_the_default_of_every_limit(repository: Path) -> None:
-    table = re.findall(
-        r"^\| `--([a-z-]+)` \| ([\d,]+) ", (repository / "docs/how_to/serve.md").read_text("utf-8"), re.M
-    )
-    stated = {name.replace("-", "_").replace("body", "body_bytes"): int(n.replace(",", "")) for name, n in table}
+    table = re.findall(r"^\| `([a-z_]+)` \| ([\d,]+) ", (repository / "docs/how_to/serve.md").read_text("utf-8"), re.M)
+    stated = {name: int(number.replace(",", "")) for name, number in table}
     assert stated == {field.name: getattr(Limits(), field.name) for field in fields(Limits)}
 
 

@@ -13,12 +13,15 @@ from typing import Any
 
 import httpx2
 import uvicorn
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp
 
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving.app import AppState, build_app
 from bert_tasks.serving.batching import Batcher
-from bert_tasks.serving.connections import Batching, Limits
-from bert_tasks.serving.gate import LOOPBACK, RequestLimits, ServerMetrics
+from bert_tasks.serving.gate import Gate, ServerMetrics
+from bert_tasks.serving.limits import Batching, Limits
+from bert_tasks.serving.server import LOOPBACK
 from support.runs import CONSOLE, PATIENCE, Program
 
 SLOW = Limits(timeout=PATIENCE)
@@ -28,7 +31,7 @@ SLOW = Limits(timeout=PATIENCE)
 class Application:
     """A loaded server without a process of its own. ``draining`` is what its readiness asks."""
 
-    gate: RequestLimits
+    app: ASGIApp
     batcher: Batcher
     metrics: ServerMetrics
     client: httpx2.AsyncClient
@@ -50,14 +53,15 @@ async def application(
     columns: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Application]:
     metrics, draining = ServerMetrics(), list[bool]()
-    gate = RequestLimits(limits=limits, metrics=metrics, hosts=LOOPBACK, draining=lambda: bool(draining))
+    gate = Gate(limits=limits, metrics=metrics, draining=lambda: bool(draining))
+    app = TrustedHostMiddleware(gate, allowed_hosts=LOOPBACK)
     async with AsyncExitStack() as stack:
         batcher = await stack.enter_async_context(
             Batcher(
                 model,
                 run=model.packed_logits if run is None else run,
                 batching=Batching() if batching is None else batching,
-                max_queue=limits.max_queue,
+                max_queue=limits.queue,
                 observe=metrics.batch,
             )
         )
@@ -72,9 +76,9 @@ async def application(
                 columns={} if columns is None else columns,
             )
         )
-        transport = httpx2.ASGITransport(app=gate, raise_app_exceptions=False)
+        transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
         client = await stack.enter_async_context(httpx2.AsyncClient(transport=transport, base_url="http://localhost"))
-        yield Application(gate=gate, batcher=batcher, metrics=metrics, client=client, draining=draining)
+        yield Application(app=app, batcher=batcher, metrics=metrics, client=client, draining=draining)
 
 
 @contextmanager
@@ -89,7 +93,7 @@ def listening(models: Sequence[TaskModel], *, limits: Limits = SLOW) -> Iterator
                 opened = await stack.enter_async_context(application(model, limits=limits))
                 listener = socket.create_server(("127.0.0.1", 0))
                 urls.append(f"http://127.0.0.1:{listener.getsockname()[1]}")
-                servers.append(uvicorn.Server(uvicorn.Config(opened.gate, http="h11", lifespan="off", log_config=None)))
+                servers.append(uvicorn.Server(uvicorn.Config(opened.app, http="h11", lifespan="off", log_config=None)))
                 tasks.append(asyncio.create_task(servers[-1].serve(sockets=[listener])))
             started.set()
             await asyncio.gather(*tasks)
