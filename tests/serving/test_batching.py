@@ -360,7 +360,7 @@ def test_a_caller_who_leaves_or_waits_too_long_is_dropped(model_of: ModelOf) -> 
             with gauge.held():
                 first = asyncio.create_task(served.post(ROW))
                 await until(gauge.entered.is_set)
-                request = served.gate({**scope, "headers": headers, "app": None}, receive, send)
+                request = served.app({**scope, "headers": headers, "app": None}, receive, send)
                 gone = asyncio.create_task(request)
                 await until(lambda: served.batcher.waiting == 1)
                 leaving.set()
