@@ -114,10 +114,7 @@ class RunGroup:
         """
         for place, (number, recipe) in enumerate(self.recipes.items(), start=1):
             if progress and is_main_process():
-                count = f"of {len(self.recipes)}"
-                write_message(
-                    f"fold {number} {count}" if self.word == "fold" else f"seed {number} (run {place} {count})"
-                )
+                write_message(f"{self.word} {number} (run {place} of {len(self.recipes)})")
             try:
                 result: Result | DivergedError = train(recipe)
             except DivergedError as error:

@@ -16,6 +16,7 @@ import torch
 from bert_tasks.data.problems import missing_path
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import DataError, UsageError
+from bert_tasks.experiments.group import format_table, with_changes
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.storage import sha256_file, sibling_path
 from bert_tasks.terminal import write_message
@@ -63,19 +64,18 @@ class Reproduction:
         return {"equal": self.equal, **asdict(self), "run": str(self.run), "output_dir": str(self.output_dir)}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns a table for people."""
         compared = f"compared: {', '.join(self.compared)}"
         if self.equal:
             return [f"equal, bit for bit: {self.run} and {self.output_dir}", compared]
         rows = [("what", "the run", "now")]
-        rows += [(one.where, _text(one.before), _text(one.now)) for one in self.differences[:_SHOWN]]
-        widths = [max(len(row[column]) for row in rows) for column in range(2)]
+        rows += [(each.where, _text(each.before), _text(each.now)) for each in self.differences[:_SHOWN]]
         more = len(self.differences) - _SHOWN
         return [
             f"not equal: {self.run} and {self.output_dir}",
             compared,
-            *(f"surroundings differ: {one}" for one in self.surroundings),
-            *(f"{what:<{widths[0]}}  {before:<{widths[1]}}  {now}" for what, before, now in rows),
+            *(f"surroundings differ: {each}" for each in self.surroundings),
+            *format_table(rows),
             *([f"and {more} more (--json lists all)"] if more > 0 else []),
         ]
 
@@ -103,8 +103,7 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
     if os.path.realpath(home) == os.path.realpath(folder):
         raise UsageError(f"--output-dir {home} is the run itself: choose another folder")
     recipe = load_recipe(folder / outputs.RECIPE, output_dir=home)
-    changed = {"trackers": (), "seeds": None}
-    recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update=changed)})
+    recipe = with_changes(recipe, run={"trackers": (), "seeds": None})
     accelerator = make_accelerator(recipe.optim.mixed_precision)
     broadcast_from_main(accelerator, lambda: outputs.check_folder(home))
     before, threads = torch.get_num_threads(), metadata.get("threads")
@@ -120,19 +119,16 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
                     f"{now['fingerprint'][:12]}, expected {expected[:12]}): restore the file as it was"
                 )
         trainer = build_trainer(prepared)
-        found = tuple(_environment_differences(metadata, trainer))
+        surroundings = tuple(_environment_differences(metadata, trainer))
         if progress and accelerator.is_main_process:
-            for one in found:
-                write_message(f"differs: {one}")
-            if found:
-                write_message("the result may differ in its last digits or more")
-            else:
-                threads = metadata.get("threads", "?")
-                write_message(f"versions, machine, {threads} threads, data and weights are those of the run")
+            same = f"versions, machine, {metadata.get('threads', '?')} threads, data and weights are those of the run"
+            notes = [f"differs: {each}" for each in surroundings]
+            for line in [*notes, "the result may differ in its last digits or more"] if notes else [same]:
+                write_message(line)
         trainer.train(progress=progress)
     finally:
         torch.set_num_threads(before)
-    return broadcast_from_main(accelerator, lambda: _compared(folder, home, found))
+    return broadcast_from_main(accelerator, lambda: _compare(folder, home, surroundings))
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
@@ -166,37 +162,42 @@ def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> I
     now: dict[str, Any] = outputs.environment(trainer.model.task.feature_libraries)
     now |= {"processes": processes, "device": device.type}
     now["device_name"] = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    for found in outputs.environment_changes(metadata, now):
-        yield Difference(where=found.name, before=found.before, now=found.now)
+    for change in outputs.environment_changes(metadata, now):
+        yield Difference(where=change.name, before=change.before, now=change.now)
     weights = weights_digest(trainer.objective.checkpoint_parameters())
     if metadata.get("initial_weights", weights) != weights:
         yield Difference(where="weights before training", before=metadata["initial_weights"], now=weights)
     teachers = [settings.get("teacher.digest") for settings in (metadata["settings"], trainer.folder.settings)]
     if teachers[0] != teachers[1]:
         yield Difference(where="weights of the teacher", before=teachers[0], now=teachers[1])
-    for change in metadata.get("changes", ()):
-        yield Difference(where=f"settings at step {change['step']}", before=change["change"], now="set from step 0 on")
+    for noted in metadata.get("changes", ()):
+        yield Difference(where=f"settings at step {noted['step']}", before=noted["change"], now="set from step 0 on")
 
 
-def _compared(folder: Path, home: Path, surroundings: tuple[Difference, ...]) -> Reproduction:
+def _compare(folder: Path, home: Path, surroundings: tuple[Difference, ...]) -> Reproduction:
     """Compares the metrics, the losses, rates and norms of every logged step, and the weights."""
     nothing: dict[str, Any] = {}
     summaries = [outputs.read_summary(path) for path in (folder, home)]
-    found = [*_different(outputs.SUMMARY, *(nothing if summary is None else summary for summary in summaries))]
+    differences = list(_different(outputs.SUMMARY, *(nothing if each is None else each for each in summaries)))
     for before, now in zip_longest(outputs.read_events(folder), outputs.read_events(home), fillvalue=nothing):
         event = before if before else now
-        found += _different(f"{outputs.EVENTS}, {event['event']} {event['step']}", before, now)
+        differences += _different(f"{outputs.EVENTS}, {event['event']} {event['step']}", before, now)
     weights = [path.relative_to(folder) for path in sorted((folder / outputs.MODEL).glob("*.safetensors"))]
-    for name in weights:
-        left, right = (sha256_file(path) if path.is_file() else None for path in (folder / name, home / name))
-        if left != right:
-            found.append(Difference(where=f"{name} (sha256)", before=left, now=right))
+    digests = [
+        {f"{name} (sha256)": sha256_file(path / name) for name in weights if (path / name).is_file()}
+        for path in (folder, home)
+    ]
+    differences += [
+        Difference(where=name, before=digest, now=digests[1].get(name))
+        for name, digest in digests[0].items()
+        if digests[1].get(name) != digest
+    ]
     return Reproduction(
         run=folder,
         output_dir=home,
         surroundings=surroundings,
         compared=(outputs.SUMMARY, outputs.EVENTS, *map(str, weights)),
-        differences=tuple(found),
+        differences=tuple(differences),
     )
 
 

@@ -11,17 +11,17 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bert_tasks.data.problems import counted
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, DivergedError, RecipeError, UsageError
-from bert_tasks.experiments.group import format_number, format_table
+from bert_tasks.experiments.group import RunGroup, format_number, format_table, run_folder, with_changes
 from bert_tasks.experiments.seeds import SEEDS, SeedsResult, train_seeds
 from bert_tasks.experiments.study import Study, Trial, check_installed
 from bert_tasks.metrics.tables import split_key
@@ -38,12 +38,14 @@ from bert_tasks.training.run import LoadedRecipe, prepare, train
 SEARCH, STUDY, BEST = "search.json", "study.db", "best.toml"
 _BASELINE, _FRESH = "baseline", "fresh"
 _SAMPLERS: tuple[Sampler, ...] = ("tpe", "random", "grid")
+_RANDOM: tuple[Sampler, ...] = ("random",)
 _RUN_FOLDER = re.compile(r"trial-\d{3,}|seed-\d+")
 # What may differ when the same command continues a search: how long it is, and what follows the trials.
 _FREE = {f"search.{key}" for key in ("trials", "hours", "sampler", "fresh_seeds", "baseline")}
 _FREE |= {"run.output_dir", "data.train", "data.validation", "data.dir", *outputs.SILENT}  # rows have fingerprints
 _FEW = 20  # trials, below which importance says little
 _SHOWN = 6  # settings in a message
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +208,8 @@ def search(
         broadcast_from_main(accelerator, lambda: stack.enter_context(locked(folder)))
         with main_process_first(accelerator):
             prepared = prepare(loaded)
-        searched = _Search(prepared, loaded.search, folder, stack, progress=progress)
+        searched = _Search(prepared, loaded.search, folder, progress=progress)
+        stack.callback(searched.close)
         broadcast_from_main(accelerator, lambda: searched.begin(overwrite=overwrite))
         return searched.run(compare_random=compare_random)
 
@@ -249,30 +252,25 @@ def _remove_runs(folder: Path) -> None:
 class _Search:
     """A search in its folder. Only the main process has the studies; the others learn what they need."""
 
-    def __init__(
-        self,
-        prepared: LoadedRecipe,
-        section: SearchSection,
-        folder: Path,
-        stack: ExitStack,
-        *,
-        progress: bool,
-    ) -> None:
+    def __init__(self, prepared: LoadedRecipe, section: SearchSection, folder: Path, *, progress: bool) -> None:
         self.recipe, self.task, self.section, self.folder = prepared.recipe, prepared.task, section, folder
-        self.accelerator = make_accelerator(self.recipe.optim.mixed_precision)
-        self.stack, self.progress = stack, progress
+        self.accelerator, self.progress = make_accelerator(self.recipe.optim.mixed_precision), progress
         sets = list(prepared.splits.validation)
         metadata = metric_metadata(prepared.task, self.recipe.run, sets)
         self.metric: str = metadata["best"]
         self.lower_is_better = split_key(self.metric, sets)[1] in metadata["lower_is_better"]
         data = outputs.data_metadata(prepared.splits)
-        self.facts = {"the metric": self.metric} | {
-            f"the rows of {name}": of["fingerprint"] for name, of in data.items()
-        }
+        self.facts = {f"the rows of {name}": split["fingerprint"] for name, split in data.items()}
+        self.facts["the metric"] = self.metric
         self.studies: dict[Sampler, Study] = {}
 
+    def close(self) -> None:
+        """Closes the file of the trials."""
+        for study in self.studies.values():
+            study.close()
+
     def begin(self, *, overwrite: bool) -> None:
-        """Writes the recipe, or compares it with that of the search in the folder.
+        """Writes the recipe, or compares it with the recipe of the search in the folder.
 
         Raises:
             UsageError: the search in the folder has other settings.
@@ -286,52 +284,57 @@ class _Search:
             except RecipeError as error:
                 raise UsageError(f"{path} is damaged; choose another folder, or --overwrite: {error}") from None
             now = _flat(self.recipe)
-            differing = [key for key in sorted({*before, *now} - _FREE) if before.get(key) != now.get(key)]
+            differing = [
+                f"{key} = {now.get(key, 'not set')} (was {before.get(key, 'not set')})"
+                for key in sorted({*before, *now} - _FREE)
+                if before.get(key) != now.get(key)
+            ]
             if differing:
-                found = [f"{key} = {now.get(key, 'not set')} (was {before.get(key, 'not set')})" for key in differing]
                 raise UsageError(
-                    f"{self.folder} holds a search with other settings: {'; '.join(found[:_SHOWN])}. "
+                    f"{self.folder} holds a search with other settings: {'; '.join(differing[:_SHOWN])}. "
                     "Choose another folder, or --overwrite to search again"
                 )
         self._study(self.section.sampler)  # before the recipe, because its file marks the folder as a search's
         outputs.write_text(path, resolved_toml(self.recipe))
 
     def run(self, *, compare_random: bool) -> SearchResult:
-        """All trials, then the best values and the recipe as it is with fresh seeds."""
-        beside: list[Sampler] = ["random"] if compare_random else []
-        wanted = dict.fromkeys([self.section.sampler, *beside])
-        for sampler in wanted:
+        """Runs all trials, then the best values and the recipe as it is with fresh seeds."""
+        samplers = dict.fromkeys([self.section.sampler, *_RANDOM] if compare_random else [self.section.sampler])
+        for sampler in samplers:
             self._run_trials(sampler)
-        earlier = broadcast_from_main(
-            self.accelerator, lambda: [name for name in _SAMPLERS if any((self.folder / name).glob("trial-*"))]
-        )
-        studies = tuple(self._result(sampler) for sampler in dict.fromkeys([*wanted, *earlier]))
-        baseline, refusal = self._baseline()
+        earlier = self._on_main(lambda: [name for name in _SAMPLERS if any((self.folder / name).glob("trial-*"))])
+        studies = tuple(self._result(sampler) for sampler in dict.fromkeys([*samplers, *earlier]))
+        baseline, notes = None, []
+        if self.section.baseline and self.section.fresh_seeds:
+            try:
+                baseline = self._train_seeds({}, self.folder / _BASELINE)
+            except (RecipeError, UsageError) as error:
+                if not _is_of_values(error):
+                    raise
+                notes.append(f"the recipe as it is cannot be trained: {error}")
         result = SearchResult(
             output_dir=self.folder,
             metric=self.metric,
             lower_is_better=self.lower_is_better,
             studies=studies,
             baseline=baseline,
-            notes=tuple(dict.fromkeys([*refusal, *self._notes(studies, baseline)])),
+            notes=tuple(dict.fromkeys([*notes, *self._notes(studies, baseline)])),
         )
-        broadcast_from_main(self.accelerator, lambda: self._write(result))
+        self._on_main(lambda: self._write(result))
         return result
 
-    def _baseline(self) -> tuple[SeedsResult | None, list[str]]:
-        """The recipe as it is with the fresh seeds, if it is wanted, and a note if its values are refused."""
-        if not (self.section.baseline and self.section.fresh_seeds):
-            return None, []
-        try:
-            return self._train_seeds({}, self.folder / _BASELINE), []
-        except (RecipeError, UsageError) as error:
-            if not _is_of_values(error):
-                raise
-            return None, [f"the recipe as it is cannot be trained: {error}"]
+    def _on_main(self, work: Callable[[], Value]) -> Value:
+        return broadcast_from_main(self.accelerator, work)
+
+    def _message(self, text: str) -> None:
+        if self.progress and self.accelerator.is_main_process:
+            write_message(text)
 
     def _notes(self, studies: Sequence[StudyResult], baseline: SeedsResult | None) -> Iterator[str]:
-        trained = {f"fresh seeds of {one.sampler}": one.fresh for one in studies} | {"the recipe as it is": baseline}
-        for name, seeds in trained.items():
+        fresh = {f"fresh seeds of {study.sampler}": study.fresh for study in studies} | {
+            "the recipe as it is": baseline
+        }
+        for name, seeds in fresh.items():
             if seeds is not None:
                 yield from (*seeds.notes, *(f"{name}: {fault}" for fault in seeds.faults))
         first = studies[0]
@@ -346,17 +349,16 @@ class _Search:
     def _write(self, result: SearchResult) -> None:
         best = result.studies[0].best
         if best is not None:
-            made = with_values(self.recipe, best.values)
-            made = made.model_copy(update={"run": made.run.model_copy(update={"output_dir": None})})
-            outputs.write_text(self.folder / BEST, resolved_toml(made))
+            recipe = with_changes(with_values(self.recipe, best.values), run={"output_dir": None})
+            outputs.write_text(self.folder / BEST, resolved_toml(recipe))
         outputs.write_json(self.folder / SEARCH, result.to_json())
 
     def _study(self, sampler: Sampler) -> Study:
-        """The trials of a sampler; for the main process."""
+        """Returns the trials of a sampler; for the main process."""
         if sampler not in self.studies:
             space, current = self.section.space, _current_values(self.recipe, self.task, list(self.section.space))
             is_inside = all(current[key] in space[key] for key in space)
-            study = Study(
+            self.studies[sampler] = Study(
                 self.folder / STUDY,
                 sampler=sampler,
                 search=self.section,
@@ -364,24 +366,21 @@ class _Search:
                 seed=self.recipe.run.seed,
                 lower_is_better=self.lower_is_better,
             )
-            self.stack.callback(study.close)
-            study.check_facts(self.facts)
-            self.studies[sampler] = study
+            self.studies[sampler].check_facts(self.facts)
         return self.studies[sampler]
 
+    def _next_trial(self, sampler: Sampler, total: int) -> tuple[int, dict[str, Any]] | None:
+        """Returns the number and the values of the next trial, or None if there are enough or it is too late."""
+        study = self._study(sampler)
+        trials = study.trials
+        self._remove_weights(sampler, trials)
+        hours = math.inf if self.section.hours is None else self.section.hours
+        is_late = sum(trial.seconds for trial in trials) >= hours * 3600
+        return None if is_late or len(trials) >= total else study.suggest()
+
     def _run_trials(self, sampler: Sampler) -> None:
-        """Runs trials until there are enough of them, or until they have taken long enough."""
         total = min(self.section.trials, len(self.section.grid())) if sampler == "grid" else self.section.trials
-
-        def next_trial() -> tuple[int, dict[str, Any]] | None:
-            study = self._study(sampler)
-            trials = study.trials
-            self._remove_weights(sampler, trials)
-            spent = sum(trial.seconds for trial in trials)
-            late = self.section.hours is not None and spent >= self.section.hours * 3600
-            return None if late or len(trials) >= total else study.suggest()
-
-        while (suggested := broadcast_from_main(self.accelerator, next_trial)) is not None:
+        while (suggested := self._on_main(lambda: self._next_trial(sampler, total))) is not None:
             number, values = suggested
             self._message(f"{sampler}: trial {number} of {total}: {_values_text(values)}")
             began = time.monotonic()
@@ -389,12 +388,12 @@ class _Search:
                 trial = self._run_trial(sampler, number, values)
             except (RecipeError, UsageError, DataError, CheckpointError) as error:
                 if not _is_of_values(error):
-                    made = type(error)(f"trial {number} ({_values_text(values)}): {error}")
-                    made.collective = error.collective
-                    raise made from error
+                    named = type(error)(f"trial {number} ({_values_text(values)}): {error}")
+                    named.collective = error.collective
+                    raise named from error
                 trial = Trial(number=number, values=values, state="failed", note=" ".join(str(error).split()))
             ended = replace(trial, seconds=round(time.monotonic() - began, 3))
-            broadcast_from_main(self.accelerator, partial(self._add, sampler, ended))
+            self._on_main(partial(self._add, sampler, ended))
             score = trial.note if trial.score is None else f"{self.metric} {format_number(trial.score)}"
             self._message(f"{sampler}: trial {number}: {score}")
 
@@ -402,82 +401,65 @@ class _Search:
         self._study(sampler).add(trial)
 
     def _run_trial(self, sampler: Sampler, number: int, values: dict[str, Any]) -> Trial:
-        """The runs of a trial, one for each seed; the first decides whether it is pruned."""
-        recipe, home = with_values(self.recipe, values), self._home(sampler, number)
-        trial = Trial(number=number, values=values)
-        scores: list[float] = []
-        for seed, folder in self._runs(home).items():
-            changed = {"seed": seed, "output_dir": str(folder)}
-            made = recipe.model_copy(update={"run": recipe.run.model_copy(update=changed)})
-            if not scores and self._is_pruned(sampler, folder):  # it was killed before it could end
-                return self._pruned(trial, folder)
+        """Trains the runs of a trial, one for each seed; the first decides whether it is pruned."""
+        recipes = self._trial_recipes(sampler, number, values)
+        trial, first, scores = Trial(number=number, values=values), run_folder(recipes[0]), list[float]()
+
+        def is_pruned() -> bool:
+            return self._on_main(lambda: self._prunes(sampler, first))
+
+        def callback(event: Mapping[str, Any]) -> bool:  # called on the main process, which tells the others
+            return event["event"] == "evaluation" and self._prunes(sampler, first)
+
+        for recipe in recipes:
+            if is_pruned():  # by its first run, or killed before it could end
+                break
             try:
-                result = train(
-                    made,
-                    progress=self.progress,
-                    callback=None if scores else partial(self._prunes, sampler, folder),
-                )
+                result = train(recipe, progress=self.progress, callback=None if scores else callback)
             except DivergedError as error:
                 return replace(trial, state="failed", note=f"diverged: {error}")
-            if not scores:
-                trial = replace(trial, scores=tuple(self._scores(folder)))
-                if self._is_pruned(sampler, folder):
-                    return self._pruned(trial, folder)
             scores.append(result.metrics[self.metric])
+        history = self._on_main(lambda: _best_so_far(first, self.metric, self.lower_is_better))
+        trial = replace(trial, scores=tuple(history))
+        if is_pruned():
+            return replace(trial, state="pruned", note=f"pruned after {counted(len(history), 'evaluation')}")
         score = statistics.fmean(scores)
         if not math.isfinite(score):
             return replace(trial, state="failed", note=f"{self.metric} is not a number")
         return replace(trial, score=score)
 
-    def _prunes(self, sampler: Sampler, folder: Path, event: Mapping[str, Any]) -> bool:
-        """The callback of a run; it is called on the main process, which tells the others."""
-        return event["event"] == "evaluation" and self._decide(sampler, folder)
-
-    def _is_pruned(self, sampler: Sampler, folder: Path) -> bool:
-        return broadcast_from_main(self.accelerator, lambda: self._decide(sampler, folder))
-
-    def _decide(self, sampler: Sampler, folder: Path) -> bool:
-        """Whether the run is to end, or has ended, at its last evaluation, before its last step."""
+    def _prunes(self, sampler: Sampler, folder: Path) -> bool:
+        """Returns True if the run is to end, or has ended, at its last evaluation, before its last step."""
         metadata = outputs.read_run_metadata(folder)
         steps = [event["step"] for event in outputs.read_events(folder) if event["event"] == "evaluation"]
         if metadata is None or not steps:
             return False
-        return self._study(sampler).prunes(_best_so_far(folder, self.metric, self.lower_is_better)) and (
-            steps[-1] < metadata["steps"]
-        )
+        scores = _best_so_far(folder, self.metric, self.lower_is_better)
+        return self._study(sampler).prunes(scores) and steps[-1] < metadata["steps"]
 
-    def _scores(self, folder: Path) -> list[float]:
-        return broadcast_from_main(self.accelerator, lambda: _best_so_far(folder, self.metric, self.lower_is_better))
-
-    def _pruned(self, trial: Trial, folder: Path) -> Trial:
-        scores = tuple(self._scores(folder))
-        return replace(trial, state="pruned", scores=scores, note=f"pruned after {counted(len(scores), 'evaluation')}")
+    def _trial_recipes(self, sampler: Sampler, number: int, values: Mapping[str, Any]) -> list[Recipe]:
+        """Returns the recipe of each run of a trial, one for each seed."""
+        home = self._home(sampler, number)
+        recipe = with_changes(with_values(self.recipe, values), run={"output_dir": str(home)})
+        seeds = self._seeds(0, self.section.seeds)
+        if len(seeds) == 1:
+            return [recipe]
+        return list(RunGroup.plan(recipe, "seed", {seed: {"run": {"seed": seed}} for seed in seeds}).recipes.values())
 
     def _home(self, sampler: Sampler, number: int) -> Path:
         return self.folder / sampler / f"trial-{number:03d}"
 
-    def _runs(self, home: Path) -> dict[int, Path]:
-        """Seed -> the folder of its run."""
-        first, count = self.recipe.run.seed, self.section.seeds
-        seeds = [(first + offset) % 2**32 for offset in range(count)]
-        return {seed: home if count == 1 else home / f"seed-{seed}" for seed in seeds}
+    def _seeds(self, start: int, count: int) -> list[int]:
+        return [(self.recipe.run.seed + start + offset) % 2**32 for offset in range(count)]
 
     def _train_seeds(self, values: Mapping[str, Any], home: Path) -> SeedsResult:
-        """The recipe with these values and the fresh seeds."""
-        first = self.recipe.run.seed + self.section.seeds
-        seeds = [(first + offset) % 2**32 for offset in range(self.section.fresh_seeds)]
-        made = with_values(self.recipe, values)
-        made = made.model_copy(update={"run": made.run.model_copy(update={"output_dir": str(home)})})
-        self._message(
-            f"fresh seeds {', '.join(map(str, seeds))}: {_values_text(values) if values else 'the recipe as it is'}"
-        )
-        result = train_seeds(made, seeds, progress=self.progress)
-
-        def remove_checkpoints() -> None:
-            for run in result.runs:
-                outputs.remove_weights(run.output_dir, keep_model=True)
-
-        broadcast_from_main(self.accelerator, remove_checkpoints)
+        """Trains the recipe with these values and the fresh seeds."""
+        seeds = self._seeds(self.section.seeds, self.section.fresh_seeds)
+        text = _values_text(values) if values else "the recipe as it is"
+        self._message(f"fresh seeds {', '.join(map(str, seeds))}: {text}")
+        recipe = with_changes(with_values(self.recipe, values), run={"output_dir": str(home)})
+        result = train_seeds(recipe, seeds, progress=self.progress)
+        self._on_main(lambda: _remove_checkpoints(run.output_dir for run in result.runs))
         return result
 
     def _result(self, sampler: Sampler) -> StudyResult:
@@ -487,7 +469,7 @@ class _Search:
             self._remove_weights(sampler, trials)
             return trials, self._best_run(sampler, trials), study.importance()
 
-        trials, run, importance = broadcast_from_main(self.accelerator, read)
+        trials, run, importance = self._on_main(read)
         best, fresh = _best(trials, self.lower_is_better), None
         if best is not None and self.section.fresh_seeds:
             home = self.folder / sampler / _FRESH / self._home(sampler, best.number).name
@@ -497,64 +479,68 @@ class _Search:
         )
 
     def _remove_weights(self, sampler: Sampler, trials: Sequence[Trial]) -> None:
-        """Removes the checkpoints of all trials that have ended, and all models but that of the best."""
+        """Removes the checkpoints of all trials that have ended, and all models but the model of the best."""
         best = _best(trials, self.lower_is_better)
         for trial in trials:
-            for folder in self._runs(self._home(sampler, trial.number)).values():
+            for folder in self._run_folders(sampler, trial):
                 if folder.is_dir():
                     outputs.remove_weights(folder, keep_model=trial == best)
 
+    def _run_folders(self, sampler: Sampler, trial: Trial) -> list[Path]:
+        home, seeds = self._home(sampler, trial.number), self._seeds(0, self.section.seeds)
+        return [home] if len(seeds) == 1 else [home / f"seed-{seed}" for seed in seeds]
+
     def _best_run(self, sampler: Sampler, trials: Sequence[Trial]) -> Path | None:
-        """The run of the best trial that has the best score."""
+        """Returns the run of the best trial that has the best score."""
         best = _best(trials, self.lower_is_better)
-        if best is None:
-            return None
-        found = {
+        scores = {
             folder: scores[-1]
-            for folder in self._runs(self._home(sampler, best.number)).values()
+            for folder in ([] if best is None else self._run_folders(sampler, best))
             if (scores := _best_so_far(folder, self.metric, self.lower_is_better))
         }
         pick = min if self.lower_is_better else max
-        return pick(found, key=found.__getitem__) if found else None
+        return pick(scores, key=scores.__getitem__) if scores else None
 
-    def _message(self, text: str) -> None:
-        if self.progress and self.accelerator.is_main_process:
-            write_message(text)
+
+def _remove_checkpoints(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        outputs.remove_weights(folder, keep_model=True)
 
 
 def _is_of_values(error: BertTasksError) -> bool:
-    """Whether the values of a trial are the cause on all processes: the model or the other settings refuse them."""
+    """Returns True if the values of a trial are the cause on all processes: the model or other settings reject them."""
     return isinstance(error, RecipeError | UsageError) and error.collective
 
 
 def _best(trials: Sequence[Trial], lower_is_better: bool) -> Trial | None:
-    """The trial with the best score, of equal ones the first."""
+    """Returns the trial with the best score, of equal ones the first."""
     scored = [(trial.score, trial) for trial in trials if trial.score is not None]
     pick = min if lower_is_better else max
     return pick(scored, key=lambda pair: pair[0])[1] if scored else None
 
 
 def _best_so_far(folder: Path, metric: str, lower_is_better: bool) -> list[float]:
-    """The best score of a run after each of its evaluations; NaN before the first that is a number."""
-    found: list[float] = []
+    """Returns the best score of a run after each of its evaluations; NaN before the first that is a number."""
+    best, history = math.nan, []
     for event in outputs.read_events(folder):
         if event["event"] == "evaluation":
             value = event["metrics"].get(metric)
-            score, before = math.nan if value is None else float(value), found[-1] if found else math.nan
-            better = score < before if lower_is_better else score > before
-            found.append(score if better or math.isnan(before) else before)
-    return found
+            score = math.nan if value is None else float(value)
+            is_better = score < best if lower_is_better else score > best
+            best = score if is_better or math.isnan(best) else best
+            history.append(best)
+    return history
 
 
 def _current_values(recipe: Recipe, task: Task, keys: Sequence[str]) -> dict[str, Any]:
-    """The values of keys in the recipe as it is."""
+    """Returns the values of keys in the recipe as it is."""
     sections: dict[str, Any] = {"optim": recipe.optim, "settings": task, "model": recipe.model}
     split = {key: key.split(".", 1) for key in keys}
     return {key: getattr(sections[section], name, None) for key, (section, name) in split.items()}
 
 
 def _flat(recipe: Recipe) -> dict[str, str]:
-    """``section.key`` -> its value as text; what is nested deeper is one value."""
+    """Returns ``section.key`` -> its value as text; what is nested deeper is one value."""
     document = json.loads(json.dumps(recipe.model_dump(exclude_none=True), default=str))
     flat = {"task": json.dumps(document.pop("task"))}
     for section, values in document.items():

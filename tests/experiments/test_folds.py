@@ -418,15 +418,6 @@ def test_folds_without_a_model_are_named(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "content", ["[]", "{", '{"runs": []}', '{"runs": 3}', '{"runs": [{"fold": null}]}', '{"runs": [1]}']
-)
-def test_a_damaged_summary_is_refused(ensemble: Path, content: str) -> None:
-    (ensemble / "folds.json").write_text(content, "utf-8")
-    with pytest.raises(CheckpointError, match=r"folds\.json: (damaged|expected|not valid)"):
-        predict(ensemble, ["a day"])
-
-
 def test_models_of_others_are_refused(ensemble: Path) -> None:
     config = ensemble / "fold-2" / "model" / "config.json"
     stated = json.loads(config.read_text("utf-8"))

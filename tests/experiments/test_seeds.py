@@ -225,12 +225,6 @@ def test_the_folder_of_the_last_seed_is_looked_at_first(folder):
     assert not (folder / "out" / "seed-1").exists()
 
 
-def test_a_single_run_does_not_replace_several(folder):
-    train_seeds(recipe(folder), [1], progress=False)
-    with pytest.raises(UsageError, match="contains no run"):
-        train(recipe(folder), progress=False, overwrite=True)
-
-
 def test_a_dry_run_writes_nothing(folder):
     plan = dry_run_seeds(recipe(folder, "run.seeds=[3, 4]"))
     assert plan.output_dir == str(folder / "out" / "seed-3")
@@ -323,23 +317,12 @@ def test_spread_is_that_of_the_statistics_module(values):
     assert values[found.best_seed] == max(values)
 
 
-def test_one_run_has_no_deviation():
-    found = spreads([made(3, accuracy=0.5)])["accuracy"]
-    assert (found.mean, found.median, found.best_seed) == (0.5, 0.5, 3)
-    assert math.isnan(found.std)
-
-
 def test_a_metric_that_is_not_a_number_has_no_mean_but_a_best():
     found = spreads([made(1, pearson=math.nan), made(2, pearson=0.3)])["pearson"]
     assert (found.best, found.best_seed) == (0.3, 2)
     assert all(map(math.isnan, (found.mean, found.std, found.median)))
     nothing = spreads([made(1, pearson=math.nan)])["pearson"]
     assert nothing.best_seed is None
-
-
-def test_metrics_of_some_runs_only():
-    found = spreads([made(1, f1=0.4), made(2, f1=0.6, untuned_f1=0.5), made(3, failure="step 1")])
-    assert (found["f1"].runs, found["untuned_f1"].runs) == (2, 1)
 
 
 def test_collapsed_runs_are_told_apart():

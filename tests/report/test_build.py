@@ -17,7 +17,7 @@ from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION
 from bert_tasks.report.page import run_page
 from bert_tasks.report.results import results_of
 from bert_tasks.report.statistics import Estimate
-from support.report_runs import KINDS, trained, write_recipe
+from support.report_runs import KINDS, write_recipe
 from support.runs import digests
 
 
@@ -66,12 +66,6 @@ def test_rows_that_changed_are_said_to_have(copy_of):
     html = report.output.read_text("utf-8")
     assert "changed since the run" in html
     assert "Learning curves" in html
-
-
-def test_rows_that_are_gone_are_said_to_be(copy_of):
-    run, home = copy_of("classes")
-    (home / "dev.jsonl").unlink()
-    assert "dev.jsonl" in make_report(run).runs[0].missing[0]
 
 
 def test_a_run_without_recipe_and_one_without_end(copy_of):
@@ -224,14 +218,6 @@ def test_train_makes_a_report_and_goes_on_as_if_there_were_none(checkpoint, tmp_
     assert digests(tmp_path / "plain") == digests(tmp_path / "run")
 
 
-def test_overwriting_a_run_removes_its_report(checkpoint, tmp_path):
-    recipe = write_recipe(tmp_path, checkpoint, KINDS["labels"], epochs=1)
-    page = tmp_path / "run" / "report.html"
-    assert call("train", recipe, "--quiet").exit_code == 0
-    assert call("train", recipe, "--quiet", "--overwrite", "--no-report").exit_code == 0
-    assert not page.exists()
-
-
 def test_a_report_that_fails_is_a_warning(checkpoint, tmp_path, monkeypatch):
     recipe = write_recipe(tmp_path, checkpoint, KINDS["labels"], epochs=1)
     monkeypatch.setattr("bert_tasks.report.build.run_page", lambda *_: 1 / 0)
@@ -252,17 +238,6 @@ def test_seeds_stand_side_by_side(checkpoint, tmp_path):
     assert comparison.runs[0].p is None
     for one in comparison.runs[1:]:
         assert 0 < one.p <= one.p_adjusted <= 1
-
-
-def test_first_process_alone_makes_the_report(checkpoint, tmp_path, monkeypatch):
-    from bert_tasks.cli.training import write_report
-
-    run = trained(tmp_path, checkpoint, KINDS["labels"])
-    monkeypatch.setenv("RANK", "1")
-    assert write_report(run) is None
-    assert not (run / "report.html").exists()
-    monkeypatch.setenv("RANK", "0")
-    assert write_report(run) == str(run / "report.html")
 
 
 def scores_of(lines):
@@ -306,11 +281,3 @@ def test_a_metric_that_equals_another_is_shown_under_one_name(copy_of):
     report = make_report(run)
     assert tuple(report.results[0][""].headline) == ("macro_f1", "accuracy")
     assert drawn_metrics(report.runs[0]) == ["macro_f1", "accuracy"]
-
-
-def test_seeds_print_each_number_once(checkpoint, tmp_path):
-    recipe = write_recipe(tmp_path, checkpoint, KINDS["classes"], epochs=1)
-    lines = call("train", recipe, "--quiet", "--seeds", "1,2", "--no-report").stdout.splitlines()
-    first = [line.split()[0] for line in lines if line]
-    assert [first.count(name) for name in ("loss", "accuracy", "macro_f1", "f1", "class", "low")] == [1, 1, 1, 0, 1, 1]
-    assert not any(name.startswith(("f1_", "support_")) for name in first)

@@ -138,19 +138,6 @@ def test_a_file_with_columns_of_other_names(run_of, tmp_path):
     assert all(row["grade"] == row["label"] for row in written)
 
 
-def test_the_command_prints_the_figures(run_of, file_of, tmp_path):
-    data, rows = file_of("classes")
-    options = ["report", run_of("classes"), "--output", tmp_path / "page.html", "--data", data, "--by", "channel"]
-    done = call(*options)
-    assert done.exit_code == 0
-    assert f"on {data}:" in done.stdout
-    header = next(line.split() for line in done.stdout.splitlines() if line.startswith("channel"))
-    assert header == ["channel", "accuracy", "macro_f1", "rows"]
-    found = json.loads(call(*options, "--json").stdout)["data"]
-    assert found["metrics"] == pytest.approx(evaluate(run_of("classes") / "model", data))
-    assert sum(one["rows"] for one in found["by"][0]["values"]) == len(rows)
-
-
 def test_wrong_options(run_of, file_of, tmp_path):
     run, page = run_of("classes"), tmp_path / "page.html"
     data, _ = file_of("classes")

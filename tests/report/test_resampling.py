@@ -6,19 +6,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bert_tasks.data.conll import entities
-from bert_tasks.metrics.classification import classification_metrics, multilabel_metrics, regression_metrics
+from bert_tasks.metrics.classification import classification_metrics, multilabel_metrics
 from bert_tasks.metrics.formulas import (
-    Span,
     answer_measure,
     class_measure,
-    entity_measure,
     multilabel_measure,
-    regression_measure,
-    word_measure,
 )
 from bert_tasks.metrics.squad import answer_scores, squad_v1_metrics, squad_v2_metrics
-from bert_tasks.metrics.tagging import tagging_metrics
 from bert_tasks.report.statistics import bootstrap, randomisation_test
 
 LABELS = ("a", "b", "c", "never")
@@ -67,16 +61,6 @@ def test_many_classes_need_little_memory_and_have_numbers_where_they_are_frequen
     assert estimates["macro_f1"].value == pytest.approx(classification_metrics(*numbers, labels)["macro_f1"])
 
 
-def test_labels():
-    sides = DRAW.integers(2, size=(2, 50, 4))
-    sides[:, :, 3] = 0
-    chosen = [[[LABELS[place] for place in np.flatnonzero(row)] for row in side] for side in sides]
-    found = multilabel_measure(*chosen, LABELS).values()
-    expected = multilabel_metrics(*sides, LABELS)
-    same(found, expected, ["f1", "macro_f1", "micro_f1"])
-    assert found["f1\0a"] == pytest.approx(expected["f1_a"])
-
-
 def test_a_replicate_without_a_rare_label_says_nothing_about_it():
     true = [["a"]] * 30 + [["b"]]
     rare = bootstrap(multilabel_measure(true, true, ("a", "b")))
@@ -103,34 +87,6 @@ def test_a_stray_answer_of_one_run_leaves_both_the_same_denominator():
         gaps.append(metric([a for a, _ in pairs]) - metric([b for _, b in pairs]))
     hits = int((np.abs(gaps) >= abs(metric(straying) - metric(missing)) - 1e-12).sum())
     assert randomisation_test(first, second, "f1").p == pytest.approx((hits + 1) / 501, abs=0.02)
-
-
-def test_numbers():
-    true, predicted = DRAW.normal(size=40) + 1e6, DRAW.normal(size=40) + 1e6
-    found = regression_measure(true, predicted).values()
-    assert found["pearson"] == pytest.approx(regression_metrics(true, predicted)["pearson"], abs=1e-9)
-    assert found["mean_absolute_error"] == pytest.approx(float(np.abs(true - predicted).mean()))
-    assert regression_measure([1.0, 2.0], [3.0, 3.0]).values()["pearson"] is None
-
-
-def test_entities():
-    tags = ("O", "B-X", "I-X", "B-Y", "I-Y")
-    true, predicted = ([[tags[t] for t in DRAW.integers(5, size=9)] for _ in range(25)] for _ in range(2))
-    spans = [
-        [{Span(one.start, one.end, one.type) for one in entities(tags)} for tags in side] for side in (true, predicted)
-    ]
-    found = entity_measure(*spans, ("X", "Y")).values()
-    expected = tagging_metrics(true, predicted, raw=False)
-    same(found, expected, ["overall_f1", "overall_precision", "overall_recall"])
-    assert found["f1\0X"] == pytest.approx(expected["X_f1"])
-
-
-def test_words():
-    tags = ("NOUN", "VERB", "DET")
-    true, predicted = ([[tags[t] for t in DRAW.integers(3, size=7)] for _ in range(20)] for _ in range(2))
-    found = word_measure(true, predicted, tags).values()
-    expected = tagging_metrics(true, predicted, raw=True)
-    same(found, expected, ["overall_accuracy", "macro_f1"])
 
 
 def test_questions():
