@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,17 @@ def installed_version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def check_libraries(names: Iterable[str], *, extra: str, purpose: str) -> None:
+    """Checks that the libraries of an extra are installed.
+
+    Raises:
+        UsageError: A library is missing. The message says how to install it.
+    """
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"{', '.join(missing)} not installed, needed for {purpose}: pip install '.[{extra}]'")
 
 
 def cpu_name() -> str:

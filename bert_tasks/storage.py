@@ -86,25 +86,41 @@ def atomic_folder(target: Path, *, staging: Path, replaced: Path) -> Iterator[Pa
 
 
 @contextmanager
-def locked_workspace(target: Path, *, suffix: str) -> Iterator[Path]:
-    """A hidden folder beside the target that one process at a time works in; it is removed at the end.
+def new_folder(target: Path, *, suffix: str) -> Iterator[Path]:
+    """An empty folder to write to; it becomes ``target`` when the block ends without an error (see ``atomic_folder``).
 
-    A killed process leaves at most this folder behind. The next process with the same target uses and removes it.
+    One process at a time works for a target, in a hidden folder beside it. A killed process leaves at most this hidden
+    folder behind, which the next process with the same target uses and removes.
 
     Args:
-        target: what the work is for.
-        suffix: the end of the folder's name, which says who works in it.
+        target: The name that the folder gets.
+        suffix: The end of the hidden folder's name, which says who works in it.
 
     Raises:
-        UsageError: another process works for the same target, or the folder cannot be created.
+        UsageError: Another process works for the same target, or the folder cannot be created.
     """
-    workspace = sibling_path(Path(os.path.realpath(target)), prefix=".", suffix=suffix)
+    target = Path(os.path.realpath(target))
+    workspace = target.with_name(f".{target.name}{suffix}")
     try:
-        with locked(workspace):
-            yield workspace
+        with (
+            locked(workspace),
+            atomic_folder(target, staging=workspace / "new", replaced=workspace / "replaced") as folder,
+        ):
+            yield folder
     finally:
         with suppress(OSError):  # another process holds it, or has just come
             workspace.rmdir()
+
+
+def check_new_folder(target: Path) -> None:
+    """Checks that a folder can be written: it does not exist or is empty, and its parent is writable.
+
+    Raises:
+        UsageError: The folder cannot be used.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise UsageError(f"{target} exists and is not an empty folder: choose another one")
+    check_writable(target.absolute().parent)
 
 
 def flush_files(folder: Path) -> None:

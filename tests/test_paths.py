@@ -191,7 +191,7 @@ def test_error_of_the_system_ends_in_one_line(
 def test_int8_without_room_for_temporary_files_is_told(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    from bert_tasks.model.onnx import quantized_graph
+    from bert_tasks.export.graph import quantized_graph
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), "/full")

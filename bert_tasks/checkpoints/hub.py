@@ -70,7 +70,10 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
     if folder.exists():
         raise CheckpointError(f"{name} is a file; expected the folder that holds config.json and the weights")
     if Path(f"{folder}.index").exists():
-        raise CheckpointError(f"{name} is what a TensorFlow checkpoint is called; expected its folder, {folder.parent}")
+        raise CheckpointError(
+            f"{name} is a TensorFlow checkpoint. Convert its folder first: bert-tasks convert {folder.parent} "
+            "--output NEW_FOLDER"
+        )
     if (
         isinstance(name, Path)
         or name.startswith(("/", ".", "~"))

@@ -5,7 +5,7 @@ weights is still an error.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,13 @@ from torch import nn
 from bert_tasks.checkpoints.hub import is_model_file, resolve
 from bert_tasks.checkpoints.load import (
     LoadReport,
-    expected_shapes,
     label_names,
     match_weights,
     read_config,
     read_weights,
-    tf1_checkpoint,
 )
 from bert_tasks.checkpoints.save import read_head_tensors
-from bert_tasks.checkpoints.tokenizers import load_tokenizer, tf1_vocabulary, with_segments
+from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import (
     ChoiceHead,
@@ -135,15 +133,14 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     head = "base" if kind is None else kind
     labels = _labels(hf_config, head)
     shapes, names = _expected(family, config, head, num_labels=len(labels))
-    tensors = read_weights(folder, expected_shapes(names, shapes, family))
+    tensors = read_weights(folder)
     if not pooler_is_there(family, tensors):
         names = {key: sources for key, sources in names.items() if not key.startswith("pooler.")}
         shapes = {key: shapes[key] for key in names}
     matched = match_weights(tensors, names, shapes=shapes, family=family, copy=False, strict=False)
     head_tensors = read_head_tensors(folder)
-    tokenizer, refusals, vocabulary = None, [], None
+    tokenizer, refusals = None, []
     try:
-        vocabulary = tf1_vocabulary(folder)
         tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
         tokenizer = None if tokenizer is None else with_segments(tokenizer, second=config.second_segment)
     except CheckpointError as error:
@@ -153,10 +150,6 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     # Of the parameters: old files also hold buffers of integers.
     dtypes = {str(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()}
     files = [file for file in sorted(folder.iterdir()) if file.is_file() and is_model_file(file.name)]
-    google, report = tf1_checkpoint(folder), matched.report
-    if google is not None:
-        report = replace(report, ignored=(*report.ignored, *google.left_out))
-        files = sorted({*files, *google.files(), *([] if vocabulary is None else [vocabulary])})
     return Inspection(
         folder=str(folder),
         family=family.model_type,
@@ -172,7 +165,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
         },
         usable_length=config.usable_length,
         dtypes=tuple(sorted(dtype.removeprefix("torch.") for dtype in dtypes)),
-        report=report,
+        report=matched.report,
         head_keys=() if head_tensors is None else tuple(sorted(head_tensors)),
         tokenizer=None if tokenizer is None else type(tokenizer).__name__,
         tokenizer_vocabulary=None if tokenizer is None else len(tokenizer),

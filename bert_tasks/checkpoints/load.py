@@ -22,8 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_json, refuse
-from bert_tasks.checkpoints.tf1 import TF1Checkpoint, find_index, open_google, tf1_config, tf1_weights
-from bert_tasks.errors import CheckpointError, PathError, is_out_of_memory
+from bert_tasks.errors import CheckpointError, is_out_of_memory
 from bert_tasks.families import CONFIG_KEY, copies_of_tied, current_name, split_unused
 from bert_tasks.families.base import Family
 from bert_tasks.storage import sha256
@@ -44,47 +43,22 @@ _OTHER_FORMATS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.g
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's ``config.json`` as it is; keys that name code (``auto_map``) are data like the others.
-
-    That of a TensorFlow checkpoint is made of Google's configuration and the shapes of the weights.
+    """Reads the folder's ``config.json``. Keys that name code (``auto_map``) are data like the others.
 
     Raises:
-        CheckpointError: it is missing, too large or not a JSON object.
+        CheckpointError: The file is missing, too large or not a JSON object, or the folder holds a TensorFlow
+            checkpoint.
     """
-    checkpoint = tf1_checkpoint(folder)
-    if checkpoint is not None:
-        return tf1_config(checkpoint)
+    has_weights = any((folder / f"{name}{suffix}").exists() for name in _FORMATS for suffix in ("", ".index.json"))
+    if not has_weights and any(folder.glob("?*.index")):
+        raise CheckpointError(
+            f"{folder} holds a TensorFlow checkpoint. Convert it first: bert-tasks convert {folder} --output NEW_FOLDER"
+        )
     if not os.path.lexists(folder / "config.json"):
         inner = folder / "model"
         hint = f"; did you mean {inner}?" if (inner / "config.json").is_file() else ""
         raise CheckpointError(f"{folder}: no config.json; expected a folder that `save_pretrained` wrote{hint}")
     return read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
-
-
-def tf1_index(folder: Path) -> Path | None:
-    """The index of the TensorFlow checkpoint that is read from this folder; None if it has other weights, or none.
-
-    Raises:
-        CheckpointError: see ``find_index``.
-    """
-    if any(os.path.lexists(folder / f"{name}{suffix}") for name in _FORMATS for suffix in ("", ".index.json")):
-        return None
-    return find_index(folder)
-
-
-def tf1_checkpoint(folder: Path) -> TF1Checkpoint | None:
-    """The TensorFlow checkpoint that is read from this folder; None if it has other weights, or none.
-
-    Raises:
-        CheckpointError: it is damaged, or of another program.
-    """
-    index = tf1_index(folder)
-    if index is None:
-        return None
-    stated: dict[str, Any] = {}
-    if os.path.lexists(folder / "config.json"):
-        stated = read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
-    return open_google(index, stated)
 
 
 def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -108,37 +82,19 @@ def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
         raise CheckpointError("config.json: the keys of id2label are not numbers") from None
 
 
-def expected_shapes(
-    names: Mapping[str, tuple[str, ...]], shapes: Mapping[str, torch.Size], family: Family
-) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor that ``match_weights`` may read, by its full name in Hugging Face's files.
-
-    Args:
-        names, shapes, family: see ``match_weights``.
-    """
-    expected = {
-        source: (shapes[parameter][0] // len(sources), *shapes[parameter][1:])
-        for parameter, sources in names.items()
-        for source in sources
-    }
-    return expected | {copy: expected[name] for copy, name in copies_of_tied(family, names).items()}
-
-
-def read_weights(folder: Path, expected: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
-    """All tensors of a folder by the file's names, on the CPU, in the file's dtypes; safetensors win over ``.bin``,
-    and these over TensorFlow's checkpoints.
-
-    Args:
-        folder: the model's folder.
-        expected: shapes by names (``expected_shapes``). The values of a TensorFlow checkpoint's other tensors are not
-            read; they are tensors of the device ``meta``, with the shape in the file. None: all are read.
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Reads all tensors of a folder, on the CPU, in the file's dtypes. safetensors take precedence over ``.bin``.
 
     Raises:
-        CheckpointError: there are none, or a file is damaged, incomplete, larger than the memory or holds anything but
-            tensors.
+        CheckpointError: There are no weights, or a file is damaged, incomplete, larger than the memory or holds
+            anything but tensors.
     """
     try:
-        return _read_weights(folder, expected)
+        for name, read in _FORMATS.items():
+            if os.path.lexists(folder / name):
+                return read(checked_file(folder, name))
+            if os.path.lexists(folder / f"{name}.index.json"):
+                return _read_shards(folder, f"{name}.index.json", read)
     except (MemoryError, RuntimeError, OSError, SafetensorError) as error:
         if not is_out_of_memory(error):
             raise
@@ -147,23 +103,12 @@ def read_weights(folder: Path, expected: Mapping[str, tuple[int, ...]] | None = 
             f"{folder}: out of memory while the weights were read ({reason}). Choose a smaller model or a larger "
             "machine. If the files are not that large, they are damaged: download them again"
         ) from error
-
-
-def _read_weights(folder: Path, expected: Mapping[str, tuple[int, ...]] | None) -> dict[str, Tensor]:
-    for name, read in _FORMATS.items():
-        if os.path.lexists(folder / name):
-            return read(checked_file(folder, name))
-        if os.path.lexists(folder / f"{name}.index.json"):
-            return _read_shards(folder, f"{name}.index.json", read)
-    checkpoint = tf1_checkpoint(folder)
-    if checkpoint is not None:
-        return tf1_weights(checkpoint, expected)
-    looked_for = ", ".join(file for name in _FORMATS for file in (name, f"{name}.index.json"))
-    if os.path.lexists(folder / "model.onnx"):
+    if (folder / "model.onnx").exists():
         raise CheckpointError(
             f"{folder}: an exported model, which predict and evaluate run; it has no weights to train, inspect or "
             "export again: use the model that it was made from"
         )
+    looked_for = ", ".join(file for name in _FORMATS for file in (name, f"{name}.index.json"))
     other = [name for name in _OTHER_FORMATS if (folder / name).exists()]
     hint = f"; {other[0]} is not supported, save the model with transformers first" if other else ""
     raise CheckpointError(f"{folder}: no weights; looked for {looked_for}{hint}")
@@ -231,17 +176,10 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tens
     for shard in sorted(set(weight_map.values())):
         if shard != os.path.basename(shard) or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
             refuse(path, f"{shard!r} is not a plain file name; shards must be in the folder of the index")
-        try:
-            root = Path(os.path.realpath(folder))
-            if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
-                root = root.parent.parent  # in the hub's cache, snapshots link to the model's ``blobs``
-            is_missing = not os.path.lexists(folder / shard)
-            leads_out = not Path(os.path.realpath(folder / shard)).is_relative_to(root)
-        except PathError as error:
-            refuse(path, f"a shard cannot be opened: {error}")
-        if is_missing:
-            refuse(path, f"the shard {shard} is missing")
-        if leads_out:
+        root = Path(os.path.realpath(folder))
+        if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+            root = root.parent.parent  # in the hub's cache, snapshots link to the model's ``blobs``
+        if not Path(os.path.realpath(folder / shard)).is_relative_to(root):
             refuse(path, f"the shard {shard} is a link that leads out of the folder")
         found = read(checked_file(folder, shard))
         expected = {key for key, file in weight_map.items() if file == shard}
@@ -298,8 +236,7 @@ class LoadReport:
         loaded: used; ``renamed`` of them under another name than the file's (gamma/beta, missing prefix).
         new: not in the file (or of another shape): freshly initialised parameters of the task head.
         dropped: heads of another task or of pre-training.
-        ignored: buffers, and copies of tied tensors, that older versions saved. ``inspect`` adds the variables of a
-            TensorFlow checkpoint that are no part of the model.
+        ignored: buffers, and copies of tied tensors, that older versions saved.
         notes: what else a user should know (a head whose labels were reordered, ...).
     """
 

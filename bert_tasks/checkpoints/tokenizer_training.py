@@ -24,7 +24,7 @@ from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import counted, shortened
 from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.errors import CheckpointError, DataError, UsageError
-from bert_tasks.storage import atomic_folder, check_writable, locked_workspace, os_error_message
+from bert_tasks.storage import check_new_folder, new_folder, os_error_message
 
 TokenizerType = Literal["wordpiece", "bpe", "unigram"]
 
@@ -153,9 +153,7 @@ def train_tokenizer(
     least = len(kind.special) + (256 if type == "bpe" else 2)
     if not least <= vocab_size <= _LARGEST_VOCABULARY:
         raise UsageError(f"vocab_size = {vocab_size}: expected {least} to {_LARGEST_VOCABULARY} for {type}")
-    if (target.exists() and not target.is_dir()) or (target.is_dir() and any(target.iterdir())):
-        raise UsageError(f"{target} exists and is not an empty folder: choose another one")
-    check_writable(target.absolute().parent)
+    check_new_folder(target)
     tables = [read_table(path, columns=CORPUS_COLUMNS, reading=reading) for path in corpus]
 
     def texts() -> Iterator[str]:
@@ -165,10 +163,7 @@ def train_tokenizer(
         vocabulary = _trained(type, texts, vocab_size=vocab_size, lowercase=lowercase)
     tokenizer = kind.make(vocabulary, lowercase=lowercase)
     try:
-        with (
-            locked_workspace(target, suffix=".training") as workspace,
-            atomic_folder(target, staging=workspace / "new", replaced=workspace / "replaced") as folder,
-        ):
+        with new_folder(target, suffix=".training") as folder:
             save_tokenizer(tokenizer, folder)
             opened = load_tokenizer(folder, vocab_size=_MOST_TOKENS)
             found = _read_back(opened, tokenizer, texts(), kind)

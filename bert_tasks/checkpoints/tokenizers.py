@@ -5,22 +5,18 @@ tokens), and which segment ids a tokenizer gives. Texts are never given to the b
 state truncation and padding.
 """
 
-import base64
 import copy
 import errno
 import json
 import logging
 import os
 import re
-import shutil
-import tempfile
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, normalizers
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers
 from transformers import (
     CONFIG_MAPPING,
     AutoTokenizer,
@@ -31,11 +27,8 @@ from transformers import (
 
 from bert_tasks.checkpoints.files import checked_file, read_json
 from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
-from bert_tasks.checkpoints.load import tf1_index
-from bert_tasks.checkpoints.sentencepiece import read_sentencepiece
 from bert_tasks.data.problems import shortened
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families import family_of
 
 _MAX_BYTES = 200 * 2**20
 _SLOW = "a slow tokenizer without offsets; expected a tokenizer.json"
@@ -43,13 +36,6 @@ _SLOW = "a slow tokenizer without offsets; expected a tokenizer.json"
 # WordPiece without its unknown token fails there, as it would in the middle of somebody's data.
 _PROBE = "The 3 birds sang, и пели. 你好 a 1 , . \U00012000"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-_GOOGLE_CLASSES = ("BertTokenizer", "AlbertTokenizer")  # for WordPiece and for SentencePiece
-_ALBERT_TOKENS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
-# SentencePiece models: in all classes that read files of the first two names the order of pieces is that of the ids; in
-# those of the third the family puts special tokens before and after them.
-_SENTENCEPIECE = ("spm.model", "spiece.model", "sentencepiece.bpe.model")
-_SPECIAL = re.compile(r"\[.*\]|<.*>")
-_DIGIT_COMMA = re.compile(r"\d,$")
 # Arguments of the loading call, which transformers writes among the settings.
 _NOT_SETTINGS = ("is_local", "local_files_only")
 
@@ -63,10 +49,7 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
     Raises:
         CheckpointError: a file is missing or damaged, or the tokenizer does not fit the model.
     """
-    google = tf1_vocabulary(folder)
-    vocabularies = (
-        [name for name in VOCABULARIES if os.path.lexists(folder / name)] if google is None else [google.name]
-    )
+    vocabularies = [name for name in VOCABULARIES if os.path.lexists(folder / name)]
     if not vocabularies:
         if not required:
             return None
@@ -79,10 +62,14 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
     path = folder / vocabularies[0]
     with _quiet(), ExitStack() as stack:
         stack.push(lambda kind, error, trace: _raise_load_error(path, error))
-        if google is not None:
-            tokenizer = _google_tokenizer(google)
-        else:
-            tokenizer = _opened_sentencepiece(path) if path.name in _SENTENCEPIECE else _opened(folder)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, config=_class_config(folder), trust_remote_code=False, local_files_only=True
+        )
+        if path.suffix == ".model":  # transformers takes symbols that users defined, such as "(", for special tokens
+            special = list(tokenizer.all_special_tokens)
+            tokenizer.extra_special_tokens = []
+            symbols = [symbol for symbol in special if symbol not in tokenizer.all_special_tokens]
+            tokenizer.backend_tokenizer.add_tokens([AddedToken(symbol, normalized=False) for symbol in symbols])
         needed = max(tokenizer.get_vocab().values(), default=-1) + 1
         roles = {
             "pad": (tokenizer.pad_token_id,),
@@ -131,13 +118,6 @@ def _split_written_specials(tokenizer: PreTrainedTokenizerBase) -> None:
         backend.normalizer = normalizers.Sequence(steps)
 
 
-def _opened(folder: Path) -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        folder, config=_class_config(folder), trust_remote_code=False, local_files_only=True
-    )
-    return tokenizer
-
-
 def _class_config(folder: Path) -> PreTrainedConfig:
     """Returns a configuration with the fields of config.json from which AutoTokenizer chooses a class.
 
@@ -154,130 +134,6 @@ def _class_config(folder: Path) -> PreTrainedConfig:
         if isinstance(stated.get(name), str):
             setattr(config, name, stated[name])
     return config
-
-
-def _opened_sentencepiece(path: Path) -> PreTrainedTokenizerBase:
-    """What AutoTokenizer makes of a SentencePiece model, for which transformers needs two more libraries.
-
-    It is given a tokenizer.json with the pieces; the family's class in transformers adds the rest, as it does to them.
-
-    Raises:
-        CheckpointError: the file is damaged, or not a Unigram model.
-    """
-    pieces, stated = read_sentencepiece(path), _settings(path.parent)
-    vocabulary, unknown_id = list(pieces.pieces), pieces.unknown_id
-    if path.name == _SENTENCEPIECE[-1]:
-        family = family_of(read_json(path.parent / "config.json", max_bytes=_MAX_BYTES))
-        if not family.first_tokens:
-            raise CheckpointError(
-                f"{path}: the ids that {family.model_type} gives to these pieces are not known: save the tokenizer "
-                "once with transformers to get a tokenizer.json"
-            )
-        vocabulary = [*family.first_tokens, *vocabulary[family.left_out_pieces :], ("<mask>", 0.0)]
-        unknown_id = next(number for number, (piece, _) in enumerate(vocabulary) if piece == "<unk>")
-    flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": False}
-    names = {pieces.pieces[number][0] for number in pieces.user_defined}
-    added = {str(i): {"content": piece, **flags} for i, (piece, _) in enumerate(vocabulary) if piece in names}
-    if added:
-        stated["added_tokens_decoder"] = added | stated.get("added_tokens_decoder", {})
-    described = _unigram(vocabulary, unknown_id=unknown_id, characters=pieces.characters)
-    return _opened_with(path.parent, settings=stated, vocabulary={"tokenizer.json": described})
-
-
-def _unigram(vocabulary: list[tuple[str, float]], *, unknown_id: int, characters: bytes | None) -> str:
-    """A tokenizer.json with these pieces, to which transformers' class adds the rest."""
-    charsmap = None if characters is None else base64.b64encode(characters).decode()
-    described: dict[str, Any] = dict.fromkeys(("truncation", "padding", "pre_tokenizer", "post_processor", "decoder"))
-    described |= {
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": None if charsmap is None else {"type": "Precompiled", "precompiled_charsmap": charsmap},
-        "model": {"type": "Unigram", "unk_id": unknown_id, "vocab": vocabulary, "byte_fallback": False},
-    }
-    return json.dumps(described)
-
-
-def _opened_with(
-    folder: Path, *, settings: Mapping[str, Any], vocabulary: Mapping[str, str]
-) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder as if it had these settings, and these vocabulary files: name -> content."""
-    with tempfile.TemporaryDirectory(prefix="bert-tasks-") as name:
-        completed = Path(name)
-        for file in ("config.json", *TOKENIZER_SETTINGS):
-            if os.path.lexists(folder / file):
-                shutil.copyfile(folder / file, completed / file)
-        for file, content in {**vocabulary, _TOKENIZER_CONFIG: json.dumps(settings)}.items():
-            (completed / file).write_text(content, "utf-8")
-        tokenizer = _opened(completed)
-    tokenizer.name_or_path = str(folder)
-    return tokenizer
-
-
-def tf1_vocabulary(folder: Path) -> Path | None:
-    """The vocabulary beside a TensorFlow checkpoint of Google, which has files of its own for it; None elsewhere.
-
-    Raises:
-        CheckpointError: there are several.
-    """
-    if tf1_index(folder) is None or os.path.lexists(folder / "tokenizer.json"):
-        return None
-    found = sorted(path for pattern in ("*.model", "vocab*.txt") for path in folder.glob(pattern))
-    if len(found) > 1:
-        raise CheckpointError(
-            f"{folder} holds several vocabularies ({', '.join(path.name for path in found)}): leave one"
-        )
-    return found[0] if found else None
-
-
-def _google_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of Google's programs with this vocabulary: SentencePiece or WordPiece.
-
-    Raises:
-        CheckpointError: the file is damaged, or does not say whether texts are lower-cased.
-    """
-    stated = _settings(path.parent)
-    pieces = read_sentencepiece(path) if path.suffix == ".model" else None
-    tokens = path.read_text("utf-8").splitlines() if pieces is None else [piece for piece, _ in pieces.pieces]
-    lower = stated.get("do_lower_case", _is_lower_cased(tokens, keeps_accents=pieces is None))
-    if not isinstance(lower, bool):
-        raise CheckpointError(
-            f"{path}: neither its tokens nor the checkpoint tell whether the model is cased or uncased: "
-            f'state it in {path.parent / _TOKENIZER_CONFIG}, as {{"do_lower_case": true}} (uncased) or false (cased)'
-        )
-    settings = {**stated, "do_lower_case": lower, "tokenizer_class": _GOOGLE_CLASSES[pieces is not None]}
-    if pieces is None:
-        return _opened_with(path.parent, settings=settings, vocabulary={"vocab.txt": path.read_text("utf-8")})
-    if missing := [token for token in _ALBERT_TOKENS if token not in tokens]:
-        raise CheckpointError(f"{path}: the pieces {', '.join(missing)} are missing, which ALBERT's vocabularies have")
-    # Google's program splits pieces like "2," again. With so low a score they are not found in the first place.
-    scores = [(piece, score - 100 if _DIGIT_COMMA.search(piece) else score) for piece, score in pieces.pieces]
-    described = _unigram(scores, unknown_id=pieces.unknown_id, characters=pieces.characters)
-    return _opened_with(path.parent, settings=settings, vocabulary={"tokenizer.json": described})
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    """What tokenizer_config.json states; empty if there is none."""
-    if not os.path.lexists(folder / _TOKENIZER_CONFIG):
-        return {}
-    return read_json(checked_file(folder, _TOKENIZER_CONFIG), max_bytes=_MAX_BYTES)
-
-
-def _is_lower_cased(tokens: Iterable[str], *, keeps_accents: bool) -> bool | None:
-    """Whether texts are lower-cased before they are looked up, as far as the tokens show it.
-
-    A token with a capital letter would never be found otherwise. Where all letters are small, the texts of which the
-    vocabulary was made were lower-cased; but then WordPiece also removes accents, which must be absent too.
-
-    Args:
-        tokens: of the vocabulary.
-        keeps_accents: texts that are not lower-cased keep their accents.
-    """
-    plain = [token for token in tokens if not _SPECIAL.fullmatch(token)]
-    if any(token != token.lower() for token in plain):
-        return False
-    has_accents = any(unicodedata.category(one) == "Mn" for one in unicodedata.normalize("NFD", "".join(plain)))
-    has_letters = any(token != token.upper() for token in plain)
-    return True if has_letters and not (has_accents and keeps_accents) else None
 
 
 def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrainedTokenizerBase:

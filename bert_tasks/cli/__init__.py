@@ -25,6 +25,7 @@ COMMANDS = (
     "inspect",
     "init",
     "tokenizer",
+    "convert",
     "search",
     "reproduce",
     "glue-submission",

@@ -1,5 +1,5 @@
 """The commands that use a trained model or a finished run: evaluate, predict, embed, serve, export, report, push, card,
-inspect, glue-submission."""
+inspect, convert, glue-submission."""
 
 import signal
 import sys
@@ -479,6 +479,22 @@ def inspect(
 
     inspection = inspect_checkpoint(model, revision=revision)
     print_result(inspection.to_json(), inspection.lines(verbose=verbose), as_json=as_json)
+
+
+@app.command("convert")
+def convert(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a TensorFlow 1 checkpoint.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A new or empty folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """Convert a TensorFlow 1 checkpoint of BERT, ALBERT or ELECTRA to a folder of Hugging Face.
+
+    Example: bert-tasks convert uncased_L-12_H-768_A-12 --output bert-base-uncased
+    """
+    from bert_tasks.tensorflow.convert import convert
+
+    result = convert(folder, output)
+    print_result(result.to_json(), result.lines(), as_json=as_json)
 
 
 @app.command("glue-submission")

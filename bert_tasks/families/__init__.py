@@ -5,7 +5,6 @@ names serve both ways: loading concatenates where one of our parameters has seve
 saving splits it again.
 """
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -18,13 +17,10 @@ from bert_tasks.encoder.config import Activation, EncoderConfig, HeadConfig
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families.base import (
     BUFFERS,
-    GOOGLE_PARAMETERS,
-    GOOGLE_TRAINING_STATE,
     MOST_LABELS,
     OLD_PARAMETERS,
     Family,
     KeyMapping,
-    TF1Names,
     config_value,
     encoder_field,
 )
@@ -34,10 +30,6 @@ CONFIG_KEY = "bert_tasks"
 
 _DATA_FILES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__) if module.name != "base"]
 FAMILIES: Mapping[str, Family] = MappingProxyType({file.FAMILY.model_type: file.FAMILY for file in _DATA_FILES})
-GOOGLE: Mapping[str, tuple[TF1Names, ...]] = MappingProxyType(
-    {file.FAMILY.model_type: file.GOOGLE for file in _DATA_FILES if hasattr(file, "GOOGLE")}
-)
-
 # Other encoders of the hub, by their model_type -> what this package would need for them.
 UNSUPPORTED: Mapping[str, str] = MappingProxyType(
     {
@@ -89,11 +81,6 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
         if hf_config.get(name) == value:
             family = replace(family, **changes)
     return family
-
-
-def may_be_of_family(hf_config: Mapping[str, Any], family: Family) -> bool:
-    """Whether a ``config.json`` names this family, or none."""
-    return bool(hf_config.get("model_type", family.model_type) == family.model_type)
 
 
 def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
@@ -326,34 +313,3 @@ def split_unused(family: Family, keys: Collection[str]) -> tuple[tuple[str, ...]
         else:
             unknown.append(key)
     return tuple(dropped), tuple(ignored), tuple(unknown)
-
-
-def tf1_models(variables: Iterable[str]) -> list[tuple[Family, TF1Names]]:
-    """The models of which a checkpoint of Google's TensorFlow 1 programs holds variables, the usual choice first."""
-    known = tuple(map(_without_module, variables))
-    return [
-        (FAMILIES[model_type], names)
-        for model_type, models in GOOGLE.items()
-        for names in models
-        if any(variable.startswith(names.marker) for variable in known)
-    ]
-
-
-def tf1_parameter(names: TF1Names, variable: str) -> tuple[str, bool] | None:
-    """HF's name of a variable of Google's TensorFlow 1 programs, and whether its values are transposed.
-
-    None: the variable is no part of the model.
-    """
-    name = _without_module(variable)
-    if re.search(GOOGLE_TRAINING_STATE, name) or re.search(names.dropped, name):
-        return None
-    for pattern, replacement in names.renames:
-        name = re.sub(pattern, replacement, name)
-    module, slash, parameter = name.rpartition("/")
-    current = f"{module}{slash}{GOOGLE_PARAMETERS.get(parameter, parameter)}"
-    return current.replace("/", "."), parameter == "kernel"
-
-
-def _without_module(variable: str) -> str:
-    """The name of a variable without what modules of TensorFlow Hub put before it."""
-    return variable.removeprefix("module/")

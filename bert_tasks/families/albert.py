@@ -6,7 +6,6 @@ from bert_tasks.families.base import (
     BERT_FIELDS,
     EMBEDDING_KEYS,
     KeyMapping,
-    TF1Names,
     architectures,
     choice_keys,
     head_keys,
@@ -64,30 +63,4 @@ FAMILY = replace(
     pair_objectives=("sop",),  # the logits that transformers gives are named after them
     options={"project_embeddings": True, "feed_forward_dropout": 0.0},
     only_values={**BERT.only_values, "inner_group_num": 1},
-)
-
-GOOGLE = (
-    TF1Names(
-        marker="bert/encoder/transformer/",
-        config_file="albert_config.json",
-        renames=(
-            (r"^bert/", "albert/"),
-            (r"/transformer/group_(\d+)/inner_group_(\d+)/", r"/albert_layer_groups/\1/albert_layers/\2/"),
-            (r"/attention_1/self/", "/attention/"),
-            (r"/attention_1/output/dense/", "/attention/dense/"),
-            (r"/ffn_1/intermediate/output/dense/", "/ffn_output/"),
-            (r"/ffn_1/intermediate/dense/", "/ffn/"),
-            (r"(/albert_layers/\d+)/LayerNorm_1/", r"\1/full_layer_layer_norm/"),
-            (r"(/albert_layers/\d+)/LayerNorm/", r"\1/attention/LayerNorm/"),
-            (r"/pooler/dense/", "/pooler/"),
-            (r"^cls/predictions/(transform/)?", "predictions/"),
-            (r"^cls/seq_relationship/", "sop_classifier/classifier/"),
-            (r"^output_", "classifier/output_"),
-            (r"^cls/squad/", "qa_outputs/"),
-        ),
-        # The heads of run_squad_v2.py, which are not those of HF.
-        dropped=r"^(start_logits|end_logits|answer_class)/",
-        # What Google's program calls gelu is the approximation with tanh.
-        values={"hidden_act": {"gelu": "gelu_new"}},
-    ),
 )

@@ -27,22 +27,6 @@ OLD_PARAMETERS: Mapping[str, str] = MappingProxyType({"gamma": "weight", "beta":
 # Endings of the buffers that older versions of transformers saved.
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
-# The parameters of Google's programs -> those of HF. Of these, kernels are transposed.
-GOOGLE_PARAMETERS: Mapping[str, str] = MappingProxyType(
-    {
-        "kernel": "weight",
-        "output_weights": "weight",
-        "output_bias": "bias",
-        **OLD_PARAMETERS,
-        **{f"{name}_embeddings": f"{name}_embeddings.weight" for name in ("word", "position", "token_type")},
-    }
-)
-# What optimizers and the training loop keep beside the parameters.
-GOOGLE_TRAINING_STATE = (
-    r"(^|/)(adam_[mv]|lamb_[mv]|Adam(_1)?|LAMB(_1)?|AdamWeightDecayOptimizer(_1)?|ExponentialMovingAverage|"
-    r"beta[12]_power|global_step|temperature)$"
-)
-
 BERT_ONLY_VALUES: Mapping[str, Any] = MappingProxyType(
     {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 )
@@ -86,36 +70,6 @@ class KeyMapping:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TF1Names:
-    """What the checkpoints of Google's own TensorFlow 1 programs call the parameters of a model.
-
-    A family's data file lists them as ``GOOGLE``. There are several where a checkpoint holds several models (ELECTRA's
-    discriminator and generator) or has been written in several ways; the first that is there counts.
-
-    Attributes:
-        marker: how variables begin that only checkpoints of this model have.
-        config_file: beside the checkpoint, with HF's field names; None: there is none.
-        renames: regular expressions that are replaced in a variable's name, in this order. What they leave is HF's name
-            with slashes for dots, up to the parameter (``GOOGLE_PARAMETERS``).
-        dropped: a regular expression of variables that are no part of this model.
-        sizes: fields of HF's config, where there is no config file -> the parameter of HF and its dimension.
-        layers: a regular expression for parameters of HF whose group is the number of a layer, where there is no config
-            file.
-        head_size: of each attention head, where there is no config file.
-        values: fields of HF's config -> Google's value -> HF's value for the same.
-    """
-
-    marker: str
-    config_file: str | None
-    renames: tuple[tuple[str, str], ...] = ()
-    dropped: str = r"(?!)"
-    sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    layers: str = r"(?!)"
-    head_size: int = 1
-    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Family:
     """One family of encoders.
 
@@ -150,8 +104,6 @@ class Family:
         positions_after_padding: position ids count from ``pad_token_id + 1`` in place of 0.
         has_segments: the second text of a pair is told by its segment id. In RoBERTa and DistilBERT it is not, even
             where a config has more than one segment.
-        first_tokens, left_out_pieces: the tokens of the first ids, with their scores, and how many pieces of a
-            ``sentencepiece.bpe.model`` they replace; <mask> follows the others. Empty: the family has no such files.
         only_values: config fields of HF -> the one value that this encoder computes; others are refused.
     """
 
@@ -185,8 +137,6 @@ class Family:
     options: Mapping[str, Any] = field(default_factory=dict)
     positions_after_padding: bool = False
     has_segments: bool = True
-    first_tokens: tuple[tuple[str, float], ...] = ()
-    left_out_pieces: int = 0
     only_values: Mapping[str, Any] = field(default_factory=lambda: BERT_ONLY_VALUES)
 
     def is_in_any_model(self, hf_name: str) -> bool:

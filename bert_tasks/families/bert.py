@@ -6,7 +6,6 @@ from bert_tasks.families.base import (
     CLASSIFIER_DROPOUT,
     EMBEDDING_KEYS,
     Family,
-    TF1Names,
     architectures,
     choice_keys,
     head_keys,
@@ -38,16 +37,4 @@ FAMILY = Family(
     sequence_dropout=CLASSIFIER_DROPOUT,
     token_dropout=CLASSIFIER_DROPOUT,
     choice_dropout=CLASSIFIER_DROPOUT,
-)
-
-GOOGLE = (
-    TF1Names(
-        marker="bert/encoder/layer_",
-        config_file="bert_config.json",
-        renames=(
-            (r"/layer_(\d+)/", r"/layer/\1/"),
-            (r"^output_", "classifier/output_"),
-            (r"^cls/squad/", "qa_outputs/"),
-        ),
-    ),
 )

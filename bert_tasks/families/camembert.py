@@ -10,9 +10,4 @@ FAMILY = replace(
     model_type="camembert",
     fields={**ROBERTA.fields, "vocab_size": ("vocab_size", 30522)},
     architectures=architectures("Camembert"),
-    first_tokens=(
-        *(("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0)),
-        ("<unk>NOTUSED", -100.0),
-    ),
-    left_out_pieces=1,
 )

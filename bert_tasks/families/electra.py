@@ -6,7 +6,6 @@ from bert_tasks.families.base import (
     BERT_FIELDS,
     CLASSIFIER_DROPOUT,
     KeyMapping,
-    TF1Names,
     architectures,
     choice_keys,
     head_keys,
@@ -58,36 +57,3 @@ FAMILY = replace(
         "summary_first_dropout": 0,
     },
 )
-
-_DISCRIMINATOR = TF1Names(
-    marker="electra/encoder/",
-    config_file=None,
-    renames=((r"/layer_(\d+)/", r"/layer/\1/"), (r"/dense_1/", "/dense_prediction/")),
-    # The heads of run_finetuning.py are not those of HF.
-    dropped=r"^(generator|generator_predictions|task_specific)/",
-    sizes={
-        "vocab_size": ("electra.embeddings.word_embeddings.weight", 0),
-        "embedding_size": ("electra.embeddings.word_embeddings.weight", 1),
-        "max_position_embeddings": ("electra.embeddings.position_embeddings.weight", 0),
-        "type_vocab_size": ("electra.embeddings.token_type_embeddings.weight", 0),
-        "hidden_size": ("electra.encoder.layer.0.intermediate.dense.weight", 1),
-        "intermediate_size": ("electra.encoder.layer.0.intermediate.dense.weight", 0),
-    },
-    layers=r"^electra\.encoder\.layer\.(\d+)\.",
-    head_size=64,  # get_generator_config in run_pretraining.py, and all published sizes
-)
-# The generator shares the discriminator's embeddings, or has its own.
-_GENERATOR = replace(
-    _DISCRIMINATOR,
-    marker="generator/encoder/",
-    renames=(
-        (r"/layer_(\d+)/", r"/layer/\1/"),
-        (r"^generator/", "electra/"),
-        (r"^generator_predictions/output_bias$", "generator_lm_head/output_bias"),
-    ),
-    dropped=r"^(electra/encoder|electra/embeddings_project|discriminator_predictions|task_specific)/",
-)
-_UNTIED_GENERATOR = replace(
-    _GENERATOR, marker="generator/embeddings/", dropped=r"^(electra|discriminator_predictions|task_specific)/"
-)
-GOOGLE = (_DISCRIMINATOR, _UNTIED_GENERATOR, _GENERATOR)

@@ -10,6 +10,4 @@ FAMILY = replace(
     model_type="xlm-roberta",
     fields={**ROBERTA.fields, "vocab_size": ("vocab_size", 30522)},
     architectures=architectures("XLMRoberta"),
-    first_tokens=(("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)),
-    left_out_pieces=3,
 )

@@ -43,8 +43,8 @@ from bert_tasks.data.writers import (
     write_table,
 )
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
+from bert_tasks.export.exported import ExportedModel
 from bert_tasks.model.inputs import Data
-from bert_tasks.model.onnx import ExportedModel
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import (
     LOCK,

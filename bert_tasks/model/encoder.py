@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.checkpoints.load import expected_shapes, match_weights, read_weights
+from bert_tasks.checkpoints.load import match_weights, read_weights
 from bert_tasks.checkpoints.save import hf_tensors, save_folder
 from bert_tasks.checkpoints.sentence_transformers import SentenceSettings, read_sentence_settings
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
@@ -64,7 +64,7 @@ class Encoder(PretrainedModule):
         with torch.device("meta"):
             model = cls(hf_config, pooler=True)
         shapes = {key: value.shape for key, value in model.state_dict().items()}
-        tensors = read_weights(folder, expected_shapes(names, shapes, family))
+        tensors = read_weights(folder)
         if not pooler_is_there(family, tensors):
             model.pooler = None
             names = parameter_map(family, config, head="base", pooler=False)

@@ -28,7 +28,6 @@ from bert_tasks.data.validator import unknown_column
 from bert_tasks.environment import installed_version
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.ensemble import EnsembleModel, is_ensemble
-from bert_tasks.model.onnx import ExportedModel, is_exported
 from bert_tasks.model.pretrained import CheckpointFolder, check_trained, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256_file
@@ -68,6 +67,8 @@ def load_trained(
                 "settings change a model that is loaded from files; of a model in memory replace model.task"
             )
         return model
+    from bert_tasks.export.exported import ExportedModel, is_exported  # which imports this package
+
     is_mean = ensembles and is_ensemble(model)
     kind: type[TaskModel] = EnsembleModel if is_mean else ExportedModel if is_exported(model) else TaskModel
     loaded = kind.load(

@@ -1,6 +1,6 @@
 """Prediction in another precision than float32: an encoder in bfloat16, or an int8 graph.
 
-Owns the choice that ``predict``, ``evaluate`` and ``serve`` share. The graph itself is made and run by onnx.py.
+Owns the choice that ``predict``, ``evaluate`` and ``serve`` share. The package ``export`` makes and runs the graph.
 """
 
 import copy
@@ -14,7 +14,6 @@ from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.model.ensemble import EnsembleModel
-from bert_tasks.model.onnx import GraphModel, check_int8, check_weights, exported_graph, quantized_graph
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 
 DType = Literal["float32", "bf16", "int8"]
@@ -35,6 +34,8 @@ def logits_of(model: TaskModel, dtype: DType) -> ForwardFn:
         raise UsageError(f"dtype is {dtype!r}, expected one of {', '.join(map(repr, get_args(DType)))}")
     if dtype == "float32":
         return model.packed_logits
+    if model.no_weights_reason and not isinstance(model, EnsembleModel):
+        raise UsageError(f"it cannot be converted: {model.no_weights_reason}")
     of_one = _bfloat16_logits if dtype == "bf16" else _int8_logits
     if isinstance(model, EnsembleModel):
         run = model.joined([of_one(cast("TaskModel", one)) for one in model.models])
@@ -53,7 +54,6 @@ def float32(logits: Any) -> Any:
 
 def _bfloat16_logits(model: TaskModel) -> ForwardFn:
     """Linear layers of the encoder have weights in bfloat16; sums, norms and softmax, and the head, are in float32."""
-    check_weights(model)
     stack = copy.deepcopy(model.encoder, {id(parameter): parameter for parameter in model.encoder.parameters()}).eval()
     for layer in stack.modules():
         if isinstance(layer, nn.Linear):
@@ -72,6 +72,9 @@ def _bfloat16_logits(model: TaskModel) -> ForwardFn:
 
 def _int8_logits(model: TaskModel) -> ForwardFn:
     """Weights have 7 bits on processors without VNNI, see ``quantized_graph``."""
+    from bert_tasks.export.exported import GraphModel
+    from bert_tasks.export.graph import check_int8, exported_graph, quantized_graph
+
     known = torch.cpu.get_capabilities()
     weight_bits: Literal[7, 8] = 8 if known.get("avx512_vnni") or known.get("avx_vnni") else 7
     check_int8(model)

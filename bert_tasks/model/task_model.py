@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.hub import Origin, origin, resolve
-from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, expected_shapes, match_weights, read_weights
+from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights, read_weights
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.columns import Row, as_rows
@@ -312,7 +312,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             )
         shapes = {key: state[key].shape for key in names}
         matched = match_weights(
-            read_weights(folder.path, expected_shapes(names, shapes, family)),
+            read_weights(folder.path),
             names,
             shapes=shapes,
             family=family,

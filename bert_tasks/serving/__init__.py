@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bert_tasks.environment import check_libraries
 from bert_tasks.serving.limits import Batching, Limits
 
 if TYPE_CHECKING:
@@ -58,11 +59,11 @@ def serve(
             is loaded.
         CheckpointError: the model cannot be loaded, or its scores are not finite.
     """
-    from bert_tasks.model.onnx import check_libraries
-
     check_libraries(_LIBRARIES, extra="serve", purpose="serving")
     if dtype == "int8":
-        check_libraries()
+        from bert_tasks.export.graph import LIBRARIES
+
+        check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     from bert_tasks.serving.server import Address, bound_listener, load_warm, run_server
 
     name = "/".join(Path(model).parts[-2:])  # the page need not show where a folder is

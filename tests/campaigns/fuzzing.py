@@ -29,7 +29,8 @@ from onnx import TensorProto, helper
 
 from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.errors import BertTasksError, DataError
-from bert_tasks.model.onnx import GRAPH, INPUTS, OPSET, RECORD, ExportedModel
+from bert_tasks.export.exported import GRAPH, INPUTS, RECORD, ExportedModel
+from bert_tasks.export.graph import OPSET
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.serving.app import encoded

@@ -13,11 +13,11 @@ import pytest
 from pyarrow import parquet
 
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
+from bert_tasks.export.exported import ExportedModel
 from bert_tasks.inference import output as output_module
 from bert_tasks.inference import predict, predict_file, prediction
 from bert_tasks.inference.output import WriteOptions, model_fingerprint, unfinished_folder
 from bert_tasks.model import task_model
-from bert_tasks.model.onnx import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import locked
 from bert_tasks.tasks import SequenceClassification, SpanExtraction, TokenClassification

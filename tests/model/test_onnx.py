@@ -13,12 +13,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks import environment
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import UsageError
+from bert_tasks.export import exported
+from bert_tasks.export import graph as graphs
+from bert_tasks.export.exported import ExportedModel, GraphModel
+from bert_tasks.export.graph import exported_graph, quantized_graph
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.inference.output import model_fingerprint
-from bert_tasks.model import onnx, precision, task_model
-from bert_tasks.model.onnx import ExportedModel, GraphModel, exported_graph, quantized_graph
+from bert_tasks.model import precision, task_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
@@ -98,7 +102,7 @@ def test_float32_graph_equals_torch(model: TaskModel, graph: Any, monkeypatch: p
     ours, theirs = model.batch_logits(features)[1], model.batch_logits(features, run=run)[1]
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() <= 1e-4
-    monkeypatch.setattr(onnx, "RECTANGLE_TOKENS", 50)
+    monkeypatch.setattr(exported, "RECTANGLE_TOKENS", 50)
     for max_tokens in (1, 60):  # other sizes than the ones it was exported with, and other orders
         narrow = model.forward_windows(features, max_tokens=max_tokens, run=run)
         assert difference(narrow, model.forward_windows(features)) <= 1e-4
@@ -163,7 +167,7 @@ def test_each_token_of_a_quantized_product_has_its_own_scale(node: str) -> None:
     stored = {"w": np.ascontiguousarray(weights.T), "b": bias} if has_bias else {"w": weights}
     graph.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
     before = graph.SerializeToString()
-    session = onnx.import_onnxruntime().InferenceSession(quantized_graph(graph))
+    session = exported.import_onnxruntime().InferenceSession(quantized_graph(graph))
     assert graph.SerializeToString() == before
     found = session.run(None, {"x": batch})[0].reshape(6, 8)
     added, exact = (bias if has_bias else np.zeros_like(bias)), tokens @ weights
@@ -207,8 +211,8 @@ def test_weights_have_eight_bits_on_processors_with_vnni(
         chosen.append(weight_bits)
         return made.SerializeToString()
 
-    monkeypatch.setattr(precision, "exported_graph", lambda _: graph)
-    monkeypatch.setattr(precision, "quantized_graph", quantized)
+    monkeypatch.setattr(graphs, "exported_graph", lambda _: graph)
+    monkeypatch.setattr(graphs, "quantized_graph", quantized)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     precision.logits_of(model, "int8")
     assert chosen == [expected]
@@ -240,8 +244,8 @@ def test_bfloat16_where_it_is_slower_is_reported(
 
 def test_predict_and_evaluate_run_the_graph(model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The quantiser is left out, so that what comes back must equal what torch gives."""
-    monkeypatch.setattr(precision, "exported_graph", lambda _: graph)
-    monkeypatch.setattr(precision, "quantized_graph", lambda made, weight_bits: made.SerializeToString())
+    monkeypatch.setattr(graphs, "exported_graph", lambda _: graph)
+    monkeypatch.setattr(graphs, "quantized_graph", lambda made, weight_bits: made.SerializeToString())
     monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
     rows = rows_of(model.task.name)
     expected = model.predict(rows)
@@ -296,7 +300,7 @@ def bare(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Path:
 
 def test_a_missing_extra_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = TaskModel.from_pretrained(bare, task="sequence-classification", labels=LABELS, max_length=40)
-    monkeypatch.setattr(onnx, "find_spec", lambda name: None if name == "onnxscript" else name)
+    monkeypatch.setattr(environment, "find_spec", lambda name: None if name == "onnxscript" else name)
     with pytest.raises(UsageError, match=r"^onnxscript not installed, .*pip install '\.\[export\]'"):
         predict(model, [{"text": "a"}], dtype="int8")
 

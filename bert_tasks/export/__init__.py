@@ -27,24 +27,14 @@ from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.table import token_batches
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import CRFHead, PretrainingOutput, VocabularyOutput
+from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.export.exported import GRAPH, RECORD, GraphModel, input_names, names_other_file, output_names
+from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
 from bert_tasks.model.inputs import Data, load_table, load_trained
-from bert_tasks.model.onnx import (
-    GRAPH,
-    LIBRARIES,
-    OPSET,
-    RECORD,
-    GraphModel,
-    check_int8,
-    check_libraries,
-    exported_graph,
-    input_names,
-    output_names,
-    quantized_graph,
-)
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.storage import atomic_folder, check_writable, locked_workspace, sha256, weights_write_error
+from bert_tasks.storage import check_writable, new_folder, sha256, weights_write_error
 from bert_tasks.tasks.base import Feature, Prediction, Task
 from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.variables import disable_telemetry
@@ -139,10 +129,10 @@ def export(
         raise UsageError(f"to is {to!r}, expected one of {', '.join(map(repr, get_args(ExportFormat)))}")
     if to == "int8" and data is None:
         raise UsageError("int8 export is verified on real data: pass a file with --data.")
-    check_libraries()
+    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     target = Path(output)
     _check_output(target, overwrite=overwrite)
-    with locked_workspace(target, suffix=".exporting") as workspace:
+    with new_folder(target, suffix=".exporting") as folder:
         loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
         dtypes = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if dtypes:
@@ -167,7 +157,7 @@ def export(
             **measured,
             "versions": {"bert-tasks": version("bert-tasks"), **modules},
         }
-        _write(loaded, content, record, target, workspace)
+        _write(loaded, content, record, folder, target)
     return Export(folder=target, record=record)
 
 
@@ -193,26 +183,20 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
     check_writable(target.absolute().parent)
 
 
-def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], target: Path, workspace: Path) -> None:
-    """Writes the folder in the workspace and moves it to the target.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: Path, target: Path) -> None:
     crf = {"head.transitions": model.head.transitions.detach().cpu()} if isinstance(model.head, CRFHead) else None
     try:
-        with atomic_folder(target, staging=workspace / "new", replaced=workspace / "replaced") as folder:
-            save_folder(
-                folder,
-                config=saved_config(model.hf_config, model.task, model.columns),
-                tensors=None,
-                tokenizer=model.tokenizer,
-                head_tensors=crf,
-            )
-            (folder / GRAPH).write_bytes(content)
-            files = sorted(path.name for path in folder.iterdir())
-            text = json.dumps({**record, "files": files}, indent=2, ensure_ascii=False)
-            (folder / RECORD).write_text(text + "\n", "utf-8")
+        save_folder(
+            folder,
+            config=saved_config(model.hf_config, model.task, model.columns),
+            tensors=None,
+            tokenizer=model.tokenizer,
+            head_tensors=crf,
+        )
+        (folder / GRAPH).write_bytes(content)
+        files = sorted(path.name for path in folder.iterdir())
+        text = json.dumps({**record, "files": files}, indent=2, ensure_ascii=False)
+        (folder / RECORD).write_text(text + "\n", "utf-8")
     except OSError as error:
         reason = weights_write_error(error, target.parent, len(content))
         raise CheckpointError(f"{target}: cannot be written: {reason}") from error
@@ -250,6 +234,8 @@ def verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tupl
             f"the graph has {graph.ByteSize()} bytes, which is more than the 2 GiB that an ONNX file may have"
         )
     content: bytes = graph.SerializeToString()
+    if names_other_file(content):
+        raise CheckpointError("a parameter of the model has 'location' in its name, which is not supported: rename it")
     windows = checked_features(model.task, rows, model.require_tokenizer(), model.config) if rows else []
     measured = {"parity": _compare_logits(model, GraphModel.of(model, content), windows, rows=len(rows))}
     if int8:

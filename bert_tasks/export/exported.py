@@ -1,0 +1,281 @@
+"""A graph that onnxruntime runs: the packed logits of a model, and an exported folder as a model that predicts.
+
+To run a graph onnxruntime alone is enough.
+
+Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a head reads.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from bert_tasks.checkpoints.files import checked_file, read_json
+from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.checkpoints.load import checked_tensors
+from bert_tasks.checkpoints.save import read_head_tensors
+from bert_tasks.checkpoints.tokenizers import load_tokenizer
+from bert_tasks.data.problems import shortened
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import CRFHead, Head
+from bert_tasks.encoder.packing import PackedBatch, group_rows
+from bert_tasks.environment import check_libraries
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.fixed import FixedModel
+from bert_tasks.model.pretrained import CheckpointFolder, stated_task
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.storage import sha256
+from bert_tasks.tasks.base import PredictionT, Task
+from bert_tasks.variables import disable_telemetry
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+RECTANGLE_TOKENS = 512
+GRAPH, RECORD = "model.onnx", "export.json"
+_MAX_RECORD_BYTES = 2**20
+# Settings that the graph depends on.
+_FIXED = frozenset({"crf", "labels", "pooling", "problem_type"})
+
+
+def names_other_file(content: bytes) -> bool:
+    """Returns True if an ONNX file may have values in another file, which onnxruntime would read from any path.
+
+    Such a tensor has an entry with the key "location". A name that holds this word counts, too.
+    """
+    return b"location" in content
+
+
+def input_names(config: EncoderConfig) -> tuple[str, ...]:
+    """The names that transformers uses: ``token_type_ids`` only if the model has more than one segment."""
+    return INPUTS if config.type_vocab_size > 1 else INPUTS[:2]
+
+
+def output_names(model: TaskModel) -> tuple[str, ...]:
+    """The names that transformers uses for a model with this head."""
+    return ("start_logits", "end_logits") if model.task.hf_head == "span" else ("logits",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphModel:
+    """A graph in onnxruntime that takes a model's packed batches.
+
+    Attributes:
+        session: the graph, loaded.
+        head: the head of the model, which states the tokens that are read.
+        pad_token_id: the id of padding.
+    """
+
+    session: "onnxruntime.InferenceSession"
+    head: Head
+    pad_token_id: int
+
+    @classmethod
+    def of(cls, model: TaskModel, content: bytes) -> Self:
+        """Loads a graph of this model, to be run on the CPU with torch's number of threads.
+
+        Raises:
+            CheckpointError: onnxruntime rejects it, or its inputs and outputs are not those of the model.
+        """
+        onnxruntime = import_onnxruntime()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        # Two batches may be computed at the same time, and a thread that waits in a loop would take the other's core.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.log_severity_level = 4  # errors are raised; log lines would show the names in a graph unescaped
+        # Never onnxruntime's own format, which it would detect.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
+        with _graph_errors("rejects"):
+            # The fallback would try the same again, and print the reason on standard output.
+            session = onnxruntime.InferenceSession(
+                content, options, providers=["CPUExecutionProvider"], enable_fallback=0
+            )
+            checks = (
+                ("inputs", session.get_inputs(), input_names(model.config), "tensor(int64)"),
+                ("outputs", session.get_outputs(), output_names(model), "tensor(float)"),
+            )
+            for what, found, names, kind in checks:
+                if [(value.name, value.type) for value in found] != [(name, kind) for name in names]:
+                    given = ", ".join(shortened(f"{value.name} {value.type}") for value in found)
+                    raise CheckpointError(
+                        f"the graph's {what} are {given}, expected {', '.join(names)}, each {kind}: "
+                        "export the model again"
+                    )
+        return cls(session=session, head=model.head, pad_token_id=model.config.pad_token_id)
+
+    def packed_logits(self, batch: PackedBatch) -> Tensor:
+        """As ``TaskModel.packed_logits``: logits ``[B, L]``, or ``[R, L]`` for the tokens that the head reads."""
+        device = batch.input_ids.device
+        batch = batch.to(torch.device("cpu"))
+        parts, row, per_token = [], 0, self.head.per_token
+        wanted, order = batch.layout.gather_positions.sort()
+        for lengths in rectangles(batch.layout.row_lengths):
+            rows = slice(row, row + int(lengths.sum()))
+            part = self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths)
+            if per_token:  # only rows that are read are kept: over a vocabulary the logits of all are many
+                first, end = torch.searchsorted(wanted, torch.tensor([row, rows.stop])).tolist()
+                part = part.index_select(0, wanted[first:end] - row)
+            parts.append(part)
+            row = rows.stop
+        places = order.argsort() if per_token else batch.layout.order
+        logits = torch.cat(parts).index_select(0, places).to(device)
+        return self.head.with_transitions(logits) if isinstance(self.head, CRFHead) else logits
+
+    def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> Tensor:
+        """Pads sequences that lie one after another and runs them in one call: ``[N] -> [N, L]`` or ``[B, L]``.
+
+        Raises:
+            CheckpointError: the graph cannot be run, or its logits have another shape.
+        """
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]  # [B, T]
+        padded = torch.full(mask.shape, self.pad_token_id).masked_scatter_(mask, input_ids)
+        segments = torch.zeros_like(padded).masked_scatter_(mask, token_type_ids)
+        feed = dict(zip(INPUTS, (padded.numpy(), mask.long().numpy(), segments.numpy()), strict=True))
+        taken = [node.name for node in self.session.get_inputs()]
+        with _graph_errors("cannot run"):
+            found = [torch.from_numpy(part) for part in self.session.run(None, {name: feed[name] for name in taken})]
+        per_token, labels = self.head.per_token, self.head.num_logits
+        shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(found) == 1 else ()))
+        if any(part.shape != shape for part in found):
+            raise CheckpointError(f"the graph returns logits of shape {tuple(found[0].shape)}, expected {shape}")
+        logits = found[0] if len(found) == 1 else torch.stack(found, dim=-1)  # [B, L] or [B, T, L]
+        return logits[mask] if per_token else logits
+
+
+def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
+    """The lengths of the sequences that are padded together, in row order; at most an eighth is padding.
+
+    They are small, so that the output of a layer stays in the processor's cache.
+    """
+    groups, _ = group_rows(row_lengths.tolist())
+    for group, lengths in zip(groups, torch.split(row_lengths, [group.sequences for group in groups]), strict=True):
+        yield from torch.split(lengths, max(1, RECTANGLE_TOKENS // group.length))
+
+
+@contextmanager
+def _graph_errors(what: str) -> Iterator[None]:
+    """Raises CheckpointError for errors of onnxruntime when it loads or runs a graph."""
+    errors = import_onnxruntime("onnxruntime.capi.onnxruntime_pybind11_state")
+    try:
+        yield
+    except (
+        errors.Fail,
+        errors.InvalidArgument,
+        errors.InvalidGraph,
+        errors.InvalidProtobuf,
+        errors.NotImplemented,
+        errors.RuntimeException,
+        RuntimeError,  # of C++ without a class of its own
+        UnicodeDecodeError,  # of a message, or the name of an input
+    ) as error:
+        raise CheckpointError(f"onnxruntime {what} the graph: {str(error).partition(chr(10))[0][:300]}") from None
+
+
+def import_onnxruntime(module: str = "onnxruntime") -> Any:
+    """Imports onnxruntime or one of its modules, with its telemetry disabled. The package imports it nowhere else.
+
+    Without ``disable_telemetry`` its Linux wheels (1.29 and later) resolve a host name of Microsoft, write a device id
+    to the user's cache folder and send events, even if HF_HUB_OFFLINE is set.
+    """
+    disable_telemetry()
+    return import_module(module)
+
+
+def is_exported(name: str | Path) -> bool:
+    """Whether the name of a model is a folder that an export wrote."""
+    return (Path(os.path.expanduser(name)) / RECORD).is_file()
+
+
+class ExportedModel(FixedModel[PredictionT]):
+    """A model of a graph, which has no weights.
+
+    Only the head is built: it states which tokens are read, and holds the transitions of a CRF, which are not in the
+    graph.
+    """
+
+    no_weights_reason: ClassVar[str] = (
+        "the model is already exported and has no weights; use the model that it was exported from"
+    )
+
+    def __init__(self, hf_config: Mapping[str, Any], task: Task[PredictionT], *, graph: bytes) -> None:
+        super().__init__(hf_config, task)
+        self.head = task.head(self.config)
+        for parameter in self.head.parameters():  # unread values are the same in each copy
+            parameter.detach().zero_()
+        self.graph = GraphModel.of(self, graph)
+        self.graph_sha256 = sha256(graph)
+        self.eval()
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
+        revision: str | None,
+        given: Mapping[str, Any],
+        served_as: Callable[[type[Task]], type[Task]] | None = None,
+    ) -> Self:
+        """Loads an exported folder.
+
+        Args:
+            name, revision: see ``from_pretrained``.
+            task: the class of a task that is not built in.
+            given: fields of the task to change, except those that the graph fixes.
+            served_as: not used, because the folder states its task.
+
+        Raises:
+            UsageError: onnxruntime is not installed, or the graph fixes a given setting.
+            CheckpointError: a file is missing or damaged, or the files do not belong together.
+        """
+        check_libraries(["onnxruntime"], extra="export", purpose="exported models")
+        if fixed := sorted(given.keys() & _FIXED):
+            raise UsageError(f"{name} is exported, which fixes {', '.join(fixed)}: export the model again to change it")
+        path = resolve(name, revision=revision)
+        graph, folder = _checked_graph(path), CheckpointFolder.open(path)
+        model = cls(folder.hf_config, stated_task(folder, task, given), graph=graph)
+        outputs = model.graph.session.get_outputs()
+        found = (None, *outputs[0].shape)[-1] if len(outputs) == 1 else len(outputs)
+        found, expected = found if isinstance(found, int) else None, model.head.num_logits
+        if found != expected:
+            raise CheckpointError(f"{path}: {GRAPH} returns {found} logits, but config.json states {expected} labels")
+        if isinstance(model.head, CRFHead):  # its transitions are not in the graph
+            tensors = read_head_tensors(path)
+            transitions = None if tensors is None else tensors.get("head.transitions")
+            if transitions is None or transitions.shape != model.head.transitions.shape:
+                raise CheckpointError(f"{path}: task_head.safetensors is missing or does not belong to the stored task")
+            checked = checked_tensors({"head.transitions": transitions}, {"head.transitions": torch.float32})
+            model.load_state_dict(checked, strict=False)
+        model.columns = folder.columns
+        model.tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)
+        return model
+
+    def packed_logits(self, batch: PackedBatch) -> Tensor:
+        return self.graph.packed_logits(batch)
+
+
+def _checked_graph(path: Path) -> bytes:
+    """The content of the graph's file, after checking its digest and that it contains all of its tensors.
+
+    Raises:
+        CheckpointError: the file is damaged or was changed, or a tensor is in another file.
+    """
+    stated = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES).get("sha256")
+    content = checked_file(path, GRAPH).read_bytes()
+    if sha256(content) != stated:
+        raise CheckpointError(
+            f"{path / GRAPH}: damaged or changed, its sha256 is not that of {RECORD}: export the model again"
+        )
+    if names_other_file(content):
+        raise CheckpointError(
+            f"{path / GRAPH}: values of the graph may be in another file (external data), which is not supported, "
+            "because a graph could name any file of this machine: export the model again"
+        )
+    return content

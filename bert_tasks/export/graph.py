@@ -1,0 +1,209 @@
+"""A model as an ONNX graph: exported by torch, and quantized to int8 by onnxruntime."""
+
+import logging
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bert_tasks.environment import check_libraries
+from bert_tasks.errors import UsageError
+from bert_tasks.export.exported import import_onnxruntime, input_names, output_names
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.storage import os_error_message
+
+if TYPE_CHECKING:
+    import onnx
+
+OPSET = 20  # the first with Gelu
+LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
+
+
+class _PaddedCall(nn.Module):
+    """The padded call of a model, with the inputs and outputs of the graph only."""
+
+    def __init__(self, model: TaskModel) -> None:
+        super().__init__()
+        self.model = model
+        self.splits = len(output_names(model)) > 1
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, ...]:
+        found = self.model(input_ids, attention_mask, token_type_ids)
+        # Of tokens, and of pairs of sentences, which no prediction reads.
+        logits: Tensor = found[0] if isinstance(found, tuple) else found
+        return logits.unbind(-1) if self.splits else logits
+
+
+def exported_graph(model: TaskModel) -> "onnx.ModelProto":
+    """The float32 graph of a model's padded call, with free batch size and length.
+
+    Its inputs are ``input_names``, each int64 ``[B, T]``. Its outputs are ``output_names``: logits ``[B, L]``, or
+    ``[B, T, L]`` with zeros at padding, or for spans two tensors ``[B, T]``. For a CRF the logits are the emissions;
+    the transitions stay with the head. Logits of pairs of sentences are left out. The model is not changed.
+
+    Raises:
+        UsageError: the ``export`` extra is not installed, or the model is an exported one.
+    """
+    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
+    if model.no_weights_reason:
+        raise UsageError(f"it cannot be converted: {model.no_weights_reason}")
+    inputs, outputs = input_names(model.config), output_names(model)
+    mask = torch.ones(2, 7, dtype=torch.int64)  # any sizes but 0 and 1, which the exporter treats as fixed
+    mask[0, 5:] = 0
+    example = tuple(tensor.to(model.device) for tensor in (mask * 5, mask, torch.zeros_like(mask)))
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    was_training = model.training
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                _PaddedCall(model).eval(),
+                example[: len(inputs)],
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=inputs,
+                output_names=outputs,
+                dynamic_shapes=(free,) * len(inputs),
+            )
+    finally:
+        model.train(was_training)
+    graph: onnx.ModelProto = program.model_proto  # type: ignore[union-attr]  # dynamo=True always gives a program
+    sizes = [size.dim_param for size in graph.graph.input[0].type.tensor_type.shape.dim]
+    names = dict(zip(sizes, ("batch", "sequence"), strict=True))
+    for value in (*graph.graph.input, *graph.graph.output):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param in names:
+                size.dim_param = names[size.dim_param]
+    # The metadata of nodes contain paths of this machine.
+    for part in (graph, graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.functions):
+        del part.metadata_props[:]
+    for weights in graph.graph.initializer:
+        del weights.metadata_props[:]
+    del graph.graph.value_info[:]  # intermediate shapes, which are wrong after the quantizer has transposed weights
+    return graph
+
+
+def check_int8(model: TaskModel) -> None:
+    """Refuses a model that cannot be quantized.
+
+    Raises:
+        UsageError: its head multiplies with the word embeddings, of which the quantizer makes a graph that is wrong.
+    """
+    if model.head.reads_embeddings:
+        raise UsageError(
+            f"int8 is not supported for {model.task.name}: the weights of its head are the word embeddings; use float32"
+        )
+
+
+def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7) -> bytes:
+    """The graph with int8 weights and dynamically quantized activations, by onnxruntime's quantizer.
+
+    Weights have one scale per output channel, and activations one per token: of the settings that were tried, this
+    changed the fewest labels (docs/performance.md). Embeddings, norms, softmax, the products of queries, keys and
+    values, and the head stay in float32. What remains is one range for a padded batch, so a row's scores depend a
+    little on the other rows.
+
+    Args:
+        graph: in float32.
+        weight_bits: 8 are for processors with VNNI; on others intermediate sums of 16 bits would overflow.
+
+    Raises:
+        UsageError: the quantizer's temporary files cannot be written.
+    """
+    quantization = import_onnxruntime("onnxruntime.quantization")
+    # The products of the head, also under the names that the quantizer gives them first.
+    head = [node.name for node in graph.graph.node if any(name.startswith("model.head.") for name in node.input)]
+    try:
+        with TemporaryDirectory() as folder, _quiet():
+            path = Path(folder) / "int8.onnx"
+            quantization.quantize_dynamic(
+                _with_token_scales(graph, excluded=head),
+                path,
+                op_types_to_quantize=["MatMul", "Gemm"],
+                per_channel=True,
+                reduce_range=weight_bits == 7,
+                weight_type=quantization.QuantType.QInt8,
+                nodes_to_exclude=[*head, *(f"{name}_MatMul" for name in head)],
+            )
+            return path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"int8 needs temporary files of about {2 * graph.ByteSize()} bytes, which cannot be written "
+            f"({os_error_message(error)}): free some space there, or set TMPDIR to another folder"
+        ) from None
+
+
+def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -> "onnx.ModelProto":
+    """An equivalent graph that divides the activations of each token by their largest magnitude before a product.
+
+    The quantizer gives all tokens of a product one scale, and some have activations that are many times as large as
+    those of others, for which few of the 256 steps would be left. The quotients ``[..., I]`` of every token have
+    magnitudes up to 1. The product ``[..., O]`` is multiplied by the divisor ``[..., 1]`` before the bias is added.
+
+    A ``Gemm`` becomes a ``MatMul`` with the transposed weight: the quantizer would transpose the weight itself, once
+    for each product, and layers may share it.
+
+    Args:
+        graph: as ``exported_graph`` makes it; it is not changed.
+        excluded: the names of products that stay as they are.
+    """
+    helper, numpy_helper = import_module("onnx.helper"), import_module("onnx.numpy_helper")
+    weights = {tensor.name: tensor for tensor in graph.graph.initializer}
+    constants = {"last_axis": np.array([-1]), "least_divisor": np.array(np.finfo(np.float32).tiny)}
+    nodes, transposed = [], set()
+    for node in graph.graph.node:
+        if node.op_type not in ("MatMul", "Gemm") or node.input[1] not in weights or node.name in excluded:
+            nodes.append(node)
+            continue
+        (tokens, weight, *bias), (output,) = node.input, node.output
+        if any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
+            transposed.add(weight)
+            weight = f"{weight}_transposed"
+        magnitudes, largest, divisor, quotients, product, scaled = (
+            f"{output}_{part}" for part in ("magnitudes", "largest", "divisor", "quotients", "product", "scaled")
+        )
+        nodes += [
+            helper.make_node("Abs", [tokens], [magnitudes]),
+            helper.make_node("ReduceMax", [magnitudes, "last_axis"], [largest]),
+            helper.make_node("Max", [largest, "least_divisor"], [divisor]),
+            helper.make_node("Div", [tokens, divisor], [quotients]),
+            helper.make_node("MatMul", [quotients, weight], [product], name=node.name),
+            helper.make_node("Mul", [product, divisor], [scaled if bias else output]),
+        ]
+        if bias:
+            nodes.append(helper.make_node("Add", [scaled, *bias], [output]))
+    constants |= {f"{name}_transposed": numpy_helper.to_array(weights[name]).T for name in sorted(transposed)}
+    result = type(graph)()
+    result.CopyFrom(graph)
+    del result.graph.node[:], result.graph.initializer[:]
+    result.graph.node.extend(nodes)
+    used = {name for node in nodes for name in node.input}
+    result.graph.initializer.extend(tensor for name, tensor in weights.items() if name in used)
+    result.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    return result
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences messages of the libraries that do not concern the user.
+
+    They are about deprecated internals of torch, torchvision, and the preprocessing of graphs.
+    """
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, message=".*isinstance.treespec, LeafSpec.*")
+            warnings.filterwarnings("ignore", category=UserWarning, message=".*The axis name.*")
+            yield
+    finally:
+        logging.disable(disabled)
