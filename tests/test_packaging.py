@@ -98,7 +98,9 @@ def test_every_import_is_declared(project: dict[str, Any]) -> None:
 
 def test_every_dependency_is_imported(project: dict[str, Any]) -> None:
     declared = {requirement_name(requirement) for requirement in project["dependencies"]}
-    assert declared - imported_distributions(package_sources()) == set()
+    assert declared - imported_distributions(package_sources()) == {
+        "protobuf"
+    }  # transformers reads SentencePiece by it
 
 
 def test_every_import_of_the_tests_is_declared(project: dict[str, Any], repository: Path) -> None:
