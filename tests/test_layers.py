@@ -18,6 +18,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"experiments"}),
     frozenset({"training"}),
     frozenset({"inference"}),
+    frozenset({"init"}),
     frozenset({"recipe"}),
     frozenset({"model"}),
     frozenset({"tasks"}),

@@ -241,7 +241,7 @@ def init(
 
     Example: bert-tasks init reviews.csv --output reviews.toml
     """
-    from bert_tasks.recipe.init import init_recipe
+    from bert_tasks.init import init_recipe
 
     draft = init_recipe(
         file,

@@ -56,7 +56,7 @@ NEIGHBOURS: dict[str, tuple[str, ...]] = {
     "__main__": ("cli/test_processes.py",),
     "api": ("training/test_fit_arguments.py", "training/test_fit_inputs.py", "training/test_loop.py"),
     "checkpoints": ("model/test_pretrained.py",),
-    "data": ("recipe/test_init.py", "inference/test_prediction.py"),
+    "data": ("init/test_recipe.py", "inference/test_prediction.py"),
     "distributed": (
         "training/test_threads.py",
         "training/test_processes.py",
@@ -71,7 +71,7 @@ NEIGHBOURS: dict[str, tuple[str, ...]] = {
     "model": ("tasks/test_contract.py", "inference/test_files.py"),
     "recipe": ("cli/test_commands.py", "training/test_run.py"),
     "storage": ("checkpoints/test_save.py", "training/test_files.py", "cli/test_commands.py"),
-    "tasks": ("inference/test_files.py", "serving/test_app.py", "report/test_build.py", "recipe/test_init.py"),
+    "tasks": ("inference/test_files.py", "serving/test_app.py", "report/test_build.py", "init/test_recipe.py"),
     "terminal": ("cli/test_terminal.py",),
     "training": ("experiments", "inference/test_trained_reading.py"),
     "variables": ("faults/test_network.py",),

@@ -11,7 +11,7 @@ from bert_tasks.data.checks import infer_labels
 from bert_tasks.data.columns import Column
 from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.data.table import RowTable
-from bert_tasks.recipe.init import init_recipe
+from bert_tasks.init import init_recipe
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.training.run import prepare
 

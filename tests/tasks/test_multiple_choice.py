@@ -22,8 +22,8 @@ from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.packing import pack
 from bert_tasks.errors import CheckpointError, DataError
 from bert_tasks.families import encoder_config
+from bert_tasks.init import guess_task
 from bert_tasks.model.inputs import renamed
-from bert_tasks.recipe.init import guess_task
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import BodyReader
 from bert_tasks.tasks import MultipleChoice

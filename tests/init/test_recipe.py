@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.profile import percentile, pieces, profile
 from bert_tasks.errors import CheckpointError, DataError, UsageError
-from bert_tasks.recipe import source as recipe_source
-from bert_tasks.recipe.init import EMBEDDED_MODEL, USUAL_MODEL, RecipeDraft, _commands, guess_task, init_recipe
+from bert_tasks.init import sample as file_sample
+from bert_tasks.init.recipe import EMBEDDED_MODEL, USUAL_MODEL, RecipeDraft, _commands, guess_task, init_recipe
 from bert_tasks.recipe.schema import build_task, load_recipe
 from bert_tasks.tasks.shared.detection import TaskGuess, UserHints
 from bert_tasks.training.run import check
@@ -106,7 +106,7 @@ def test_check_accepts_the_recipe(name: str, repository: Path, tmp_path: Path, b
     assert recipe.settings["max_length"] <= 48
     assert {key: recipe.settings[key] for key in draft.guess.settings} == draft.guess.settings
     report = check(recipe)
-    assert sum(split.rows for split in report.splits) == draft.source.count
+    assert sum(split.rows for split in report.splits) == draft.sample.count
 
 
 # Kinds of files
@@ -142,7 +142,7 @@ def test_stray_quotes_in_a_tab_file(tmp_path: Path, base: str) -> None:
     (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n", "utf-8")
     draft = draft_of(tmp_path / "rows.tsv", tmp_path, model=base)
     assert load_recipe(draft.path).data.format == "tsv/plain"
-    assert draft.source.count == 24
+    assert draft.sample.count == 24
     check(load_recipe(draft.path))
 
 
@@ -257,11 +257,11 @@ def test_files_that_hold_no_rows(name: str, text: str, message: str, tmp_path: P
 
 
 def test_large_files_are_sampled_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe_source, "_MOST_ROWS", 300)
+    monkeypatch.setattr(file_sample, "_MOST_ROWS", 300)
     rows = [{"text": f"row number {i}", "label": "first" if i < 1500 else "second"} for i in range(3000)]
     draft = draft_of(write_csv(tmp_path / "rows.csv", rows), tmp_path)
-    numbers = [int(row["text"].split()[-1]) for row in draft.source.rows]
-    assert (draft.source.count, len(numbers)) == (3000, 300)
+    numbers = [int(row["text"].split()[-1]) for row in draft.sample.rows]
+    assert (draft.sample.count, len(numbers)) == (3000, 300)
     assert numbers == sorted(set(numbers))
     assert 100 < sum(number < 1500 for number in numbers) < 200
     assert "3000 rows, 300 of them sampled" in draft.text
@@ -447,7 +447,7 @@ def test_a_file_of_text_is_a_corpus(tmp_path: Path, content: str, document: str 
     (tmp_path / "corpus.txt").write_text(content + "\n", "utf-8")
     draft = draft_of(tmp_path / "corpus.txt", tmp_path)
     assert (draft.guess.task, draft.guess.columns) == ("masked-language-modeling", {"text": "text"})
-    assert draft.source.stated.get("document") == document
+    assert draft.sample.options.get("document") == document
     recipe = load_recipe(draft.path)
     assert recipe.data.document == ("blank-line" if document is None else document)
     assert recipe.settings["max_length"] == 128

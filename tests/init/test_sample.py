@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.checks import DataReport
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.recipe.init import DETECTABLE, RecipeDraft, init_recipe
+from bert_tasks.init.recipe import DETECTABLE, RecipeDraft, init_recipe
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks import TASK_NAMES
 from bert_tasks.training.run import check
@@ -70,16 +70,13 @@ def test_tables_of_any_layout(name: str, delimiter: str, header: bool, init: Ini
     content = table(moods(), delimiter=delimiter, header=header).encode()
     draft, report = init(gzip.compress(content) if name.endswith(".gz") else content, name)
     names = {"text": "text", "label": "label"} if header else {"text": "1", "label": "2"}
-    assert (draft.guess.columns, draft.guess.labels, draft.source.count) == (names, MOODS, ROWS)
+    assert (draft.guess.columns, draft.guess.labels, draft.sample.count) == (names, MOODS, ROWS)
     assert load_recipe(draft.path).data.header is header
     assert sum(split.rows for split in report.splits) == ROWS
 
 
-def test_cells_of_the_first_row_may_be_equal(init: Init) -> None:
+def test_a_name_that_comes_twice_in_the_header_is_an_error(init: Init) -> None:
     rows = [{"a": MOODS[i % 3], "b": text(i), "c": MOODS[i % 3]} for i in range(ROWS)]
-    draft, report = init(table(rows, header=False), "rows.csv")
-    assert load_recipe(draft.path).data.header is False
-    assert sum(split.rows for split in report.splits) == ROWS
     with pytest.raises(DataError, match="the header names 'a' more than once"):
         init("a,b,a\n" + table(rows, header=False).replace("calm,", "quiet,"), "rows.csv")
 
@@ -89,7 +86,7 @@ def test_a_header_may_be_stated(init: Init) -> None:
     content = table([{"a": f"{text(i)} and so on", "b": i + 0.5} for i in range(ROWS)], header=False)
     assert "--no-header" in "\n".join(init(content, "rows.csv")[0].lines())
     draft, report = init(content, "rows.csv", header=False)
-    assert sum(split.rows for split in report.splits) == draft.source.count == ROWS
+    assert sum(split.rows for split in report.splits) == draft.sample.count == ROWS
 
 
 @pytest.mark.parametrize("index", [False, True])
@@ -100,7 +97,7 @@ def test_columns_may_be_numbered(first: int, index: bool, init: Init) -> None:
     draft, report = init(table(rows), "rows.csv")
     assert load_recipe(draft.path).data.header is True
     assert draft.guess.columns == {"text": f"{first}", "label": f"{first + 1}"}
-    assert sum(split.rows for split in report.splits) == draft.source.count == ROWS
+    assert sum(split.rows for split in report.splits) == draft.sample.count == ROWS
     assert "--no-header" not in "\n".join(draft.lines())
 
 

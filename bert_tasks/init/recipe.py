@@ -1,7 +1,6 @@
-"""``bert-tasks init``: a recipe for a data file, with comments on what was found in the file.
+"""The recipe that ``bert-tasks init`` writes: the task that fits the columns best, settings, and comments on the file.
 
-Owns which task a file seems to be for (every built-in task is asked, and the best answer is taken), the text of the
-recipe, the hyper-parameters to start from, and what a recipe must state so that its rows are accepted.
+Owns the text of the recipe, the first hyper-parameters, and what a recipe must set so that its rows are accepted.
 """
 
 import importlib.util
@@ -26,8 +25,8 @@ from bert_tasks.data.splits import DataSpec, load_splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.families import encoder_config
+from bert_tasks.init.sample import FileSample, read_sample
 from bert_tasks.recipe.schema import load_task_class
-from bert_tasks.recipe.source import Source, read_source
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import sync
 from bert_tasks.tasks import TASKS, named_task
@@ -68,13 +67,15 @@ class RecipeDraft:
     """A recipe that was written.
 
     Attributes:
-        path: the file.
-        source: the data file, ``guess``: its task, ``trial``: what its rows need.
-        text: the recipe.
+        path: File of the recipe.
+        sample: Sample of the data file.
+        guess: Task of the data file.
+        trial: What the rows need.
+        text: Text of the recipe.
     """
 
     path: Path
-    source: Source
+    sample: FileSample
     guess: TaskGuess
     trial: Trial
     text: str
@@ -82,12 +83,12 @@ class RecipeDraft:
     def to_json(self) -> dict[str, Any]:
         return {
             "recipe": str(self.path),
-            "rows": self.source.count,
+            "rows": self.sample.count,
             "task": self.guess.task,
             "rows_left_out": self.trial.left_out,
             "settings": dict(self.guess.settings),
             "columns": dict(self.guess.columns),
-            "reasons": [*self.source.notes, *self.guess.reasons, *self.trial.notes],
+            "reasons": [*self.sample.notes, *self.guess.reasons, *self.trial.notes],
             "alternatives": list(self.guess.alternatives),
             "next": _commands(self.path),
         }
@@ -95,7 +96,7 @@ class RecipeDraft:
     def lines(self) -> list[str]:
         """For people."""
         return [
-            *_findings(self.source, self.guess, self.trial),
+            *_findings(self.sample, self.guess, self.trial),
             f"recipe: {self.path}",
             "next:",
             *_indented(_commands(self.path)),
@@ -150,35 +151,35 @@ def init_recipe(
         model = USUAL_MODEL if importlib.util.find_spec(_SMALL_MODEL_PACKAGE) is None else EMBEDDED_MODEL
     texts = (text,) if isinstance(text, str) else tuple(text)
     hints = _checked(UserHints(task=task, texts=texts, label=label, separator=label_separator))
-    source = read_source(Path(file), ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header))
+    sample = read_sample(Path(file), ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header))
     try:
-        guess = guess_task(source.rows, _with_format(hints, source))
+        guess = guess_task(sample.rows, _with_format(hints, sample))
     except DataError as error:
-        raise DataError(f"{source.path}: {error}") from None
+        raise DataError(f"{sample.path}: {error}") from None
     if validation is not None:
-        _check_validation(Path(validation), source, guess)
-    usual, class_names = source.layout.columns, source.layout.label_names
+        _check_validation(Path(validation), sample, guess)
+    usual, class_names = sample.layout.columns, sample.layout.label_names
     labels = tuple(dict.fromkeys(class_names.get(name, name) for name in guess.labels))
     spec = DataSpec(
-        train=str(source.path),
+        train=str(sample.path),
         validation=None if validation is None else str(validation),
-        validation_share=0.2 if source.count < _SMALL else 0.1,
+        validation_share=0.2 if sample.count < _SMALL else 0.1,
         # The format may define the names.
         columns={task: name for task, name in guess.columns.items() if name != usual.get(task, task)},
         label_separator=guess.separator,
-        **source.stated,
+        **sample.options,
     )
-    known = tuple(class_names.values()) if source.is_given else ()
+    known = tuple(class_names.values()) if sample.has_stated_format else ()
     trial = try_rows(spec, guess.task, guess.settings, known=known, found=labels, seed=_SEED)
     heading = [
         "Written by `bert-tasks init`. Change what was detected wrongly, then run:",
         *("", *_indented(_commands(target)), ""),
-        *_findings(source, guess, trial),
+        *_findings(sample, guess, trial),
     ]
-    sections = _sections(source, guess, trial, spec=spec, labels=labels, model=model, target=target)
+    sections = _sections(sample, guess, trial, spec=spec, labels=labels, model=model, target=target)
     text = "\n".join([*map(_comment, heading), *sections]) + "\n"
     _write(target, text)
-    return RecipeDraft(path=target, source=source, guess=guess, trial=trial, text=text)
+    return RecipeDraft(path=target, sample=sample, guess=guess, trial=trial, text=text)
 
 
 def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
@@ -312,29 +313,36 @@ def _checked(hints: UserHints) -> UserHints:
     return replace(hints, task=task)
 
 
-def _with_format(hints: UserHints, source: Source) -> UserHints:
+def _with_format(hints: UserHints, sample: FileSample) -> UserHints:
     """The hints, with the columns of the named format if the file has them."""
-    usual = source.layout.columns if source.is_given else {}
-    present = {name for row in source.rows for name in row}
+    usual = sample.layout.columns if sample.has_stated_format else {}
+    present = {name for row in sample.rows for name in row}
     if "text" not in usual or hints.texts or hints.label is not None or not present >= set(usual.values()):
         return hints
     texts = tuple(usual[name] for name in ("text", "text_pair") if name in usual)
     return replace(hints, texts=texts, label=usual["label"])
 
 
-def _check_validation(path: Path, source: Source, guess: TaskGuess) -> None:
+def _check_validation(path: Path, sample: FileSample, guess: TaskGuess) -> None:
     """Raises DataError if the file cannot be read as the training file is, or lacks a column."""
-    present = column_names(path, source.reading)
+    present = column_names(path, sample.reading)
     for name in guess.columns.values():
         if present and name not in present and not numbered_columns(name, present):
             raise DataError(
-                f"{path}: no column {name!r}{did_you_mean(name, present)}, which {source.path} has; the columns there "
+                f"{path}: no column {name!r}{did_you_mean(name, present)}, which {sample.path} has; the columns there "
                 f"are {', '.join(map(repr, present))}"
             )
 
 
 def _sections(
-    source: Source, guess: TaskGuess, trial: Trial, *, spec: DataSpec, labels: Sequence[str], model: str, target: Path
+    sample: FileSample,
+    guess: TaskGuess,
+    trial: Trial,
+    *,
+    spec: DataSpec,
+    labels: Sequence[str],
+    model: str,
+    target: Path,
 ) -> Iterator[str]:
     """The lines of the recipe below its heading; ``labels``: those found in the rows."""
     folder = target.absolute().parent
@@ -362,18 +370,18 @@ def _sections(
         yield _comment(f"labels = {literal(labels[:_SHOWN_LABELS])}{f' and {more} more' if more > 0 else ''}")
         yield _comment("  found in the rows; state them to fix their order and to detect misspelt labels")
 
-    yield from ("", "[data]", _entry("train", relative(source.path), "paths start at the folder of this file"))
+    yield from ("", "[data]", _entry("train", relative(sample.path), "paths start at the folder of this file"))
     if spec.validation is None:
         yield _entry("validation_share", spec.validation_share, "no validation file: this share of the rows is used")
         # An existing file whose name suggests validation rows, or such a name.
-        path = source.path
+        path = sample.path
         extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
         candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
         suggested = next((other for other in candidates if other.is_file() and other != path), candidates[0])
         yield _comment(_entry("validation", relative(suggested)))
     else:
         yield _entry("validation", relative(Path(str(spec.validation))))
-    yield from (_entry(name, value) for name, value in source.stated.items())
+    yield from (_entry(name, value) for name, value in sample.options.items())
     if guess.separator != LABEL_SEPARATOR:
         yield _entry("label_separator", guess.separator)
     if trial.left_out:
@@ -383,35 +391,35 @@ def _sections(
         yield from ("", "[data.columns]" if spec.columns else "# [data.columns]")
     yield from (_entry(task, name) for task, name in spec.columns.items())
     yield from (_comment(f"{_entry(task, name)} # {remark}") for task, name, remark in guess.spare)
-    yield from _hyper_parameters(source, model, is_dense=TASKS[guess.task].has_dense_labels)
+    yield from _hyper_parameters(sample, model, is_dense=TASKS[guess.task].has_dense_labels)
 
 
-def _hyper_parameters(source: Source, model: str, *, is_dense: bool) -> Iterator[str]:
+def _hyper_parameters(sample: FileSample, model: str, *, is_dense: bool) -> Iterator[str]:
     """The last sections: more epochs for small files, a higher learning rate for small models."""
     yield from ("", "[optim]")
     if model == EMBEDDED_MODEL:
         yield _entry("learning_rate", 1e-4 if is_dense else 5e-5)
     else:
         yield _entry("learning_rate", 3e-5 if is_dense else 2e-5, "2e-5 to 5e-5 suit base-sized models")
-    rows = source.count
+    rows = sample.count
     epochs = 10 if rows < _SMALL else 4 if rows < _MIDDLE else 3
     yield _entry("epochs", min(epochs, 2) if rows > _MIDDLE and is_dense else epochs)
     yield _entry("batch_size", 16 if rows < _SMALL else 32)
     yield from (_entry("warmup_ratio", 0.1), _entry("weight_decay", 0.01))
     yield from ("", "[run]", _entry("seed", _SEED))
     yield _comment("seeds = [1, 2, 3] # one run per seed, to see how much the score varies")
-    stem = uncompressed(source.path).stem
-    name = source.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
+    stem = uncompressed(sample.path).stem
+    name = sample.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
     yield _entry("output_dir", f"runs/{name}")
 
 
-def _findings(source: Source, guess: TaskGuess, trial: Trial) -> Iterator[str]:
-    drawn = f", {len(source.rows)} of them sampled" if len(source.rows) < source.count else ""
-    yield f"{source.path.name}: {counted(source.count, 'row')}{drawn}"
-    if source.faults:
-        yield f"  {len(source.faults)} more cannot be read ({source.faults[0]})"
+def _findings(sample: FileSample, guess: TaskGuess, trial: Trial) -> Iterator[str]:
+    drawn = f", {len(sample.rows)} of them sampled" if len(sample.rows) < sample.count else ""
+    yield f"{sample.path.name}: {counted(sample.count, 'row')}{drawn}"
+    if sample.faults:
+        yield f"  {len(sample.faults)} more cannot be read ({sample.faults[0]})"
     yield f"task: {guess.task}" + (", most likely" if guess.alternatives else "")
-    yield from _indented([*source.notes, *guess.reasons, *trial.notes])
+    yield from _indented([*sample.notes, *guess.reasons, *trial.notes])
     if guess.alternatives:
         yield from ("not sure, it could also be:", *_indented(guess.alternatives))
 

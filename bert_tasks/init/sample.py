@@ -1,0 +1,192 @@
+"""A sample of a data file: its rows, and the reading options that a recipe must set for the file."""
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bert_tasks.data.columns import ENCODING_EXAMPLE
+from bert_tasks.data.formats import FORMATS, Format, file_format
+from bert_tasks.data.problems import shortened
+from bert_tasks.data.readers import ReadOptions, existing_file, file_records
+from bert_tasks.data.records import TEXT, found_encoding, is_encodable
+from bert_tasks.errors import DataError
+
+_MOST_ROWS = 20_000
+_LONGEST_HEADER = 5  # words
+_MOST_ROWS_PER_CLASS = 100  # a name in fewer of them is no class
+_UNKNOWN_BYTE = re.compile("[\udc80-\udcff]")  # as surrogateescape decodes it
+_DELIMITERS = (";", "\t", "|", ",")
+_NO_HEADER = 'the first line is a row like the others, so there is no header and the columns are named "0", "1", ...'
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSample:
+    """A data file and a sample of its rows.
+
+    Attributes:
+        columns: Names in the header, or names of the first row.
+        rows: Rows evenly drawn from all ``count`` rows of the file, in order. ``faults`` could not be read.
+        options: Reading options that a recipe must set.
+        notes: Reasons for the options.
+        has_stated_format: True if the user named the format, whose columns are then the columns of the task.
+    """
+
+    path: Path
+    layout: Format
+    columns: tuple[str, ...]
+    rows: Sequence[Mapping[str, Any]]
+    count: int
+    faults: Sequence[str]
+    options: Options
+    notes: tuple[str, ...] = ()
+    has_stated_format: bool = False
+
+    @property
+    def reading(self) -> ReadOptions:
+        """The options with which the readers return the same rows."""
+        return ReadOptions(**{"format": self.layout.name, **self.options})
+
+    @property
+    def cost(self) -> tuple[bool, int]:
+        """How badly these options read a table: whether it has a single column, and how many rows look broken."""
+        width = len(self.rows[0]) if self.options.get("header") is False and self.rows else len(self.columns)
+        is_single = width < 2 or len(self.faults) * 2 > self.count
+        return is_single, len(self.faults) + sum("\n" in str(value) for row in self.rows for value in row.values())
+
+
+def read_sample(path: Path, reading: ReadOptions) -> FileSample:
+    """Reads a file and keeps a sample. Detects the layout of a table and the encoding if they are not set.
+
+    Args:
+        path: The file.
+        reading: Reading options that the user set.
+
+    Returns:
+        The sample, with the options that a recipe must set.
+
+    Raises:
+        DataError: The file does not exist, or most of it is not in the format of its name.
+    """
+    existing_file(path)
+    layout = file_format(reading.format, path)
+    detected = None if layout.name == "parquet" else found_encoding(path, reading.encoding)
+    encoding = reading.encoding if detected is None else detected
+    options = {
+        "format": reading.format,
+        "delimiter": reading.delimiter,
+        "encoding": None if encoding == "utf-8" else encoding,
+        "header": reading.header,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    if layout.name not in ("csv", "tsv"):
+        sample = _read(path, layout, options)
+    elif reading.header is None:
+        sample = _detect_header(path, layout, options)
+    else:
+        sample = _detect_delimiter(path, layout, options)
+    if layout.name == "text":
+        sample = _detect_documents(sample)
+    if sample.count == 0 or len(sample.faults) >= sample.count:
+        fault = sample.faults[0] if sample.faults else "no rows"
+        raise DataError(f"{path}: cannot be read as {layout.name}: {fault}; name its format with --format")
+    for row in sample.rows:
+        for name, value in row.items():
+            if not is_encodable(name) or _UNKNOWN_BYTE.search(str(value)):
+                raise DataError(
+                    f"{path}: column {name!r} has bytes that are not {'utf-8' if encoding is None else encoding}; "
+                    f"name the file's encoding with --encoding, {ENCODING_EXAMPLE}"
+                )
+    return replace(sample, has_stated_format=reading.format is not None)
+
+
+def _detect_documents(sample: FileSample) -> FileSample:
+    """Decides whether blank lines separate the documents of a text, or each line is a document."""
+    if any(not str(row[TEXT]).strip() for row in sample.rows):
+        return replace(sample, notes=("blank lines separate documents",))
+    note = "no line is blank, so each line is a document"
+    return replace(sample, options={**sample.options, "document": "line"}, notes=(note,))
+
+
+def _detect_header(path: Path, layout: Format, options: Options) -> FileSample:
+    """Reads a table with its first line as the header, or as a row if a value of it comes back as a class does."""
+    sample = _detect_delimiter(path, layout, options)
+    names = list(dict.fromkeys(name for row in sample.rows for name in row))
+    # pandas counts columns without names. An index before them has the empty name.
+    numbers = [name.strip() for name in names if name.strip()]
+    if len(numbers) > 1 and any(numbers == [str(n + first) for n in range(len(numbers))] for first in (0, 1)):
+        return sample
+    counts = {name: sum(row.get(name) == name for row in sample.rows) for name in names if name.strip()}
+    if any(count > 1 and count * _MOST_ROWS_PER_CLASS > len(sample.rows) for count in counts.values()):
+        sample = _detect_delimiter(path, layout, {**options, "header": False})
+        return replace(sample, notes=(*sample.notes, _NO_HEADER))
+    for name in names:
+        if name.strip().isdecimal() or len(name.split()) > _LONGEST_HEADER:
+            note = (
+                f"the first line gives the columns' names, but {shortened(name)} looks like a value: is the header "
+                "missing? Then add --no-header"
+            )
+            return replace(sample, notes=(*sample.notes, note))
+    return sample
+
+
+def _detect_delimiter(path: Path, layout: Format, options: Options) -> FileSample:
+    """Reads a table by the delimiter that gives several columns and the fewest broken rows.
+
+    Raises:
+        DataError: No delimiter gives several columns, and the usual one gives an error.
+    """
+    best: FileSample | None = None
+    problem: DataError | None = None
+    for candidate, changes, notes in _table_layouts(layout, options):
+        try:
+            sample = replace(_read(path, candidate, {**options, **changes}), notes=notes)
+        except DataError as error:  # the header has a name twice, or a quote is never closed
+            problem = error if problem is None else problem
+            continue
+        if best is None or sample.cost < best.cost:
+            best = sample
+        if best.cost == (False, 0):
+            return best
+    if best is None or (problem is not None and best.cost[0]):
+        raise DataError(str(problem))
+    return best
+
+
+def _table_layouts(layout: Format, options: Options) -> Iterator[tuple[Format, Options, tuple[str, ...]]]:
+    """Yields formats with the options to change and the reasons, likeliest first."""
+    usual = layout.delimiter
+    marks = [options["delimiter"]] if "delimiter" in options else [usual, *(m for m in _DELIMITERS if m != usual)]
+    for mark in marks:
+        is_usual = mark == usual or "delimiter" in options
+        notes = () if is_usual else (f"the delimiter is {mark!r}",)
+        yield layout, {} if is_usual else {"delimiter": mark}, notes
+        if mark == "\t" and "format" not in options and "delimiter" not in options:
+            plain = "quotes are ordinary characters (rows could not be read with csv's rules)"
+            yield FORMATS["tsv/plain"], {"format": "tsv/plain"}, (*notes, plain)
+
+
+def _read(path: Path, layout: Format, options: Options) -> FileSample:
+    """Reads the file and keeps a uniform sample of up to ``_MOST_ROWS`` rows in their order."""
+    chance = random.Random(0)
+    faults: list[str] = []
+    kept: list[tuple[int, Mapping[str, Any]]] = []
+    count = 0
+    with file_records(path, layout, ReadOptions(**{**options, "format": layout.name})) as records:
+        for record in records.rows:
+            if record.skip:
+                continue
+            if record.fault is not None:
+                faults.append(f"line {record.line}: {record.fault}")
+                continue
+            place = len(kept) if count < _MOST_ROWS else chance.randint(0, count)
+            if place < _MOST_ROWS:
+                kept[place : place + 1] = [(count, record.cells)]
+            count += 1
+    rows = [cells for _, cells in sorted(kept, key=lambda row: row[0])]
+    columns = (tuple(rows[0]) if rows else ()) if records.columns is None else records.columns
+    return FileSample(path=path, layout=layout, columns=columns, rows=rows, count=count, faults=faults, options=options)
