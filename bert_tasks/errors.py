@@ -23,15 +23,6 @@ class UsageError(BertTasksError):
     collective = True  # all processes have the same command and environment
 
 
-class PathError(UsageError):
-    """A path that this process cannot examine: no permission, too long a name, links that form a circle.
-
-    Another process of the job may see another disk, so each process reports its own.
-    """
-
-    collective = False
-
-
 class RecipeError(BertTasksError):
     """A recipe that cannot be read or does not match the schema (exit code 2)."""
 

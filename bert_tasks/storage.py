@@ -1,10 +1,9 @@
-"""Files on disk: what exists at a path; files written whole or not at all, hashed, and locked.
+"""Files on disk: written whole or not at all, hashed, and locked.
 
-Every other module asks, writes, hashes and locks through this one; a test enforces it. The methods of pathlib are not
-enough to ask what exists: for a folder that may not be searched or a name that is too long they raise an OSError
-without advice, and for others they say that nothing exists. A file or folder is written under a temporary name, flushed
-to the disk and then renamed, so that a reader finds the old content or the new one, whatever is killed when. Digests
-are sha256 in hexadecimal.
+Every other module writes, hashes and locks through this one; a test enforces it. A file or folder is written under a
+temporary name, flushed to the disk and then renamed, so that a reader finds the old content or the new one, whatever is
+killed when. Digests are sha256 in hexadecimal. Questions to the file system are pathlib's; the command line turns an
+OSError into a message that names the file (``os_error_message``).
 """
 
 import errno
@@ -23,7 +22,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from bert_tasks.errors import PathError, UsageError
+from bert_tasks.errors import UsageError
 
 LOCK = "run.lock"
 _LONGEST_SHOWN = 300  # characters of a path in a message
@@ -43,7 +42,7 @@ def atomic_path(path: Path, *, folder: Path | None = None, durable: bool = True)
     """
     # A random number, because processes of several machines may write to one folder.
     suffix = f".tmp-{secrets.randbelow(2**32)}"
-    temporary = sibling_path(path if folder is None else folder / path.name, prefix=".", suffix=suffix)
+    temporary = (path.parent if folder is None else folder) / f".{path.name}{suffix}"
     try:
         yield temporary
         if durable:
@@ -153,24 +152,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sibling_path(path: Path, *, prefix: str = "", suffix: str = "") -> Path:
-    """The path of a companion of a file, in its folder: the file's name with a prefix or suffix.
-
-    A name that would be too long for the file system is cut and ends in a digest of the whole name, so that the same
-    name always gives the same companion.
-    """
-    try:
-        longest = os.pathconf(path.parent, "PC_NAME_MAX")
-    except (OSError, ValueError):  # the folder does not exist, or its file system does not say
-        longest = 255  # bytes
-    room = longest - len(os.fsencode(prefix + suffix))
-    name = os.fsencode(path.name)
-    if len(name) > room:
-        ending = f"-{sha256(name)[:16]}"
-        name = name[: room - len(ending)].decode("utf-8", errors="ignore").encode() + ending.encode()
-    return path.with_name(f"{prefix}{os.fsdecode(name)}{suffix}")
-
-
 def is_temporary(name: str, of: Collection[str] | None = None) -> bool:
     """Whether a name is a temporary one of ``atomic_path``, of a file with one of the names ``of`` (None: any name)."""
     found = re.fullmatch(r"\.(.+)\.tmp-[0-9]+", name)
@@ -260,60 +241,11 @@ def locked(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
-def exists(path: Path) -> bool:
-    """Whether anything exists at the path; links are followed.
-
-    Raises:
-        PathError: the path cannot be examined: no permission, too long a name, links that form a circle.
-    """
-    return _mode(path) is not None
-
-
-def lexists(path: Path) -> bool:
-    """Whether anything exists at the path, even a broken link. Raises PathError as ``exists`` does."""
-    return _mode(path, follow_links=False) is not None
-
-
-def is_file(path: Path) -> bool:
-    """Whether the path is a regular file. Raises PathError as ``exists`` does."""
-    mode = _mode(path)
-    return mode is not None and stat.S_ISREG(mode)
-
-
-def is_folder(path: Path) -> bool:
-    """Whether the path is a folder. Raises PathError as ``exists`` does."""
-    mode = _mode(path)
-    return mode is not None and stat.S_ISDIR(mode)
-
-
-def is_link(path: Path) -> bool:
-    """Whether the path is a symbolic link. Raises PathError as ``exists`` does."""
-    mode = _mode(path, follow_links=False)
-    return mode is not None and stat.S_ISLNK(mode)
-
-
-def resolved(path: Path) -> Path:
-    """The absolute path without links. Raises PathError as ``exists`` does."""
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links form a circle, before Python 3.13
-        raise PathError(f"{_printable(path)}: {_reason(error)}") from None
-
-
-def with_home(path: str | Path) -> Path:
-    """The path with ``~`` replaced by the home folder. Raises PathError if there is no such user or folder."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise PathError(f"{_printable(path)}: {error} Write the path without ~") from None
-
-
 def check_writable(folder: Path) -> None:
     """Checks that files can be written to a folder, which may still have to be created.
 
     Raises:
         UsageError: a file is in the way, or the folder, or the one to create it in, is not writable.
-        PathError: the folder cannot be examined.
     """
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
@@ -329,24 +261,6 @@ def os_error_message(error: OSError) -> str:
     paths = [name for name in given if isinstance(name, str | bytes | os.PathLike) and name not in ("", b"")]
     names = [_printable(os.fsdecode(path)) for path in paths]
     return ": ".join([*[" -> ".join(names)][: len(names)], reason.partition("\n")[0]])
-
-
-def _mode(path: Path, *, follow_links: bool = True) -> int | None:
-    try:
-        return os.stat(path, follow_symlinks=follow_links).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise PathError(
-            f"{_printable(path)}: cannot be examined ({_reason(error)}); check the name and the permissions of its "
-            "folders"
-        ) from None
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror is not None:
-        return error.strerror
-    return "a symbolic link leads back to itself" if isinstance(error, RuntimeError) else str(error)
 
 
 def _printable(path: str | Path) -> str:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_tasks.cli import main
 from bert_tasks.errors import UsageError
-from bert_tasks.storage import os_error_message, sibling_path
+from bert_tasks.storage import os_error_message
 
 COMMANDS = {
     "train": ("train", "PATH"),
@@ -30,7 +30,6 @@ COMMANDS = {
     "predict from": ("predict", "model", "--data", "PATH", "--output", "out.csv"),
     "report": ("report", "PATH"),
     "export": ("export", "model", "--to", "onnx", "--output", "PATH"),
-    "card": ("card", "PATH"),
     "push": ("push", "PATH", "me/x"),
     "search": ("search", "PATH"),
     "search to": (
@@ -139,26 +138,6 @@ def test_recipe_with_nul_in_a_path_is_refused(command: str, call: Call) -> None:
     code, message = call(*(argument.replace("PATH", '"a\\u0000b"') for argument in COMMANDS[command]))
     assert code in (2, 3, 4), message
     assert "internal error" not in message
-
-
-@given(
-    name=st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=255),
-    prefix=st.sampled_from(["", "."]),
-    suffix=st.sampled_from(["", ".parts", ".tmp-4194304", ".rejects.jsonl"]),
-)
-def test_companion_of_a_file_has_a_name_that_fits(name: str, prefix: str, suffix: str) -> None:
-    assume(name not in (".", "..") and len(os.fsencode(name)) <= 255)
-    path = Path("/tmp") / name
-    found = sibling_path(path, prefix=prefix, suffix=suffix)
-    assert found.parent == path.parent
-    assert len(os.fsencode(found.name)) <= 255
-    assert found.name.startswith(prefix)
-    assert found.name.endswith(suffix)
-    assert found == sibling_path(path, prefix=prefix, suffix=suffix)
-    if len(os.fsencode(prefix + name + suffix)) <= 255:
-        assert found.name == prefix + name + suffix
-    other = path.with_name(f"{name[:-1]}{'a' if name[-1] != 'a' else 'b'}")
-    assert found != sibling_path(other, prefix=prefix, suffix=suffix)
 
 
 @given(name=st.none() | st.text(max_size=400), number=st.sampled_from([errno.ENOSPC, errno.EACCES, errno.EIO]))

@@ -5,13 +5,13 @@ endpoint, the token and the transfer are left to huggingface_hub; a token is nev
 """
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.cards.card import CARD
+from bert_tasks.cards.card import CARD, write_card
 from bert_tasks.checkpoints.hub import CONFIG, PICKLES, REFUSED_TOKEN, is_model_file, model_folder
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
 from bert_tasks.data.problems import counted, missing_path
@@ -70,6 +70,8 @@ def push(
     public: bool = False,
     branch: str = _MAIN,
     message: str = "Upload a model trained with bert_tasks",
+    languages: Sequence[str] | None = None,
+    licence: str | None = None,
 ) -> Push:
     """Uploads a model folder, in one commit. A repository or branch that does not exist is created.
 
@@ -81,6 +83,8 @@ def push(
             repository is refused.
         branch: of the repository; created if it does not exist.
         message: of the commit.
+        languages, licence: Language codes of the texts and licence of the model, for the card (see ``write_card``). The
+            card of the run is written again. None: the card is not changed.
 
     Returns:
         What was uploaded, or with ``dry_run`` what would be.
@@ -102,6 +106,9 @@ def push(
         raise UsageError(f"{repo}: expected OWNER/NAME, such as my-org/my-model")
     if not branch.strip() or not message.strip():
         raise UsageError("expected a branch and a message that are not empty")
+    if languages is not None or licence is not None:
+        run = folder.parent if folder.name == outputs.MODEL else folder
+        write_card(run, languages=languages, licence=licence)
     files, left_out = _files_to_upload(folder)
     plan = Push(folder=folder, repo=repo, branch=branch, public=public, files=files, left_out=left_out)
     return plan if dry_run else _upload(plan, message)

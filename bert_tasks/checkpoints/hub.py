@@ -51,7 +51,6 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
     Raises:
         UsageError: a revision of a folder or of a package, which have none.
         CheckpointError: there is no such folder, package or model, or the hub does not give it.
-        PathError: the system does not let the folder be examined.
     """
     if str(name) == "":
         raise CheckpointError("the model's name is empty; expected a folder, a hub id or package:NAME/PATH")

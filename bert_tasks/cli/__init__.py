@@ -20,7 +20,6 @@ COMMANDS = (
     "export",
     "report",
     "push",
-    "card",
     "check",
     "inspect",
     "init",

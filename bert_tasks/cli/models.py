@@ -26,7 +26,6 @@ from bert_tasks.cli.options import (
     AsJson,
     DataOrPipe,
     DocumentUnit,
-    FinishedRun,
     KeepColumns,
     LabelSeparator,
     ModelName,
@@ -433,6 +432,12 @@ def push(
         str, typer.Option("--branch", "--revision", help="The branch; created if it does not exist.")
     ] = "main",
     message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload a model trained with bert_tasks",
+    language: Annotated[
+        list[str] | None, typer.Option(metavar="CODE", help="Language of the texts for the card, e.g. en; repeatable.")
+    ] = None,
+    license: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Licence of the model for the card, e.g. apache-2.0.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Upload a model and its card to the hub, without checkpoints and the other files of the run.
@@ -441,27 +446,17 @@ def push(
     """
     from bert_tasks.cards.push import push
 
-    result = push(model, repo, dry_run=dry_run, public=public, branch=branch, message=message)
+    result = push(
+        model,
+        repo,
+        dry_run=dry_run,
+        public=public,
+        branch=branch,
+        message=message,
+        languages=language,
+        licence=license,
+    )
     print_result(result.to_json(), result.lines(), as_json=as_json)
-
-
-@app.command("card")
-def card(
-    run: FinishedRun,
-    language: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Language of the texts, e.g. en; may be repeated.")
-    ] = None,
-    license: Annotated[
-        str | None, typer.Option(help="Licence of the model, as the hub names it, e.g. apache-2.0.")
-    ] = None,
-) -> None:
-    """Write the model card of a run again, with what only you know.
-
-    Example: bert-tasks card runs/first --language en --license apache-2.0
-    """
-    from bert_tasks.cards.card import write_card
-
-    print_notice(f"card: {write_card(run, languages=language, licence=license)}")
 
 
 @app.command("inspect")

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from bert_tasks.errors import DataError, PathError
+from bert_tasks.errors import DataError
 
 SHOWN = 20
 SKIP_HINT = 'data.on_error = "skip" leaves such rows out'
@@ -133,7 +133,7 @@ def missing_path(path: Path, kind: Literal["file", "folder"] = "file", *, patter
             return f"no such {kind}{did_you_mean(path.name, _names_in(path.parent, kind, pattern))}"
         outer = path.parent.parent
         near = did_you_mean(path.parent.name, _names_in(outer, "folder", "*")) if outer.is_dir() else ""
-    except (OSError, PathError):  # a folder that may not be listed: nothing to suggest
+    except OSError:  # a folder that may not be listed: nothing to suggest
         return f"no such {kind}"
     return f"no such {kind}: there is no folder {path.parent}{near}"
 

@@ -18,7 +18,7 @@ from bert_tasks.distributed import broadcast_from_main, main_process_first, make
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.experiments.group import format_table, with_changes
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.storage import sha256_file, sibling_path
+from bert_tasks.storage import sha256_file
 from bert_tasks.terminal import write_message
 from bert_tasks.training import files as outputs
 from bert_tasks.training.loop import Trainer
@@ -99,7 +99,7 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
     folder = Path(run)
     metadata = _metadata(folder)
     named = folder if folder.name not in ("", "..") else Path(os.path.realpath(folder))
-    home = sibling_path(named, suffix="-reproduced") if output_dir is None else Path(output_dir)
+    home = named.with_name(f"{named.name}-reproduced") if output_dir is None else Path(output_dir)
     if os.path.realpath(home) == os.path.realpath(folder):
         raise UsageError(f"--output-dir {home} is the run itself: choose another folder")
     recipe = load_recipe(folder / outputs.RECIPE, output_dir=home)

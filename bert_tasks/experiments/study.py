@@ -18,7 +18,7 @@ from bert_tasks.data.problems import shortened
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.recipe.search import Sampler, SearchSection, Space
 from bert_tasks.recipe.toml import literal
-from bert_tasks.storage import exists, is_file, sha256
+from bert_tasks.storage import sha256
 
 if TYPE_CHECKING:
     import optuna
@@ -239,9 +239,9 @@ class Study:
         Raises:
             ValueError, sqlite3.Error: it is something else.
         """
-        if not exists(self.path):
+        if not self.path.exists():
             return
-        if not is_file(self.path):
+        if not self.path.is_file():
             raise ValueError("not a file")
         with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=rw", uri=True)) as connection:
             names = {name for (name,) in connection.execute("SELECT study_name FROM studies")}

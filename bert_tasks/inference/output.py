@@ -56,7 +56,6 @@ from bert_tasks.storage import (
     remove_temporaries,
     sha256,
     sha256_json,
-    sibling_path,
 )
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature, Prediction, Task, float_list
@@ -230,7 +229,7 @@ class OutputDestination:
 
 def sibling_output(path: Path, name: str) -> Path:
     """The path of a further file that a task's format has beside the one asked for."""
-    return sibling_path(path.with_name(path.stem), suffix=f".{name}")
+    return path.with_name(f"{path.stem}.{name}")
 
 
 def output_destination(
@@ -278,7 +277,7 @@ def output_destination(
         if not isinstance(data, str | Path):
             raise UsageError("on_error = 'skip' is for files; remove bad rows from rows in memory")
         if rejects is None and path is not None:
-            rejects = sibling_path(path, suffix=".rejects.jsonl")
+            rejects = path.with_name(f"{path.name}.rejects.jsonl")
         if rejects is None:
             raise UsageError("name a file for the rows that are left out: --rejects FILE")
     # The file itself, where the path is a link to it: the link is to stay.
@@ -450,7 +449,7 @@ class _ChunkEntry:
 
 def unfinished_folder(output: Path) -> Path:
     """The folder beside an output where its completed chunks are kept until it is finished."""
-    return sibling_path(output, suffix=".parts")
+    return output.with_name(f"{output.name}.parts")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -226,12 +226,11 @@ class TestTrain:
         assert "holds a finished run with other settings: run.seed = 8 (was " in message
         assert "Choose another folder, or --overwrite" in message
 
-    def test_the_card_of_a_run_is_written_again(self, recipe: Path, run: Run) -> None:
+    def test_push_writes_the_card_again_with_what_is_stated(self, recipe: Path, run: Run) -> None:
         assert run("train", recipe, "--quiet", "--no-report").code == 0
         card = recipe.parent / "run" / "model" / "README.md"
         assert "license: mit" not in card.read_text("utf-8")
-        result = run("card", recipe.parent / "run", "--license", "mit")
-        assert (result.code, result.out + result.err) == (0, f"card: {card}\n")
+        assert run("push", recipe.parent / "run", "me/x", "--dry-run", "--license", "mit").code == 0
         assert "license: mit" in card.read_text("utf-8")
 
     def test_dry_run_writes_nothing(self, recipe: Path, run: Run) -> None:

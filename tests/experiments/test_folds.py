@@ -436,7 +436,6 @@ def test_models_of_others_are_refused(ensemble: Path) -> None:
         ("embed", "--data", "new.txt"),
         ("inspect",),
         ("push", "me/model", "--dry-run"),
-        ("card",),
     ],
 )
 def test_other_commands_name_one_fold(

@@ -71,8 +71,7 @@ def test_commands_reach_nobody_and_leave_nothing(
         ["check", recipe],
         ["init", data, "--output", folder / "new.toml"],
         ["report", folder / "run", "--output", folder / "report.html"],
-        ["card", folder / "run"],
-        ["push", folder / "run", "me/mine", "--dry-run"],
+        ["push", folder / "run", "me/mine", "--dry-run", "--language", "en"],
         ["reproduce", folder / "run", "--output-dir", folder / "again", "--quiet"],
         ["glue-submission", folder / "run", "--output", folder / "glue.zip"],  # refused: no GLUE run
         ["schema"],

@@ -131,7 +131,7 @@ def test_the_command_line_takes_the_folder_of_a_run(run: Path, data: Path, tmp_p
     assert Encoder.from_pretrained(run).config == Encoder.from_pretrained(run / "model").config
 
 
-@pytest.mark.parametrize("command", ["evaluate", "predict", "inspect", "push", "card", "export"])
+@pytest.mark.parametrize("command", ["evaluate", "predict", "inspect", "push", "export"])
 def test_a_folder_of_seeds_is_not_guessed_from(command: str, run: Path, tmp_path: Path, data: Path) -> None:
     runs = tmp_path / "seeds"
     (runs / "seed-2").mkdir(parents=True)

@@ -200,7 +200,7 @@ def test_trains_through_the_command_line(
     assert run(monkeypatch, "report", recipe.parent / "run", "--output", recipe.parent / "own.html") == 0
     assert "pearson" in (recipe.parent / "own.html").read_text("utf-8")
     (folder / "README.md").unlink()
-    assert run(monkeypatch, "card", recipe.parent / "run", "--language", "en") == 0
+    assert run(monkeypatch, "push", recipe.parent / "run", "me/x", "--dry-run", "--language", "en") == 0
     card = (folder / "README.md").read_text("utf-8")
     assert "AutoModelForTokenClassification" in card
     assert "pearson" in card
