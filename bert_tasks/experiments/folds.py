@@ -290,9 +290,9 @@ def write_predictions(result: FoldsResult) -> None:
             predicted = prediction.to_json()
             taken = {field.name for field in fields(prediction)}
             kept = [name for name in row if name in labels and (labels[name] or name not in predicted)]
-            given = {f"{INPUT}{name}" if name in taken else name: plain(row[name]) for name in kept}
-            place = {name: row[name] for name in ("line", "file") if name in row}
-            file.write(json_line({**place, **given, "fold": fold, **predicted}))
+            cells = {f"{INPUT}{name}" if name in taken else name: plain(row[name]) for name in kept}
+            line = {name: row[name] for name in ("line", "file") if name in row}
+            file.write(json_line({**line, **cells, "fold": fold, **predicted}))
 
 
 def dry_run_folds(recipe: Recipe, *, overwrite: bool = False) -> DryRun:

@@ -184,23 +184,23 @@ class SeedsResult:
 def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) -> dict[str, Spread]:
     """Every metric over the runs that have it."""
     results = {run.seed: run.result.metrics for run in runs if run.result is not None}
-    found = {}
+    statistic_of = {}
     for name in dict.fromkeys(name for metrics in results.values() for name in metrics):
         values = {seed: metrics[name] for seed, metrics in results.items() if name in metrics}
         numbers = list(values.values())
-        whole = all(map(math.isfinite, numbers))
+        is_finite = all(map(math.isfinite, numbers))
         comparable = [seed for seed, value in values.items() if not math.isnan(value)]
         pick = min if name in lower_is_better else max
         best = pick(comparable, key=values.__getitem__) if comparable else None
-        found[name] = Spread(
+        statistic_of[name] = Spread(
             runs=len(numbers),
-            mean=statistics.fmean(numbers) if whole else math.nan,
-            std=statistics.stdev(numbers) if whole and len(numbers) > 1 else math.nan,
-            median=statistics.median(numbers) if whole else math.nan,
+            mean=statistics.fmean(numbers) if is_finite else math.nan,
+            std=statistics.stdev(numbers) if is_finite and len(numbers) > 1 else math.nan,
+            median=statistics.median(numbers) if is_finite else math.nan,
             best=math.nan if best is None else values[best],
             best_seed=best,
         )
-    return found
+    return statistic_of
 
 
 def _counted(some: Sequence[SeedRun], runs: Sequence[SeedRun]) -> str:

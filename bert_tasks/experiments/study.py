@@ -213,10 +213,10 @@ class Study:
             return {}
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
         try:
-            found = optuna.importance.get_param_importances(self._stored, evaluator=evaluator)
+            shares = optuna.importance.get_param_importances(self._stored, evaluator=evaluator)
         except (RuntimeError, ValueError):  # equal scores
             return {}
-        return {} if any(map(math.isnan, found.values())) else {key: float(share) for key, share in found.items()}
+        return {} if any(map(math.isnan, shares.values())) else {key: float(share) for key, share in shares.items()}
 
     def _pruner(self) -> "optuna.pruners.BasePruner":
         import optuna
@@ -281,13 +281,13 @@ class Study:
         return value if self.search.space[key].choices is None else literal(value)
 
     def _decoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        found = {}
+        values = {}
         for key, space in self.search.space.items():
             value = params.get(key)
             if space.choices is not None:
                 value = {literal(choice): choice for choice in space.choices}.get(str(value))
-            found[key] = value
-        return found
+            values[key] = value
+        return values
 
     @contextmanager
     def _file_errors(self) -> Iterator[None]:

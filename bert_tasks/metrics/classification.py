@@ -136,8 +136,8 @@ def tune_thresholds(labels: ArrayLike, probabilities: ArrayLike) -> tuple[float,
     Raises:
         DataError: if the shapes differ, or a probability is not from 0 to 1.
     """
-    true, given = _aligned(labels, probabilities)
-    scores: Floats = given.astype(np.float64)
+    true, predicted = _aligned(labels, probabilities)
+    scores: Floats = predicted.astype(np.float64)
     if not ((scores >= 0) & (scores <= 1)).all():
         raise DataError("Thresholds: probabilities must lie between 0 and 1; check the model for NaN.")
     return tuple(_best_threshold(true[:, label] == 1, scores[:, label]) for label in range(true.shape[1]))
@@ -153,8 +153,8 @@ def _best_threshold(labels: Flags, scores: Floats) -> float:
     middles = np.where(middles > previous, middles, ordered)  # neighbouring floats have no middle
     candidates = np.append(middles, 0.5)
     below = np.searchsorted(ordered, candidates, side="left")  # how many scores each candidate rejects
-    found = np.append(np.cumsum(labels[order][::-1])[::-1], 0)[below]
-    f1 = 2 * found / (len(scores) - below + int(labels.sum()))
+    hits = np.append(np.cumsum(labels[order][::-1])[::-1], 0)[below]
+    f1 = 2 * hits / (len(scores) - below + int(labels.sum()))
     best = candidates[f1 == f1.max()]
     return float(best[np.argmin(np.abs(best - 0.5))])
 
@@ -249,7 +249,7 @@ def calibration(confidences: Sequence[float], correct: Sequence[float], *, bins:
     confidence = np.clip(np.asarray(confidences, dtype=np.float64), 0.0, 1.0)
     hits = np.asarray(correct, dtype=np.float64)
     bin_of = np.minimum((confidence * bins).astype(np.int64), bins - 1)
-    found = tuple(
+    filled = tuple(
         Bin(
             low=number / bins,
             high=(number + 1) / bins,
@@ -260,5 +260,5 @@ def calibration(confidences: Sequence[float], correct: Sequence[float], *, bins:
         for number in range(bins)
         if (inside := bin_of == number).any()
     )
-    gap = sum(one.count * abs(one.confidence - one.accuracy) for one in found) / len(confidence)
-    return Calibration(bins=found, ece=gap, predictions=len(confidence))
+    gap = sum(one.count * abs(one.confidence - one.accuracy) for one in filled) / len(confidence)
+    return Calibration(bins=filled, ece=gap, predictions=len(confidence))

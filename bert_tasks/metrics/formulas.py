@@ -143,8 +143,8 @@ def f1(counts: LabelCounts) -> Floats:
 
 def entity_f1(counts: LabelCounts) -> Floats:
     """``[..., L]``: the same number, rounded as in seqeval: the harmonic mean of precision and recall."""
-    one, other = precision(counts), recall(counts)
-    return ratio(2 * one * other, one + other)
+    p, r = precision(counts), recall(counts)
+    return ratio(2 * p * r, p + r)
 
 
 def accuracy(counts: LabelCounts) -> Floats:
@@ -240,8 +240,8 @@ class MetricFormula:
 
     def values(self) -> dict[str, float | None]:
         """The numbers over all rows; None for those that are not defined."""
-        found = self.formula(self.statistics.total).tolist()
-        return {name: value if math.isfinite(value) else None for name, value in zip(self.names, found, strict=True)}
+        numbers = self.formula(self.statistics.total).tolist()
+        return {name: value if math.isfinite(value) else None for name, value in zip(self.names, numbers, strict=True)}
 
     def number(self, name: str, sums: Floats) -> Floats:
         """``[..., K] -> [...]``: one of the numbers."""
@@ -306,9 +306,9 @@ def entity_measure(
 
 def _label_statistics(rows: Iterable[Sequence[Iterable[str]]], names: Sequence[str]) -> SufficientStatistics:
     """How often each name is in the labels, in the predictions and in both: the three sides of each row; K = 3 L."""
-    place = {name: number for number, name in enumerate(names)}
+    index = {name: number for number, name in enumerate(names)}
     counts = (
-        Counter(place[name] + len(names) * side for side, found in enumerate(row) for name in found if name in place)
+        Counter(index[name] + len(names) * side for side, labels in enumerate(row) for name in labels if name in index)
         for row in rows
     )
     return SufficientStatistics.of_counts(counts, 3 * len(names))
@@ -335,8 +335,8 @@ def _label_measure(
         each = [np.where(absent, np.nan, score(shown)) for score in scores.values()]
         return np.concatenate([*each, *(score(counts)[..., None] for score in overall.values())], axis=-1)
 
-    own = [f"{score}\0{names[place]}" for score in scores for place in frequent]
-    return MetricFormula(names=(*own, *overall), statistics=statistics, formula=formula, labels=tuple(names))
+    label_names = [f"{score}\0{names[index]}" for score in scores for index in frequent]
+    return MetricFormula(names=(*label_names, *overall), statistics=statistics, formula=formula, labels=tuple(names))
 
 
 def regression_measure(labels: Sequence[float], predictions: Sequence[float]) -> MetricFormula:

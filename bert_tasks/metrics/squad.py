@@ -206,7 +206,7 @@ def _check_lengths(
     if null_odds is not None:
         lengths["null_odds"] = len(null_odds)
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"len({name}) = {length}" for name, length in lengths.items())
-        raise DataError(f"SQuAD metrics: {found}; expected equal lengths, one item per question")
+        counts = ", ".join(f"len({name}) = {length}" for name, length in lengths.items())
+        raise DataError(f"SQuAD metrics: {counts}; expected equal lengths, one item per question")
     if null_odds is not None and any(map(isnan, null_odds)):
         raise DataError("SQuAD metrics: null odds hold nan, expected numbers; look for nan in the model's logits")

@@ -50,22 +50,22 @@ def untuned(metric: str) -> str:
     return f"untuned_{metric}"
 
 
-def merged(*parts: Mapping[str, float]) -> dict[str, float]:
+def merged(*each: Mapping[str, float]) -> dict[str, float]:
     """All metrics together.
 
     Raises:
         DataError: two of them have the same key, which a label's name can cause.
     """
-    found: dict[str, float] = {}
-    for part in parts:
-        repeated = sorted(found.keys() & part.keys())
+    union: dict[str, float] = {}
+    for metrics in each:
+        repeated = sorted(union.keys() & metrics.keys())
         if repeated:
             raise DataError(
                 f"metrics: {', '.join(map(repr, repeated))} would be reported twice, once for a label of that name; "
                 "rename the label in the rows"
             )
-        found |= part
-    return found
+        union |= metrics
+    return union
 
 
 CLASS_SCORES = ("precision", "recall", "f1")

@@ -48,8 +48,8 @@ def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool = Fa
     if raw:
         true, predicted = list(chain.from_iterable(labels)), list(chain.from_iterable(predictions))
         names = sorted({*true, *predicted})
-        place = {name: index for index, name in enumerate(names)}
-        counts = class_counts([place[tag] for tag in true], [place[tag] for tag in predicted], len(names))
+        index_of = {name: index for index, name in enumerate(names)}
+        counts = class_counts([index_of[tag] for tag in true], [index_of[tag] for tag in predicted], len(names))
         return merged(_by_name(names, counts, f1), {name: float(score(counts)) for name, score in WORD_SCORES.items()})
     for name, sentences in (("labels", labels), ("predictions", predictions)):
         _check_iob2(name, sentences)
@@ -63,8 +63,8 @@ def check_names(tags: Iterable[str], *, raw: bool) -> None:
         DataError: naming the keys.
     """
     names = sorted(set(tags) if raw else {tag[2:] for tag in tags if tag != "O"})
-    own = (f"{name}_{score}" for name in names for score in ("precision", "recall", "f1", _NUMBER))
-    merged(dict.fromkeys(own, 0.0), dict.fromkeys(WORD_SCORES if raw else _ENTITY_KEYS, 0.0))
+    label_keys = (f"{name}_{score}" for name in names for score in ("precision", "recall", "f1", _NUMBER))
+    merged(dict.fromkeys(label_keys, 0.0), dict.fromkeys(WORD_SCORES if raw else _ENTITY_KEYS, 0.0))
 
 
 def _check_lengths(labels: Sentences, predictions: Sentences) -> None:

@@ -51,10 +51,10 @@ def overall_metrics(run: Run) -> dict[str, float | None]:
     """The recorded metrics, each number once, without those of single classes; all of them of an unknown task."""
     if run.task is None:
         return dict(run.metrics)
-    known = {name: math.nan if value is None else value for name, value in run.metrics.items()}
+    numbers = {name: math.nan if value is None else value for name, value in run.metrics.items()}
     shown = {
         metric_key(name, metric)
-        for name, metrics in metrics_by_set(known, run.sets).items()
+        for name, metrics in metrics_by_set(numbers, run.sets).items()
         for metric in run.task.metric_table(metrics).overall
     }
     return {name: value for name, value in run.metrics.items() if name in shown}
@@ -130,8 +130,8 @@ def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, fro
     if not values:
         return None
     last = float(max(x for line in lines for x, _ in line.points))
-    known = {line.name: [y for _, y in line.points if y is not None] for line in lines}
-    ends = "; ".join(f"{name} from {found[0]:.3g} to {found[-1]:.3g}" for name, found in known.items() if found)
+    drawn = {line.name: [y for _, y in line.points if y is not None] for line in lines}
+    ends = "; ".join(f"{name} from {ys[0]:.3g} to {ys[-1]:.3g}" for name, ys in drawn.items() if ys)
     return Chart(
         title=title,
         description=f"{title} by step: {ends}.",

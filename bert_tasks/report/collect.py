@@ -85,7 +85,7 @@ class Run:
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
-        """The metrics of the best model, or over all folds; of an unfinished run those of the latest evaluation."""
+        """The metrics of the best model or over all folds, or of the latest evaluation of an unfinished run."""
         if self.folds is not None:
             return {name: one["pooled"] for name, one in self.folds["metrics"].items() if one["pooled"] is not None}
         if self.summary is not None:
@@ -106,8 +106,8 @@ class Run:
         name, metric = split_key(self.metadata["metrics"]["best"], self.sets)
         if self.task is None:
             return name, metric
-        known = {key: 0.0 if value is None else value for key, value in self.metrics_of(name).items()}
-        return name, self.task.metric_table(known).repeated.get(metric, metric)
+        metrics = {key: 0.0 if value is None else value for key, value in self.metrics_of(name).items()}
+        return name, self.task.metric_table(metrics).repeated.get(metric, metric)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -128,65 +128,65 @@ class Run:
 
 
 def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]:
-    """Reads the runs in these folders; a folder that ``train --seeds`` made stands for its runs.
-
-    A folder that ``train --folds`` made is one run, with predictions for all rows.
+    """Returns the runs in some folders; a folder of ``train --seeds`` stands for all of its runs.
 
     Args:
-        folders: output folders.
-        given: the validation rows of the runs; None: the rows that each run's recipe names.
+        folders: Output folders of ``train``.
+        given: The validation rows of a run of ``fit``, which has no recipe.
 
     Raises:
-        UsageError: a folder holds no run, or one is given twice.
+        UsageError: a folder holds no run, or is named twice.
     """
-    found: list[Path] = []
+    homes: list[Path] = []
     for folder in folders:
-        if not (folder / SEEDS).is_file():
-            found.append(folder)
-            continue
-        runs = read_record(folder / SEEDS, SeedsRecord, remedy=f"name the runs, {folder}/seed-N")["runs"]
-        found += [folder / f"seed-{run['seed']}" for run in runs if run["failure"] is None]
-    if not found:
+        if (folder / SEEDS).is_file():
+            runs = read_record(folder / SEEDS, SeedsRecord, remedy=f"name the runs, {folder}/seed-N")["runs"]
+            homes += [folder / f"seed-{run['seed']}" for run in runs if run["failure"] is None]
+        else:
+            homes.append(folder)
+    if not homes:
         raise UsageError(f"{', '.join(map(str, folders))}: no run has finished there yet")
-    places = [Path(os.path.realpath(folder)) for folder in found]
-    for index, folder in enumerate(found):
-        if places[index] in places[:index]:
-            raise UsageError(f"{folder} is given twice: name every run once")
-    names = [place.name for place in places]
+    paths = [os.path.realpath(home) for home in homes]
+    repeated = next((home for home, path in zip(homes, paths, strict=True) if paths.count(path) > 1), None)
+    if repeated is not None:
+        raise UsageError(f"{repeated} is given twice: name every run once")
+    names = [Path(path).name for path in paths]
     if len(set(names)) < len(names):
-        names = list(map(str, found))
-    metadata: list[dict[str, Any]] = []
-    for folder in found:  # of all runs, before any model predicts
-        known = outputs.read_run_metadata(folder / "fold-1" if (folder / FOLDS).is_file() else folder)
-        if known is None and fold_runs(folder):
-            raise UsageError(
-                f"{folder}: the cross-validation is not finished: run the same command again to resume it, or name one "
-                "of its folds"
-            )
-        if known is None:
-            what = missing_path(folder, "folder") if not folder.exists() else f"no run here ({outputs.RUN} is missing)"
-            raise UsageError(f"{folder}: {what}; give the output folder of `bert-tasks train`")
-        metadata.append(known)
+        names = list(map(str, homes))
+    metadata = list(map(_metadata, homes))  # of all runs, before any model predicts
     return [
-        _cross_validation(folder, name, known) if (folder / FOLDS).is_file() else _run(folder, name, known, given)
-        for folder, name, known in zip(found, names, metadata, strict=True)
+        _cross_validation(home, name, record) if (home / FOLDS).is_file() else _run(home, name, record, given)
+        for home, name, record in zip(homes, names, metadata, strict=True)
     ]
 
 
+def _metadata(home: Path) -> dict[str, Any]:
+    """Returns run.json, of a cross-validation that of its first fold. Raises UsageError if there is none."""
+    metadata = outputs.read_run_metadata(home / "fold-1" if (home / FOLDS).is_file() else home)
+    if metadata is not None:
+        return metadata
+    if fold_runs(home):
+        raise UsageError(
+            f"{home}: the cross-validation is not finished: run the same command again to resume it, or name one of "
+            "its folds"
+        )
+    problem = f"no run here ({outputs.RUN} is missing)" if home.exists() else missing_path(home, "folder")
+    raise UsageError(f"{home}: {problem}; give the output folder of `bert-tasks train`")
+
+
 def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
-    """All folds as one run, whose validation rows are all rows; ``metadata``: run.json of the first fold.
+    """Returns all folds as one run, whose validation rows are all rows; ``metadata``: run.json of the first fold.
 
     Raises:
         UsageError: folds.json is damaged.
     """
     content = read_record(folder / FOLDS, FoldsRecord, remedy="run the command again to write it anew")
     homes = [folder / f"fold-{run['fold']}" for run in content["runs"]]
-    metric, missing = content["metric"], [f"{note[:1].upper()}{note[1:]}." for note in content["notes"]]
-    recipe, predicted = homes[0] / outputs.RECIPE, tuple[PredictedSet, ...]()
-    task, data = None, {**metadata["data"]["train"], "rows": content["rows"]}
+    missing = [f"{note[:1].upper()}{note[1:]}." for note in content["notes"]]
+    task, predicted, data = None, tuple[PredictedSet, ...](), {**metadata["data"]["train"], "rows": content["rows"]}
     try:
-        found, data["fingerprint"], task = _held_out(homes)
-        predicted = (found,)
+        held_out, data["fingerprint"], task = _held_out(homes)
+        predicted = (held_out,)
     except (BertTasksError, OSError) as error:
         missing.append(f"The models could not predict their rows again: {error}")
     return Run(
@@ -196,11 +196,11 @@ def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
             **metadata,
             "rows": content["rows"],
             "data": {"held_out": data},
-            "metrics": {**metadata["metrics"], "sets": [""], "best": metric},
+            "metrics": {**metadata["metrics"], "sets": [""], "best": content["metric"]},
         },
         events=(),
         summary=None,
-        recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
+        recipe=_recipe_text(homes[0]),
         task=task,
         predicted=predicted,
         missing=tuple(missing),
@@ -208,9 +208,21 @@ def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
     )
 
 
+def _recipe_text(home: Path) -> str | None:
+    path = home / outputs.RECIPE
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _load_model(home: Path, task: type[Task]) -> TaskModel:
+    model = TaskModel.from_pretrained(home / outputs.MODEL, task=task)
+    return model.to("cuda") if torch.cuda.is_available() else model
+
+
 def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
-    """The predictions for all rows, each by the model that was trained without it; the fingerprint of these rows; and
-    the models' task without what each fold fitted to its rows.
+    """Predicts all rows, each by the model that was trained without it.
+
+    Returns:
+        The predictions, the fingerprint of all rows, and the task without the values that each fold fitted to its rows.
 
     Raises:
         BertTasksError: a model cannot be loaded, or the rows are not those that it was trained on.
@@ -219,25 +231,22 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
     for number, home in enumerate(homes, start=1):
         prepared = prepare(load_recipe(home / outputs.RECIPE))
         table, metadata = prepared.splits.held_out, outputs.read_run_metadata(home)
-        known = {} if metadata is None else metadata["data"].get("train", {})
-        if table is None or known.get("fingerprint") != prepared.splits.train.fingerprint:
+        train = {} if metadata is None else metadata["data"].get("train", {})
+        if table is None or train.get("fingerprint") != prepared.splits.train.fingerprint:
             raise UsageError(f"{prepared.splits.train.source} has changed since the run of {home}")
-        model = TaskModel.from_pretrained(home / outputs.MODEL, task=type(prepared.task))
-        if torch.cuda.is_available():
-            model.to("cuda")
+        model = _load_model(home, type(prepared.task))
         parts.append(FoldPredictions(fold=number, table=table, predictions=evaluated_predictions(model, table)))
     rows, _, predictions = out_of_fold(parts)
-    first = parts[0].table
-    fingerprint = first.fingerprint if first.part is None else first.part[0].fingerprint
-    found = PredictedSet(name="", source=first.source, rows=rows, predictions=predictions)
-    return found, fingerprint, model.task.drop_fitted_values()
+    table = parts[0].table
+    fingerprint = table.fingerprint if table.part is None else table.part[0].fingerprint
+    predicted = PredictedSet(name="", source=table.source, rows=rows, predictions=predictions)
+    return predicted, fingerprint, model.task.drop_fitted_values()
 
 
 def with_file_columns(run: Run) -> Run:
-    """The run, each of whose rows carries all columns of its file (``PASSTHROUGH``).
+    """Returns the run with rows that carry all columns of their file (``PASSTHROUGH``).
 
-    The rows are read again, because predictions need the task's columns only. Those of a run without a recipe stay as
-    they are.
+    The rows are read again, because predictions need the task's columns only. A run without a recipe does not change.
 
     Raises:
         BertTasksError: the files have changed in the meantime.
@@ -250,23 +259,23 @@ def with_file_columns(run: Run) -> Run:
     if splits.held_out is not None and splits.held_out.part is not None and run.folds is not None:
         tables = {"": splits.held_out.part[0]}
     predicted = []
-    for one in run.predicted:
-        read = list(tables[one.name])
-        if len(read) != len(one.rows) or not all(map(_same_cells, one.rows, read)):
-            raise UsageError(f"{one.source} has changed while the report was made: run the command again")
-        rows = [{**row, PASSTHROUGH: cells[PASSTHROUGH]} for row, cells in zip(one.rows, read, strict=True)]
-        predicted.append(replace(one, rows=rows))
+    for each in run.predicted:
+        again = list(tables[each.name])
+        if len(again) != len(each.rows) or not all(map(_same_cells, each.rows, again)):
+            raise UsageError(f"{each.source} has changed while the report was made: run the command again")
+        rows = [{**row, PASSTHROUGH: cells[PASSTHROUGH]} for row, cells in zip(each.rows, again, strict=True)]
+        predicted.append(replace(each, rows=rows))
     return replace(run, predicted=tuple(predicted))
 
 
-def _same_cells(row: Row, read: Row) -> bool:
-    """Whether a row that was read again has the same line and the same values."""
-    return all(read[name] == value for name, value in row.items() if name in read)
+def _same_cells(row: Row, again: Row) -> bool:
+    """Returns True if a row that was read again has the same line and the same values."""
+    return all(again[name] == value for name, value in row.items() if name in again)
 
 
 def _run(folder: Path, name: str, metadata: dict[str, Any], given: GivenRows | None) -> Run:
-    recipe, summary = folder / outputs.RECIPE, outputs.read_summary(folder)
-    predicted, task, missing = _predicted(folder, metadata, given)
+    summary = outputs.read_summary(folder)
+    predicted, task, missing = _predict_validation(folder, metadata, given)
     if task is None:
         with suppress(BertTasksError):
             task = stated_task(CheckpointFolder.open(folder / outputs.MODEL))
@@ -275,12 +284,12 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], given: GivenRows | N
             0, "The run is unfinished: metrics are of the latest evaluation, all else is of the best model so far."
         )
     elif task is not None:
-        for one in predicted:  # does the saved model reproduce the run's own metric?
-            key = metric_key(one.name, task.primary_metric)
-            now, then = task.metrics(one.predictions, one.rows)[task.primary_metric], summary["metrics"].get(key)
-            if then is not None and abs(now - then) > _TOLERANCE * max(1.0, abs(then)):
+        for each in predicted:  # does the saved model reproduce the run's own metric?
+            key = metric_key(each.name, task.primary_metric)
+            now, before = task.metrics(each.predictions, each.rows)[task.primary_metric], summary["metrics"].get(key)
+            if before is not None and abs(now - before) > _TOLERANCE * max(1.0, abs(before)):
                 missing.append(
-                    f"The saved model now gives {key} = {now:.6g}; at the end of training it was {then:.6g}."
+                    f"The saved model now gives {key} = {now:.6g}; at the end of training it was {before:.6g}."
                 )
     return Run(
         folder=folder,
@@ -288,17 +297,17 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], given: GivenRows | N
         metadata=metadata,
         events=outputs.read_events(folder),
         summary=summary,
-        recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
+        recipe=_recipe_text(folder),
         task=task,
         predicted=tuple(predicted),
         missing=tuple(missing),
     )
 
 
-def _predicted(
+def _predict_validation(
     folder: Path, metadata: Mapping[str, Any], given: GivenRows | None
 ) -> tuple[list[PredictedSet], Task | None, list[str]]:
-    """The predictions for each validation set, the model's task, and why there are none for others."""
+    """Returns the predictions for each validation set, the model's task, and why there are none for others."""
     if given is None and not (folder / outputs.RECIPE).is_file():
         reason = (
             "The run was started from Python with rows or files of its own and has no recipe, so its validation rows "
@@ -311,12 +320,10 @@ def _predicted(
         if given is None:
             prepared = prepare(load_recipe(folder / outputs.RECIPE))
             given = GivenRows(validation=prepared.splits.validation, task=type(prepared.task))
-        model = TaskModel.from_pretrained(folder / outputs.MODEL, task=given.task)
+        model = _load_model(folder, given.task)
     except (BertTasksError, OSError) as error:
         return [], None, [f"The model could not predict its validation rows again: {error}"]
-    if torch.cuda.is_available():
-        model.to("cuda")
-    found: list[PredictedSet] = []
+    predicted: list[PredictedSet] = []
     missing: list[str] = []
     for name, table in given.validation.items():
         split = f"validation_{name}" if name else "validation"
@@ -328,5 +335,5 @@ def _predicted(
         except UsageError as error:
             missing.append(f"{table.source}: {error}.")
             continue
-        found.append(PredictedSet(name=name, source=table.source, rows=list(table), predictions=predictions))
-    return found, model.task if found else None, missing
+        predicted.append(PredictedSet(name=name, source=table.source, rows=list(table), predictions=predictions))
+    return predicted, model.task if predicted else None, missing

@@ -19,10 +19,10 @@ def with_explanations(results: Results, model: TaskModel, count: int) -> Results
     if examples is None:
         return results
     items = list(examples.items)
-    chosen = [(place, one.row) for place, one in enumerate(items[:count]) if one.row is not None]
-    predictions = model.predict_rows([row for _, row in chosen], explain=True)
-    for (place, row), prediction in zip(chosen, predictions, strict=True):
-        items[place] = replace(items[place], shading=_shading(prediction.explanation, row))
+    explained = [(index, example.row) for index, example in enumerate(items[:count]) if example.row is not None]
+    predictions = model.predict_rows([row for _, row in explained], explain=True)
+    for (index, row), prediction in zip(explained, predictions, strict=True):
+        items[index] = replace(items[index], shading=_shading(prediction.explanation, row))
     sections = replace(results.sections, examples=replace(examples, items=tuple(items)))
     return replace(results, sections=sections)
 

@@ -82,24 +82,24 @@ def find_issues(
 
     present = [label for label in labels if any(row[column] == label for row, _ in pairs)]
     index = {label: number for number, label in enumerate(present)}
-    given = np.array([index[row[column]] for row, _ in pairs])
+    classes = np.array([index[row[column]] for row, _ in pairs])
     scores = np.array([[one[label] for label in present] for _, one in pairs], dtype=np.float64)  # [rows, labels]
     scores /= scores.sum(axis=1, keepdims=True)  # of float32, and of labels that no row has
     rows = find_label_issues(
-        given, scores, filter_by="confident_learning", return_indices_ranked_by="self_confidence", n_jobs=1
+        classes, scores, filter_by="confident_learning", return_indices_ranked_by="self_confidence", n_jobs=1
     )
-    found = []
+    issues = []
     for number in rows.tolist():
         best = int(scores[number].argmax())
         issue = LabelIssue(
             row=pairs[number][0],
-            label=present[given[number]],
+            label=present[classes[number]],
             suggested=present[best],
-            probability=float(scores[number, given[number]]),
+            probability=float(scores[number, classes[number]]),
             suggested_probability=float(scores[number, best]),
         )
-        found.append(issue)
-    return found
+        issues.append(issue)
+    return issues
 
 
 def issue_cells(issue: LabelIssue, cells: Mapping[str, Any]) -> dict[str, Any]:

@@ -289,28 +289,28 @@ def p_value(value: float | None) -> str:
 def _properties(run: Run) -> list[tuple[str, str]]:
     """Names and values of what was run."""
     metadata, settings, summary = run.metadata, run.metadata["settings"], run.summary
-    found = [("task", metadata["task"]), ("model", settings.get("model.name"))]
-    found += [(f"{split} rows from", data["source"]) for split, data in metadata["data"].items()]
-    found += [(f"{split} fingerprint", data["fingerprint"][:12]) for split, data in metadata["data"].items()]
+    facts = [("task", metadata["task"]), ("model", settings.get("model.name"))]
+    facts += [(f"{split} rows from", data["source"]) for split, data in metadata["data"].items()]
+    facts += [(f"{split} fingerprint", data["fingerprint"][:12]) for split, data in metadata["data"].items()]
     if run.folds is not None:
-        found += [("folds", run.folds["summary"]), ("models", f"one per fold, {run.folder}/fold-N; below: the first")]
-    found += [("training rows", f"{metadata['rows']:,}"), ("steps", f"{metadata['steps']:,}")]
+        facts += [("folds", run.folds["summary"]), ("models", f"one per fold, {run.folder}/fold-N; below: the first")]
+    facts += [("training rows", f"{metadata['rows']:,}"), ("steps", f"{metadata['steps']:,}")]
     if summary is not None:
         minutes, seconds = divmod(round(summary["train_seconds"]), 60)
         hours, minutes = divmod(minutes, 60)
         time = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-        found += [("best model after step", f"{summary['best_step']:,}"), ("training time", time)]
-        found += [("stopped early", "yes" if summary["stopped_early"] else "no")]
+        facts += [("best model after step", f"{summary['best_step']:,}"), ("training time", time)]
+        facts += [("stopped early", "yes" if summary["stopped_early"] else "no")]
     for event in run.events:
         if event["event"] == "agreement":
             shares = [f"{share:.1%}{f' on {name}' if name else ''}" for name, share in event["agreement"].items()]
-            found += [("predictions as the teacher's", ", ".join(shares))]
+            facts += [("predictions as the teacher's", ", ".join(shares))]
     in_steps = settings.get("optim.max_steps") is not None
-    found += [(name, settings.get(key)) for name, key in _SETTINGS if not (in_steps and key == "optim.epochs")]
-    found += [("seed", metadata["seed"]), ("processes", f"{metadata['processes']} x {metadata['device']}")]
-    found += [(name, metadata[key]) for name, key in (("attention", "attention"), ("machine", "platform"))]
-    found += [("python", metadata["python"]), *metadata["versions"].items()]
-    return [(name, str(value)) for name, value in found if value is not None]
+    facts += [(name, settings.get(key)) for name, key in _SETTINGS if not (in_steps and key == "optim.epochs")]
+    facts += [("seed", metadata["seed"]), ("processes", f"{metadata['processes']} x {metadata['device']}")]
+    facts += [(name, metadata[key]) for name, key in (("attention", "attention"), ("machine", "platform"))]
+    facts += [("python", metadata["python"]), *metadata["versions"].items()]
+    return [(name, str(value)) for name, value in facts if value is not None]
 
 
 _SETTINGS = (

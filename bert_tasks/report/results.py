@@ -142,11 +142,11 @@ def _plain(scores: Scores) -> dict[str, Any]:
 
 def score_table(word: str, rows: Sequence[ScoreRow], overall: Mapping[str, float]) -> MetricTable:
     """The values for people, without intervals; ``word``: what a row stands for."""
-    found = tuple(
-        ClassRow(name=one.name, scores=tuple(score.value for score in one.scores.values()), support=one.count)
-        for one in rows
+    class_rows = tuple(
+        ClassRow(name=row.name, scores=tuple(score.value for score in row.scores.values()), support=row.count)
+        for row in rows
     )
-    return MetricTable(overall=overall, word=word, columns=tuple(rows[0].scores) if rows else (), rows=found)
+    return MetricTable(overall=overall, word=word, columns=tuple(rows[0].scores) if rows else (), rows=class_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
