@@ -1,8 +1,8 @@
 """Outputs of predictions: what is written for a row, where it goes, and the folder of an output that is not finished.
 
-Owns the model at work on a chunk of rows, the names of columns in the output, the checks on a destination before any
-work is done for it, and the order in which files appear. The output of an unfinished prediction is in a folder beside
-it: JSON lines, chunk by chunk, each with its sha256, and a manifest that says what they depend on.
+Owns the names of columns in the output, the checks on a destination before any work is done for it, and the order in
+which files appear. The output of an unfinished prediction is in a folder beside it: its JSON lines so far, and a
+manifest that says which model, data and options they belong to.
 """
 
 import io
@@ -10,24 +10,20 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
-from itertools import chain, combinations
+from dataclasses import dataclass, field, fields
+from itertools import combinations, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bert_tasks.checkpoints.load import tensors_digest
-from bert_tasks.data.columns import FAULT, PASSTHROUGH, PassthroughColumns, Row
+from bert_tasks.data.columns import FAULT, PassthroughColumns
 from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.records import is_encodable
 from bert_tasks.data.table import RowTable, read_batches, tokenizer_content
 from bert_tasks.data.unknown_tokens import UnknownTokens
-from bert_tasks.data.validator import plain
 from bert_tasks.data.writers import (
     DELIMITERS,
     FORMS,
@@ -35,7 +31,6 @@ from bert_tasks.data.writers import (
     check_place,
     flat,
     is_special,
-    json_line,
     whole_file,
     write_failure,
     write_npy,
@@ -45,7 +40,7 @@ from bert_tasks.data.writers import (
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.export.exported import ExportedModel
 from bert_tasks.model.inputs import Data
-from bert_tasks.model.task_model import ForwardFn, TaskModel
+from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import (
     LOCK,
     atomic_path,
@@ -54,11 +49,10 @@ from bert_tasks.storage import (
     locked,
     move,
     remove_temporaries,
-    sha256,
     sha256_json,
 )
 from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import Feature, Prediction, Task, float_list
+from bert_tasks.tasks.base import Task
 
 LINE = "line"
 Progress = Callable[[int, int | None], None]  # gets the number of completed rows, and of all rows where it is known
@@ -151,7 +145,8 @@ class Predicted:
             messages on this.
         unknown: the number of unknown tokens; ``warnings`` are the messages on this.
         rejected: the number of rows that were left out; ``rejects`` is the file that says why.
-        resumed: the number of rows that an earlier attempt had completed.
+        resumed: the number of rows that an earlier attempt had completed; ``truncated`` and ``unknown`` do not count
+            these.
         notes: what else was skipped when the rows were read, and what the output's format cannot hold.
     """
 
@@ -340,111 +335,9 @@ def model_fingerprint(model: TaskModel) -> str:
     return sha256_json(weights, about, model.hf_config, tokenizer_content(model.require_tokenizer()))
 
 
-ROWS, LOG, MANIFEST = "rows.jsonl", "parts.jsonl", "manifest.json"  # of the folder of an unfinished output
+ROWS, MANIFEST = "rows.jsonl", "manifest.json"  # of the folder of an unfinished output
 
 _log = logging.getLogger("bert_tasks")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """The output of neighbouring rows as JSON lines, how many, and how many rows were truncated or left out."""
-
-    content: bytes
-    rows: int
-    truncated: int
-    unknown: UnknownTokens
-    rejected: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChunkResult:
-    """The rows of a chunk that were predicted, their predictions, and how many were truncated at the maximum length."""
-
-    rows: list[Row]
-    predictions: list[Prediction]
-    truncated: int
-    unknown: UnknownTokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predictor:
-    """A model that predicts for an output.
-
-    Attributes:
-        model: the model.
-        run: what runs a batch in place of the model.
-        writing: what is written for each row.
-        encode_vector: see ``Prediction.to_json``.
-        names: the task's columns -> the file's.
-        given: rows in memory as they were given, which columns are kept from.
-    """
-
-    model: TaskModel
-    run: ForwardFn | None
-    writing: WriteOptions
-    encode_vector: Callable[[NDArray[np.float32]], Any] = float_list
-    names: Mapping[str, str] | None = None
-    given: Sequence[Row] | None = None
-
-    def predict(self, first: int, rows: Sequence[Row]) -> ChunkResult:
-        """Predicts the usable ones of some rows; ``first`` is the number of the first one, for messages."""
-        usable = [row for row in rows if row.get(FAULT) is None]
-        seen: list[Sequence[Feature]] = []
-        asked = {"logits": self.writing.logits, "explain": self.writing.explain}
-        predictions = list(self.model.predict_rows(usable, run=self.run, first=first, note=seen.append, **asked))
-        cut = [{feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0} for features in seen]
-        ids = (np.fromiter(chain.from_iterable(one["input_ids"] for one in features), np.int64) for features in seen)
-        unknown = UnknownTokens.of(ids, self.model.tokenizer)
-        return ChunkResult(rows=usable, predictions=predictions, truncated=sum(map(len, cut)), unknown=unknown)
-
-    def output_chunk(self, first: int, rows: Sequence[Row]) -> Chunk:
-        """Predicts some rows, and makes their output: of each row the columns to keep, then the prediction.
-
-        A column that the prediction repeats in a field of the same name is left out; any other one with such a name is
-        called ``input.NAME``.
-        """
-        result = self.predict(first, rows)
-        keep, names = self.writing.keep_columns, {} if self.names is None else self.names
-        read = [column.name for column in self.model.task.columns if not column.is_label]
-        repeated = {name for name in read if names.get(name, name) == name}
-        reserved = reserved_names(self.model.task)
-        lines = []
-        for number, (row, prediction) in enumerate(zip(result.rows, result.predictions, strict=True), start=first):
-            if keep == "none":
-                kept: Mapping[str, Any] = {}
-            elif PASSTHROUGH in row:
-                kept = json.loads(row[PASSTHROUGH])
-            else:  # rows in memory, of which none is ever left out
-                cells = row if self.given is None else self.given[number]
-                own = LINE if self.given is None else None
-                kept = {k: plain(v) for k, v in cells.items() if k != own and (keep == "all" or k in keep)}
-            predicted = prediction.to_json(encode_vector=self.encode_vector)
-            taken = reserved.union(predicted)
-            output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
-            for name, value in kept.items():
-                if name in predicted and name in repeated:
-                    continue
-                output[f"{INPUT}{name}" if name in output else passthrough_name(name, taken)] = value
-            lines.append(json_line(output | predicted))
-        return Chunk(
-            content="".join(lines).encode(),
-            rows=len(result.rows),
-            truncated=result.truncated,
-            unknown=result.unknown,
-            rejected=len(rows) - len(result.rows),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ChunkEntry:
-    """The line of ``LOG`` for a chunk."""
-
-    size: int
-    sha256: str
-    rows: int
-    truncated: int
-    rejected: int
-    unknown: Sequence[int]  # of UnknownTokens
 
 
 def unfinished_folder(output: Path) -> Path:
@@ -452,95 +345,92 @@ def unfinished_folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.parts")
 
 
-@dataclass(frozen=True, kw_only=True)
-class UnfinishedOutput:
-    """The completed chunks of one output, in order.
+class PartialOutput:
+    """The JSON lines of an output that is not finished.
+
+    Args:
+        output: The output.
+        path: The file of the lines.
 
     Attributes:
-        output: the output.
-        lines: the file of their rows.
-        files: this file and ``LOG``, open for writing.
-        entries: the chunks, first those that an earlier attempt completed, which had ``resumed`` rows.
+        rows: Number of complete lines.
     """
 
-    output: Path
-    lines: Path
-    files: tuple[IO[bytes], IO[bytes]]
-    entries: list[_ChunkEntry]
-    resumed: int
+    def __init__(self, output: Path, path: Path) -> None:
+        self.path, self._output = path, output
+        self._file = path.open("ab+")
+        self._file.seek(0)
+        self.rows = sum(line.endswith(b"\n") for line in self._file)
 
-    def append(self, chunks: Sequence[Chunk]) -> None:
-        """Raises UsageError if they cannot be written; those before them stay."""
-        for chunk in chunks:
-            entry = _ChunkEntry(
-                size=len(chunk.content),
-                sha256=sha256(chunk.content),
-                rows=chunk.rows,
-                truncated=chunk.truncated,
-                unknown=chunk.unknown,
-                rejected=chunk.rejected,
-            )
-            try:
-                for file, content in zip(self.files, (chunk.content, json_line(asdict(entry)).encode()), strict=True):
-                    file.write(content)
-                    file.flush()
-            except OSError as error:
-                reason = write_failure(explained_disk_full(error, self.lines), self.output)
-                raise UsageError(f"{reason}; the same command resumes from {self.lines.parent}") from None
-            self.entries.append(entry)
+    def keep(self, rows: int) -> None:
+        """Removes all lines but the first ones, among them a line that is not complete."""
+        self._file.seek(0)
+        size = sum(len(line) for line in islice(self._file, rows))
+        self._file.truncate(size)
+        self.rows = rows
+
+    def append(self, lines: bytes) -> None:
+        """Appends complete lines.
+
+        Raises:
+            UsageError: The lines cannot be written. The earlier lines stay.
+        """
+        try:
+            self._file.write(lines)
+            self._file.flush()
+        except OSError as error:
+            reason = write_failure(explained_disk_full(error, self.path), self._output)
+            raise UsageError(f"{reason}; the same command resumes from {self.path.parent}") from None
+        self.rows += lines.count(b"\n")
+
+    def close(self) -> None:
+        """Closes the file."""
+        try:
+            self._file.close()
+        except OSError as error:  # what a full disk did not take, of a line that does not count
+            _log.debug("%s: %s", self._output, error)
 
 
 @contextmanager
-def unfinished_output(output: Path, metadata: Mapping[str, Any]) -> Iterator[UnfinishedOutput]:
-    """The chunks of an earlier attempt with the same metadata, or none; the folder is locked meanwhile.
+def partial_output(output: Path, metadata: Mapping[str, Any]) -> Iterator[PartialOutput]:
+    """Opens the lines of an earlier attempt with the same metadata, or none; the folder is locked meanwhile.
 
-    Its files are removed when the work is finished, when nothing was completed, and when the rows cannot be used.
+    Its files are removed if the work is finished, if nothing was completed, and if the rows cannot be used.
 
     Raises:
-        UsageError: another process works there, the folder holds something else, or it cannot be written.
+        UsageError: Another process works in the folder, the folder has other files, or it cannot be written.
     """
     folder = unfinished_folder(output)
     try:
         with locked(folder):
-            entries = _completed_entries(folder, metadata)
-            for name in () if entries else (ROWS, LOG):  # before there is a new manifest, which would be theirs
-                (folder / name).unlink(missing_ok=True)
             try:
+                if not _belongs(folder, metadata):
+                    (folder / ROWS).unlink(missing_ok=True)  # before there is a new manifest
                 with atomic_path(folder / MANIFEST) as temporary:
                     temporary.write_text(json.dumps(metadata, indent=2) + "\n", "utf-8")
-                files = (folder / ROWS).open("ab"), (folder / LOG).open("ab")
-                files[0].truncate(sum(entry.size for entry in entries))
-                files[1].truncate(sum(len(json_line(asdict(entry))) for entry in entries))
+                partial = PartialOutput(output, folder / ROWS)
             except OSError as error:
                 raise write_failure(error, output) from None
-            resumed = sum(entry.rows for entry in entries)
-            unfinished = UnfinishedOutput(
-                output=output, lines=folder / ROWS, files=files, entries=entries, resumed=resumed
-            )
             is_over = False
             try:
-                yield unfinished
+                yield partial
                 is_over = True
             except DataError:  # the rows will be changed: there is nothing to resume
                 is_over = True
                 raise
             finally:
-                for file in unfinished.files:
-                    try:
-                        file.close()
-                    except OSError as error:  # what a full disk did not take, of a chunk that does not count
-                        _log.debug("%s: %s", output, error)
-                if (is_over or not unfinished.entries) and folder.is_dir():
+                partial.close()
+                if (is_over or not partial.rows) and folder.is_dir():
                     remove_temporaries(folder)
-                    for name in (ROWS, LOG, MANIFEST):  # the manifest last: it says that the others are ours
+                    for name in (ROWS, MANIFEST):  # the manifest last: it says that the lines are ours
                         (folder / name).unlink(missing_ok=True)
     finally:
         with suppress(OSError):  # it is not empty, or another process has just come
             folder.rmdir()
 
 
-def _completed_entries(folder: Path, metadata: Mapping[str, Any]) -> list[_ChunkEntry]:
-    """The completed chunks in the folder that have the same metadata."""
+def _belongs(folder: Path, metadata: Mapping[str, Any]) -> bool:
+    """Returns True if the folder has lines of an attempt with the same metadata; says what changed if not."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -552,21 +442,8 @@ def _completed_entries(folder: Path, metadata: Mapping[str, Any]) -> list[_Chunk
             raise UsageError(
                 f"{folder} is not an unfinished prediction, it holds {first_few(foreign, 3)}: move it away"
             )
-        return []
+        return False
     changed = [name for name in metadata if manifest.get(name) != metadata[name]]
     if changed:
         _log.warning("%s: starting again, because %s changed", folder, " and ".join(changed))
-        return []
-    entries: list[_ChunkEntry] = []
-    try:
-        with (folder / ROWS).open("rb") as rows, (folder / LOG).open("rb") as lines:
-            size = os.fstat(rows.fileno()).st_size
-            for line in lines:
-                entry = _ChunkEntry(**json.loads(line))
-                if sha256(rows.read(min(entry.size, size))) != entry.sha256:
-                    break
-                entries.append(entry)
-    except (OSError, ValueError, RecursionError, TypeError) as error:  # the last line may be incomplete
-        _log.debug("%s: %s", folder, error)
-    _log.warning("%s: resuming after %s", folder, counted(sum(entry.rows for entry in entries), "row"))
-    return entries
+    return not changed

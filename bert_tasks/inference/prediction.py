@@ -6,45 +6,53 @@ its predictions do not depend on who makes them. A format of a task, such as CoN
 at once, in memory.
 """
 
+import json
+import logging
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import accumulate, chain, count, islice
 from pathlib import Path
 from platform import python_version
-from typing import IO, Any, Literal, TypeVar, Unpack, cast, overload
+from typing import IO, Any, Literal, Unpack, cast, overload
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from bert_tasks.data.columns import FAULT, PassthroughColumns
+from bert_tasks.data.columns import FAULT, PASSTHROUGH, PassthroughColumns, Row
 from bert_tasks.data.formats import named_format
+from bert_tasks.data.problems import BadRowsError, Problems, counted
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
-from bert_tasks.data.table import RowTable, Truncation
+from bert_tasks.data.table import RowTable, Truncation, read_batches
 from bert_tasks.data.unknown_tokens import UnknownTokens
-from bert_tasks.data.writers import vector_text, whole_file
+from bert_tasks.data.validator import plain
+from bert_tasks.data.writers import json_line, vector_text, whole_file
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.environment import installed_version
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.errors import BertTasksError, DataError, UsageError
 from bert_tasks.inference.output import (
+    INPUT,
+    LINE,
     STANDARD,
-    Chunk,
-    ChunkResult,
     OutputDestination,
+    PartialOutput,
     Predicted,
-    Predictor,
     Progress,
     StreamWriter,
-    UnfinishedOutput,
     WriteOptions,
     finalize_output,
     model_fingerprint,
     output_destination,
+    partial_output,
+    passthrough_name,
+    reject_line,
+    reserved_names,
     sibling_output,
-    unfinished_output,
     write_rejects,
 )
 from bert_tasks.inference.streams import (
@@ -53,15 +61,17 @@ from bert_tasks.inference.streams import (
     WHOLE_FORMATS,
     can_open,
     detected,
-    predict_stream,
     stored_input,
+    stream_rows,
 )
 from bert_tasks.model import task_model
 from bert_tasks.model.explanation import explainable_task
 from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained, vocabulary_name
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.base import PredictionT, Task, float_list
+from bert_tasks.tasks.base import Feature, Prediction, PredictionT, Task, float_list
+
+_log = logging.getLogger("bert_tasks")
 
 # The packages whose versions must be equal for an output to be resumed.
 _VERSIONED = ("bert-tasks", "torch", "transformers", "tokenizers", "onnxruntime")
@@ -209,220 +219,356 @@ def predict_file(
     destination.check_task(loaded.task, data, writing)
     if writing.explain:
         explainable_task(loaded, loaded.task, dtype)
-    predictor = Predictor(
-        model=loaded,
-        run=logits_of(loaded, dtype),
-        writing=writing,
-        encode_vector=vector_text if destination.form in ("parquet", "npy") else float_list,
-        names=options.columns,
+    run = PredictionRun(
+        loaded, destination, writing, dtype=dtype, accelerator=accelerator, progress=progress, names=options.columns
     )
     if is_standard and destination.stream is not None and format not in WHOLE_FORMATS and can_open(STDIN):
-        writer = StreamWriter(destination.stream, form=destination.form, raw=writing.csv_raw)
-        predicted = predict_stream(predictor, options, writer, destination.rejects, STDIN, progress)
+        predicted = run.predict_stream(options, STDIN)
+    elif is_standard:
+        with stored_input(sys.stdin.buffer, format) as stored:
+            predicted = run.predict_table(stored, detected(options, stored, loaded), STDIN_NAME)
     else:
-        run = _TableRun(
-            accelerator=accelerator, predictor=predictor, destination=destination, dtype=dtype, progress=progress
-        )
-        with stored_input(sys.stdin.buffer, format) if is_standard else nullcontext() as stored:
-            if stored is None:
-                predicted = run.predict(data, options, "rows")
-            else:
-                predicted = run.predict(stored, detected(options, stored, loaded), STDIN_NAME)
-    cuts = loaded.task.cut_notes(Truncation(rows=predicted.rows, cut_rows=predicted.truncated))
+        predicted = run.predict_table(data, options, "rows")
+    read = predicted.rows - predicted.resumed
+    cuts = loaded.task.cut_notes(Truncation(rows=read, cut_rows=predicted.truncated))
     warnings = predicted.unknown.warnings(vocabulary_name(loaded))
     return replace(predicted, rejects=destination.rejects, cuts=cuts, warnings=warnings)
 
 
-Result = TypeVar("Result")
-Rows = list[dict[str, Any]]
-
-
-def map_chunks_distributed(
-    accelerator: Accelerator,
-    table: RowTable,
-    *,
-    size: int,
-    work: Callable[[int, Rows], Result],
-    take: Callable[[Sequence[Result]], None],
-    completed: int = 0,
-) -> None:
-    """Runs ``work`` on every chunk of a table, each on one process.
-
-    Args:
-        size: rows of a chunk.
-        work: gets the number of the chunk's first row, and its rows.
-        take: gets results in row order, as they come, on the first process only.
-        completed: the number of first chunks that are left out.
-    """
-    rank, world = accelerator.process_index, accelerator.num_processes
-    rows, count = iter(table), -(-len(table) // size)
-    chunks = ((number, list(islice(rows, size))) for number in range(count))
-    own = (chunk for chunk in chunks if chunk[0] >= completed and (chunk[0] - completed) % world == rank)
-    for _ in range(completed, count, world):
-        chunk = next(own, None)
-        results = gather_object([] if chunk is None else [work(chunk[0] * size, chunk[1])])
-        broadcast_from_main(accelerator, partial(take, results))
+Rows = Sequence[Row]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TableRun:
-    """One prediction of a table: the model at work, where its rows go, and the processes that share them."""
+class Chunk:
+    """The predictions of neighbouring rows.
 
-    accelerator: Accelerator
-    predictor: Predictor
-    destination: OutputDestination
-    dtype: DType
-    progress: Progress
+    Attributes:
+        lines: The JSON lines of the output; empty for a format of a task.
+        rows, predictions: For a format of a task, which is made of all predictions at once; else empty.
+        count: Number of predicted rows. ``truncated`` of them were not read as a whole.
+        rejected: Number of rows that cannot be used.
+        unknown: The unknown tokens.
+    """
 
-    def predict(self, data: Data, options: ReadOptions, name: str) -> Predicted:
-        """Predicts the rows of a file or of memory; ``name`` is theirs in messages."""
-        predictor, destination, task = self.predictor, self.destination, self.predictor.model.task
-        given = None
-        if not isinstance(data, str | Path | RowTable):
-            data = given = in_memory(data, task)
-        names = predictor.model.columns
+    lines: bytes
+    rows: Rows
+    predictions: Sequence[Prediction]
+    count: int
+    truncated: int
+    rejected: int
+    unknown: UnknownTokens
+
+
+class PredictionRun:
+    """One prediction with an output: rows -> chunks -> writer, on one process or several.
+
+    Args:
+        model: The model.
+        destination: Where the output goes.
+        writing: What is written for each row.
+        dtype: The precision.
+        accelerator: The processes that share the chunks of a table. The first one writes.
+        progress: See ``predict_file``.
+        names: The task's columns -> the file's, if they differ.
+    """
+
+    def __init__(
+        self,
+        model: TaskModel,
+        destination: OutputDestination,
+        writing: WriteOptions,
+        *,
+        dtype: DType = "float32",
+        accelerator: Accelerator | None = None,
+        progress: Progress = lambda completed, total: None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self.model, self.destination, self.writing, self.dtype, self.progress = (
+            model,
+            destination,
+            writing,
+            dtype,
+            progress,
+        )
+        self._accelerator = make_accelerator() if accelerator is None else accelerator
+        self._forward_fn = logits_of(model, dtype)
+        self._names = {} if names is None else names
+        self._given: Rows | None = None  # rows in memory as the caller gave them, whose columns are kept
+        self._encode_vector = vector_text if destination.form in ("parquet", "npy") else float_list
+        self._counts = Predicted(rows=0, truncated=0, rejected=0)
+
+    def predict_table(self, data: Data, reading: ReadOptions, name: str) -> Predicted:
+        """Predicts the rows of a file or of memory.
+
+        Args:
+            name: The name of the rows in messages.
+        """
+        task, destination = self.model.task, self.destination
         if isinstance(data, str | Path):
-            options = options.for_file(data, names, [column for column in task.columns if not column.is_label])
-        run = replace(self, predictor=replace(predictor, given=given, names=options.columns))
-        with main_process_first(self.accelerator):
+            inputs = [column for column in task.columns if not column.is_label]
+            reading = reading.for_file(data, self.model.columns, inputs)
+        elif not isinstance(data, RowTable):
+            data = self._given = in_memory(data, task)
+        self._names = {} if reading.columns is None else reading.columns
+        with main_process_first(self._accelerator):
             table = load_table(
                 data,
                 task,
-                names=names,
-                reading=options,
+                names=self.model.columns,
+                reading=reading,
                 labels="optional" if destination.rendered and task.renders_labels else "unread",
                 name=name,
-                passthrough="none" if destination.rendered else predictor.writing.keep_columns,
-                skip_faulty=predictor.writing.on_error == "skip",
+                passthrough="none" if destination.rendered else self.writing.keep_columns,
+                skip_faulty=self.writing.on_error == "skip",
             )
         fingerprints = gather_object([table.fingerprint])
-        other = next((rank for rank, one in enumerate(fingerprints) if one != fingerprints[0]), None)
+        other = next((rank for rank, digest in enumerate(fingerprints) if digest != fingerprints[0]), None)
         if other is not None:
             error = DataError(
                 f"{table.source}: process {other} reads other rows than process 0; give all processes the same file"
             )
             error.collective = True
             raise error
-        # Where a row's features depend on the rows around it, all rows are one chunk.
-        chunk = task_model.EXPLAINED_ROWS if predictor.writing.explain else task_model.CHUNK_ROWS
-        size = max(len(table), 1) if task.needs_document_context else chunk
-        if destination.stream is not None:
-            predicted = run._to_stream(table, size, destination.stream)
-        elif destination.path is None:
-            raise UsageError("an output is a file or a stream")
-        elif destination.rendered:
-            predicted = run._to_rendered_files(table, size, destination.path)
+        if destination.rendered:
+            self._render(table)
+        elif destination.path is not None:
+            self._write_file(table, destination.path)
         else:
-            predicted = run._to_file(table, size, destination.path)
-        return replace(predicted, notes=(*table.notes, *predicted.notes))
+            if destination.rejects is not None:
+                broadcast_from_main(self._accelerator, partial(write_rejects, table, destination.rejects))
+            writer = self._stream_writer()
+            self._map_chunks(table, lambda chunk: writer.write(chunk.lines))
+        return replace(self._counts, notes=(*table.notes, *self._counts.notes))
 
-    def _to_stream(self, table: RowTable, size: int, stream: IO[bytes]) -> Predicted:
-        """The first process writes chunks as they come, in row order."""
-        writer = StreamWriter(stream, form=self.destination.form, raw=self.predictor.writing.csv_raw)
-        rows = truncated = 0
-        unknown = UnknownTokens()
+    def predict_stream(self, reading: ReadOptions, source: Path) -> Predicted:
+        """Predicts rows as they come. A chunk is written before the next one is predicted.
 
-        def write(chunks: Sequence[Chunk]) -> None:
-            nonlocal rows, truncated, unknown
-            for chunk in chunks:
-                writer.write(chunk.content)
-                rows, truncated = rows + chunk.rows, truncated + chunk.truncated
-                unknown = UnknownTokens.total([unknown, chunk.unknown])
-                self.progress(rows, len(table))
+        Raises:
+            BadRowsError: At the first row that cannot be used (unless such rows are skipped), after the rows before it
+                were written.
+            DataError: There are no rows, or a column is missing.
+            ClosedPipeError: The output's reader has closed it.
+        """
+        most, pending, writer = self._chunk_rows, list[Row](), self._stream_writer()
+        rejects = self.destination.rejects
 
-        if self.destination.rejects is not None:
-            broadcast_from_main(self.accelerator, partial(write_rejects, table, self.destination.rejects))
-        self.progress(0, len(table))
-        map_chunks_distributed(self.accelerator, table, size=size, work=self.predictor.output_chunk, take=write)
-        return Predicted(rows=rows, truncated=truncated, rejected=len(table) - rows, unknown=unknown)
+        def flush() -> None:
+            rows, skips = pending.copy(), self.writing.on_error == "skip"
+            pending.clear()
+            if not rows:
+                return
+            faulty = [row for row in rows if row.get(FAULT) is not None]
+            chunk = self._predict_chunk(
+                self._counts.rows, rows if skips or not faulty else rows[: rows.index(faulty[0])]
+            )
+            writer.write(chunk.lines)
+            self._count(chunk, None)
+            if faulty and not skips:
+                problems = Problems(source=STDIN_NAME)
+                for row in faulty:
+                    problems.add(row[LINE], json.loads(row[FAULT])["reason"])
+                raise BadRowsError([problems])
+            if file is not None:
+                file.writelines(reject_line(row[FAULT]) for row in faulty)
+                file.flush()
 
-    def _to_file(self, table: RowTable, size: int, path: Path) -> Predicted:
-        """The first process keeps completed chunks beside the output until all of them are there."""
-        predictor, accelerator, writing = self.predictor, self.accelerator, self.predictor.writing
-        keep = writing.keep_columns
-        opened: list[UnfinishedOutput] = []  # on the first process: it cannot be sent to others
+        with nullcontext() if rejects is None else rejects.open("w", encoding="utf-8") as file:
+            before_wait = flush if most is not None else lambda: None
+            with stream_rows(source, self.model, reading, self.writing.keep_columns, before_wait) as (rows, names):
+                self._names = names
+                try:
+                    for row in rows:
+                        pending.append(row)
+                        if len(pending) == most:
+                            flush()
+                except (BertTasksError, OSError):
+                    flush()
+                    raise
+                flush()
+        return self._counts
+
+    @property
+    def _chunk_rows(self) -> int | None:
+        """Number of rows of a chunk; None if a row's features depend on the rows around it: all rows are one chunk."""
+        if self.model.task.needs_document_context:
+            return None
+        return task_model.EXPLAINED_ROWS if self.writing.explain else task_model.CHUNK_ROWS
+
+    def _stream_writer(self) -> StreamWriter:
+        if self.destination.stream is None:
+            raise UsageError("an output is a file or a stream")
+        return StreamWriter(self.destination.stream, form=self.destination.form, raw=self.writing.csv_raw)
+
+    def _count(self, chunk: Chunk, total: int | None) -> None:
+        counts = self._counts
+        self._counts = replace(
+            counts,
+            rows=counts.rows + chunk.count,
+            truncated=counts.truncated + chunk.truncated,
+            rejected=counts.rejected + chunk.rejected,
+            unknown=UnknownTokens.total([counts.unknown, chunk.unknown]),
+        )
+        self.progress(self._counts.rows, total)
+
+    def _map_chunks(self, table: RowTable, write: Callable[[Chunk], None], completed: int = 0) -> None:
+        """Predicts every chunk of a table on one of the processes; the first one writes them in row order.
+
+        Args:
+            completed: Number of first chunks that are left out.
+        """
+        rank, world = self._accelerator.process_index, self._accelerator.num_processes
+        size = max(len(table), 1) if self._chunk_rows is None else self._chunk_rows
+        rows, count = iter(table), -(-len(table) // size)
+        chunks = ((number, list(islice(rows, size))) for number in range(count))
+        mine = (chunk for chunk in chunks if chunk[0] >= completed and (chunk[0] - completed) % world == rank)
+
+        def take(results: Sequence[Chunk]) -> None:
+            for chunk in results:
+                write(chunk)
+                self._count(chunk, len(table))
+
+        if self._accelerator.is_main_process:
+            self.progress(self._counts.rows, len(table))
+        for _ in range(completed, count, world):
+            number, chunk_rows = next(mine, (-1, []))
+            results = gather_object([] if number < 0 else [self._predict_chunk(number * size, chunk_rows)])
+            broadcast_from_main(self._accelerator, partial(take, results))
+        self._counts = broadcast_from_main(self._accelerator, lambda: self._counts)
+
+    def _write_file(self, table: RowTable, path: Path) -> None:
+        """Keeps the lines of completed chunks beside the output until all of them are there."""
+        accelerator, writing, opened = self._accelerator, self.writing, list[PartialOutput]()
+        size = max(len(table), 1) if self._chunk_rows is None else self._chunk_rows
         with ExitStack() as stack:
 
-            def open_unfinished() -> int:
-                settings = {
-                    "columns": None if predictor.names is None else dict(predictor.names),
-                    "part_rows": size,
-                    "keep_columns": keep if isinstance(keep, str) else list(keep),
-                    "on_error": writing.on_error,
-                    "logits": writing.logits,
-                    "explain": writing.explain,
-                    "dtype": self.dtype,
-                    "device": predictor.model.device.type,
-                }
-                # What must be equal for two attempts to write the same output; the number of processes does not count.
-                metadata = {
-                    "input": table.fingerprint,
-                    "model": model_fingerprint(predictor.model),
-                    "settings": settings,
-                    "versions": {name: installed_version(name) for name in _VERSIONED} | {"python": python_version()},
-                }
-                opened.append(stack.enter_context(unfinished_output(path, metadata)))
-                self.progress(opened[0].resumed, len(table))
-                return len(opened[0].entries)
+            def resume() -> int:
+                """Opens the lines of an earlier attempt; returns the number of chunks that they complete."""
+                partial_file = stack.enter_context(partial_output(path, self._metadata(table, size)))
+                opened.append(partial_file)  # it cannot be sent to other processes
+                ends = [0, *accumulate(usable_rows(table, size))]
+                completed = bisect_right(ends, partial_file.rows) - 1
+                partial_file.keep(ends[completed])
+                rejected = min(completed * size, len(table)) - ends[completed]
+                self._counts = replace(self._counts, rows=ends[completed], rejected=rejected, resumed=ends[completed])
+                if ends[completed]:
+                    _log.warning("%s: resuming after %s", partial_file.path.parent, counted(ends[completed], "row"))
+                return completed
 
-            completed = broadcast_from_main(accelerator, open_unfinished)
+            completed = broadcast_from_main(accelerator, resume)
+            self._map_chunks(table, lambda chunk: opened[0].append(chunk.lines), completed)
 
-            def append(chunks: Sequence[Chunk]) -> None:
-                opened[0].append(chunks)
-                self.progress(sum(entry.rows for entry in opened[0].entries), len(table))
-
-            map_chunks_distributed(
-                accelerator, table, size=size, completed=completed, work=predictor.output_chunk, take=append
-            )
-
-            def finalize() -> Predicted:
-                unfinished = opened[0]
+            def finish() -> None:
                 if self.destination.rejects is not None:
                     write_rejects(table, self.destination.rejects)
-                vectors = predictor.model.task.vector_columns(predictor.model.config)
-                finalize_output(
-                    unfinished.lines, path, form=self.destination.form, raw=writing.csv_raw, vectors=vectors
-                )
-                return Predicted(
-                    rows=sum(entry.rows for entry in unfinished.entries),
-                    truncated=sum(entry.truncated for entry in unfinished.entries),
-                    rejected=sum(entry.rejected for entry in unfinished.entries),
-                    resumed=unfinished.resumed,
-                    unknown=UnknownTokens.total(entry.unknown for entry in unfinished.entries),
-                )
+                vectors = self.model.task.vector_columns(self.model.config)
+                finalize_output(opened[0].path, path, form=self.destination.form, raw=writing.csv_raw, vectors=vectors)
 
-            return broadcast_from_main(accelerator, finalize)
+            broadcast_from_main(accelerator, finish)
 
-    def _to_rendered_files(self, table: RowTable, size: int, path: Path) -> Predicted:
+    def _metadata(self, table: RowTable, size: int) -> dict[str, Any]:
+        """What must be equal for two attempts to write the same output; the number of processes does not count."""
+        writing, keep = self.writing, self.writing.keep_columns
+        settings = {
+            "columns": dict(self._names),
+            "part_rows": size,
+            "keep_columns": keep if isinstance(keep, str) else list(keep),
+            "on_error": writing.on_error,
+            "logits": writing.logits,
+            "explain": writing.explain,
+            "dtype": self.dtype,
+            "device": self.model.device.type,
+        }
+        versions = {name: installed_version(name) for name in _VERSIONED} | {"python": python_version()}
+        model = model_fingerprint(self.model)
+        return {"input": table.fingerprint, "model": model, "settings": settings, "versions": versions}
+
+    def _render(self, table: RowTable) -> None:
         """Writes the files of a task's format, made of all predictions; the one asked for appears last.
 
         Raises:
-            DataError: the format has no place for these rows; before any is predicted.
+            DataError: The format has no place for these rows; before any is predicted.
         """
-        task, destination = self.predictor.model.task, self.destination
-        results: list[ChunkResult] = []
-
-        def collect(chunks: Sequence[ChunkResult]) -> None:
-            results.extend(chunks)
-            self.progress(sum(len(result.rows) for result in results), len(table))
-
+        task, destination, chunks = self.model.task, self.destination, list[Chunk]()
         usable = (row for row in table if row.get(FAULT) is None)
-        notes = broadcast_from_main(self.accelerator, lambda: task.check_render(destination.form, usable))
-        self.progress(0, len(table))
-        map_chunks_distributed(self.accelerator, table, size=size, work=self.predictor.predict, take=collect)
+        notes = broadcast_from_main(self._accelerator, lambda: task.check_render(destination.form, usable))
+        self._map_chunks(table, chunks.append)
 
-        def write() -> Predicted:
+        def write() -> None:
             if destination.rejects is not None:
                 write_rejects(table, destination.rejects)
-            predictions = [prediction for result in results for prediction in result.predictions]
-            rows = [row for result in results for row in result.rows]
-            files = task.render(destination.form, predictions, rows)
+            predictions = [prediction for chunk in chunks for prediction in chunk.predictions]
+            files = task.render(destination.form, predictions, [row for chunk in chunks for row in chunk.rows])
             for name in sorted(files, reverse=True):
-                with whole_file(sibling_output(path, name) if name else path) as file:
+                place = (
+                    destination.path if not name or destination.path is None else sibling_output(destination.path, name)
+                )
+                with whole_file(cast("Path", place)) as file:
                     file.write(files[name])
-            truncated = sum(result.truncated for result in results)
-            unknown = UnknownTokens.total(result.unknown for result in results)
-            rejected = len(table) - len(rows)
-            return Predicted(rows=len(rows), truncated=truncated, rejected=rejected, notes=notes, unknown=unknown)
 
-        return broadcast_from_main(self.accelerator, write)
+        broadcast_from_main(self._accelerator, write)
+        self._counts = replace(self._counts, notes=notes)
+
+    def _predict_chunk(self, first: int, rows: Rows) -> Chunk:
+        """Predicts the usable ones of some rows.
+
+        Args:
+            first: The number of the first row, for messages.
+            rows: The rows.
+        """
+        usable = [row for row in rows if row.get(FAULT) is None]
+        features: list[Sequence[Feature]] = []
+        asked = {"logits": self.writing.logits, "explain": self.writing.explain}
+        predictions = list(
+            self.model.predict_rows(usable, run=self._forward_fn, first=first, note=features.append, **asked)
+        )
+        truncated = sum(len({one["row"] for one in windows if one.get("lost_tokens", 0) > 0}) for windows in features)
+        ids = (np.fromiter(chain.from_iterable(one["input_ids"] for one in part), np.int64) for part in features)
+        is_rendered = self.destination.rendered
+        lines = [] if is_rendered else map(self._line, count(first), usable, predictions)
+        return Chunk(
+            lines="".join(lines).encode(),
+            rows=usable if is_rendered else (),
+            predictions=predictions if is_rendered else (),
+            count=len(usable),
+            truncated=truncated,
+            rejected=len(rows) - len(usable),
+            unknown=UnknownTokens.of(ids, self.model.tokenizer),
+        )
+
+    def _line(self, number: int, row: Row, prediction: Prediction) -> str:
+        """Returns the JSON line of a row: the columns to keep, then the prediction.
+
+        A column that the prediction repeats in a field of the same name is left out; any other one with such a name is
+        called ``input.NAME``.
+        """
+        task, keep = self.model.task, self.writing.keep_columns
+        if keep == "none":
+            kept: Mapping[str, Any] = {}
+        elif PASSTHROUGH in row:
+            kept = json.loads(row[PASSTHROUGH])
+        else:  # rows in memory, of which none is ever left out
+            cells = row if self._given is None else self._given[number]
+            own = LINE if self._given is None else None
+            kept = {k: plain(v) for k, v in cells.items() if k != own and (keep == "all" or k in keep)}
+        content = prediction.to_json(encode_vector=self._encode_vector)
+        taken = reserved_names(task).union(content)
+        repeated = {c.name for c in task.columns if not c.is_label and self._names.get(c.name, c.name) == c.name}
+        output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
+        for name, value in kept.items():
+            if name not in content or name not in repeated:
+                output[f"{INPUT}{name}" if name in output else passthrough_name(name, taken)] = value
+        return json_line(output | content)
+
+
+def usable_rows(table: RowTable, size: int) -> list[int]:
+    """Returns the number of usable rows of each chunk of a table.
+
+    Args:
+        table: The table.
+        size: Number of rows of a chunk.
+    """
+    usable = np.ones(len(table), dtype=np.int64)
+    if table.file is not None and FAULT in table.rows.column_names:
+        faults = (row[FAULT] for batch in read_batches(table.file, [FAULT]) for row in batch)
+        usable = np.fromiter((fault is None for fault in faults), np.int64, len(table))
+    return [int(usable[start : start + size].sum()) for start in range(0, len(table), size)]

@@ -1,39 +1,27 @@
 """Prediction of standard input, whose rows come one by one and cannot be read twice.
 
-Owns how such rows are read: in a thread of their own as they come, or from a stored copy where they are needed whole.
+Owns how such rows are read: as they come, or from a stored copy if they are needed whole.
 """
 
-import json
+import io
 import os
-import queue
+import select
 import shutil
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from bert_tasks.data.columns import FAULT, Row
+from bert_tasks.data.columns import PassthroughColumns, Row
 from bert_tasks.data.formats import named_format
-from bert_tasks.data.problems import BadRowsError, Problems
 from bert_tasks.data.readers import ReadOptions, file_records, peeked
 from bert_tasks.data.records import detected_format, detected_records
 from bert_tasks.data.table import cache_folder
-from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.validator import RowValidator, make_column_mapping
-from bert_tasks.errors import BertTasksError, DataError
-from bert_tasks.inference.output import (
-    LINE,
-    Predicted,
-    Predictor,
-    Progress,
-    StreamWriter,
-    reject_line,
-)
-from bert_tasks.model import task_model
+from bert_tasks.errors import DataError
 from bert_tasks.model.task_model import TaskModel
 
 STDIN = Path("/dev/stdin")
@@ -87,115 +75,80 @@ def stored_input(source: IO[bytes], format: str | None) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def predict_stream(
-    predictor: Predictor,
-    reading: ReadOptions,
-    writer: StreamWriter,
-    rejects: Path | None,
-    source: Path,
-    progress: Progress = lambda completed, total: None,
-) -> Predicted:
-    """Predicts rows as they come; a chunk is written before the next one is predicted.
+class StandardInput(io.RawIOBase):
+    """A source of bytes that calls a function before it waits for more.
 
-    Raises:
-        BadRowsError: at the first chunk with a row that cannot be used (unless such rows are skipped), after the rows
-            before it were written.
-        DataError: there are no rows, or a column is missing.
-        ClosedPipeError: the output's reader has closed it.
+    Args:
+        source: The path of a pipe, a terminal or a file.
+        before_wait: Called when nothing has come for ``_PATIENCE``, so that the rows that are there are predicted.
     """
-    skips, reader = predictor.writing.on_error == "skip", _Reader(predictor, reading, source)
-    most: int | None = task_model.EXPLAINED_ROWS if predictor.writing.explain else task_model.CHUNK_ROWS
-    if predictor.model.task.needs_document_context:
-        most = None
-    rows = truncated = rejected = 0
-    unknown = UnknownTokens()
-    with nullcontext() if rejects is None else rejects.open("w", encoding="utf-8") as file:
-        while chunk := reader.chunk(most):
-            faulty = [row for row in chunk if row.get(FAULT) is not None]
-            usable = chunk[: chunk.index(faulty[0])] if faulty and not skips else chunk
-            made = replace(predictor, names=reader.names).output_chunk(rows, usable)
-            writer.write(made.content)
-            rows, truncated, rejected = rows + made.rows, truncated + made.truncated, rejected + made.rejected
-            unknown = UnknownTokens.total([unknown, made.unknown])
-            progress(rows, None)
-            if faulty and not skips:
-                problems = Problems(source=STDIN_NAME)
-                for row in faulty:
-                    problems.add(row[LINE], json.loads(row[FAULT])["reason"])
-                raise BadRowsError([problems])
-            if file is not None:
-                file.writelines(reject_line(row[FAULT]) for row in faulty)
-                file.flush()
-    reader.check()
-    return Predicted(rows=rows, truncated=truncated, rejected=rejected, unknown=unknown)
+
+    def __init__(self, source: Path, before_wait: Callable[[], None]) -> None:
+        self._file, self._before_wait = os.open(source, os.O_RDONLY), before_wait
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not select.select([self._file], [], [], _PATIENCE)[0]:
+            self._before_wait()
+        return os.readv(self._file, [buffer])
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._file)
+        super().close()
 
 
-class _Reader:
-    """Reads rows in a thread of its own, so that a slow source does not hold back the rows that are there."""
+class _StandardPath(type(Path())):  # type: ignore[misc]  # the class of this platform
+    """A path whose content is read by ``StandardInput``."""
 
-    def __init__(self, predictor: Predictor, reading: ReadOptions, source: Path) -> None:
-        """``names``, the task's columns -> the input's, are known when the first row is."""
-        self.names: Mapping[str, str] = {}
-        self._predictor, self._reading, self._source = predictor, reading, source
-        self._rows: queue.Queue[Row | None] = queue.Queue(maxsize=2 * task_model.CHUNK_ROWS)
-        self._ended = self._complete = False
-        self._failure: Exception | None = None
-        threading.Thread(target=self._read, daemon=True).start()
+    before_wait: Callable[[], None]
 
-    def chunk(self, most: int | None) -> list[Row]:
-        """The next rows, ``most`` at most: those that come soon after the first one; none at the end."""
-        rows: list[Row] = []
-        until = 0.0
-        while not self._ended and (most is None or len(rows) < most):
-            left = max(0.0, until - time.monotonic()) if rows and most is not None else None
-            try:
-                row = self._rows.get(timeout=left)
-            except queue.Empty:
-                break
-            if row is None:
-                self._ended = True
-            else:
-                until = until if rows else time.monotonic() + _PATIENCE
-                rows.append(row)
-        return rows
+    def open(self, *_: Any, **__: Any) -> Any:
+        return io.BufferedReader(StandardInput(Path(str(self)), self.before_wait))
 
-    def check(self) -> None:
-        """Raises what ended the reading, if it was not the end of the input."""
-        if self._failure is not None:
-            raise self._failure
-        if not self._complete:
-            raise BertTasksError(f"{STDIN_NAME}: reading ended before the input did: please report this")
 
-    def _read(self) -> None:
-        model = self._predictor.model
-        columns = [column for column in model.task.columns if not column.is_label]
-        how = self._reading
-        # What is detected has the columns that it names: no format's own names or labels apply.
-        layout = named_format("jsonl" if how.format is None else how.format)
-        try:
-            source = file_records(self._source, layout, how)
-            if how.format is None:
-                headers = _headers(model)
-                source = detected_records(self._source, encoding=how.encoding, headers=headers, name=STDIN_NAME)
-            with source as found:
-                records, present = peeked(found)
-                names = how.with_names(model.columns, columns, present).columns
-                known = {column.name for column in columns}
-                self.names = {} if names is None else {task: name for task, name in names.items() if task in known}
-                mapping = make_column_mapping(
-                    columns,
-                    self.names,
-                    usual_names=layout.columns,
-                    layout=layout,
-                    source=STDIN_NAME,
-                    passthrough=self._predictor.writing.keep_columns,
-                    skip_faulty=True,
-                )
-                validator = RowValidator(mapping, records.columns)
-                for row in validator.rows(records.rows):
-                    self._rows.put(row)
-            self._complete = True
-        except (BertTasksError, OSError, MemoryError) as error:
-            self._failure = error
-        finally:
-            self._rows.put(None)
+@contextmanager
+def stream_rows(
+    source: Path,
+    model: TaskModel,
+    reading: ReadOptions,
+    keep_columns: PassthroughColumns,
+    before_wait: Callable[[], None],
+) -> Iterator[tuple[Iterator[Row], Mapping[str, str]]]:
+    """Opens rows that come one by one, validated; a row that cannot be used has its ``FAULT``.
+
+    Args:
+        source: What is read, once.
+        model: The model that predicts the rows.
+        reading: How to read them.
+        keep_columns: The columns of the source that rows carry along.
+        before_wait: See ``StandardInput``.
+
+    Returns:
+        The rows, and the task's columns -> the source's, if they differ.
+    """
+    path = _StandardPath(source)
+    path.before_wait = before_wait
+    columns = [column for column in model.task.columns if not column.is_label]
+    # What is detected has the columns that it names: no format's own names or labels apply.
+    layout = named_format("jsonl" if reading.format is None else reading.format)
+    opened = file_records(path, layout, reading)
+    if reading.format is None:
+        opened = detected_records(path, encoding=reading.encoding, headers=_headers(model), name=STDIN_NAME)
+    with opened as records:
+        records, present = peeked(records)
+        stated = reading.with_names(model.columns, columns, present).columns
+        known = {column.name for column in columns}
+        names = {} if stated is None else {task: name for task, name in stated.items() if task in known}
+        mapping = make_column_mapping(
+            columns,
+            names,
+            usual_names=layout.columns,
+            layout=layout,
+            source=STDIN_NAME,
+            passthrough=keep_columns,
+            skip_faulty=True,
+        )
+        yield RowValidator(mapping, records.columns).rows(records.rows), names

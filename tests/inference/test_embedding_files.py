@@ -4,7 +4,6 @@ import io
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from pyarrow import parquet
 from bert_tasks.cli import main
 from bert_tasks.errors import BertTasksError, DataError, UsageError
 from bert_tasks.inference import WriteOptions, embed_file, output
-from bert_tasks.inference.output import Chunk, unfinished_folder
+from bert_tasks.inference.output import unfinished_folder
 from bert_tasks.model import task_model
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
@@ -70,15 +69,15 @@ def test_an_interrupted_output_is_resumed(
     monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
     embed_file(encoder, data, tmp_path / name)
     expected, target = (tmp_path / name).read_bytes(), tmp_path / f"resumed-{name}"
-    append = output.UnfinishedOutput.append
+    append = output.PartialOutput.append
 
-    def stop_after(unfinished: output.UnfinishedOutput, chunks: Sequence[Chunk]) -> None:
-        append(unfinished, chunks)
-        if len(unfinished.entries) == 2:
+    def stop_after(partial: output.PartialOutput, lines: bytes) -> None:
+        append(partial, lines)
+        if partial.rows == 4:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(output.UnfinishedOutput, "append", stop_after)
+        patched.setattr(output.PartialOutput, "append", stop_after)
         with pytest.raises(KeyboardInterrupt):
             embed_file(encoder, data, target)
     assert not target.exists()

@@ -15,7 +15,7 @@ from bert_tasks.data.table import RowTable, longest_first
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
 from bert_tasks.inference import evaluate, evaluation, predict
-from bert_tasks.inference.output import Chunk, UnfinishedOutput
+from bert_tasks.inference.output import PartialOutput
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, Task
@@ -190,18 +190,18 @@ class TestPredict:
         """While chunk k is predicted, the rows of the chunks before it are in the writer's hands, none held back."""
         monkeypatch.setattr(task_model, "CHUNK_ROWS", 4)
         events: list[str] = []
-        features, append = SequenceClassification.features, UnfinishedOutput.append
+        features, append = SequenceClassification.features, PartialOutput.append
 
         def noted_features(self: SequenceClassification, rows: Any, tokenizer: Any) -> Any:
             events.append(f"read {len(rows)}")
             return features(self, rows, tokenizer)
 
-        def noted_append(self: UnfinishedOutput, chunks: list[Chunk]) -> None:
-            append(self, chunks)
-            events.extend(f"wrote {chunk.rows}" for chunk in chunks)
+        def noted_append(self: PartialOutput, lines: bytes) -> None:
+            append(self, lines)
+            events.append(f"wrote {lines.count(bytes([10]))}")
 
         monkeypatch.setattr(SequenceClassification, "features", noted_features)
-        monkeypatch.setattr(UnfinishedOutput, "append", noted_append)
+        monkeypatch.setattr(PartialOutput, "append", noted_append)
         assert predict(single, [{"text": text} for text in TEXTS[:10]], output=tmp_path / "answers.jsonl") == 10
         assert events == ["read 4", "wrote 4", "read 4", "wrote 4", "read 2", "wrote 2"]
 

@@ -18,7 +18,9 @@ from bert_tasks import predict
 from bert_tasks.cli import models as progress
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.inference import predict_file, streams
+from bert_tasks.inference import WriteOptions, predict_file, streams
+from bert_tasks.inference.output import output_destination
+from bert_tasks.inference.prediction import PredictionRun
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.shared.explanation import Explainable
@@ -171,10 +173,8 @@ def piped(model: TaskModel, content: str, tmp_path: Path, **options: Any) -> lis
     source = tmp_path / "pipe"
     source.write_text(content, "utf-8", newline="")
     out = io.BytesIO()
-    from bert_tasks.inference.output import Predictor, StreamWriter, WriteOptions
-
-    work = Predictor(model=model, run=None, writing=WriteOptions())
-    streams.predict_stream(work, ReadOptions(**options), StreamWriter(out, form="jsonl", raw=False), None, source)
+    run = PredictionRun(model, output_destination(out, "-", WriteOptions(), None), WriteOptions())
+    run.predict_stream(ReadOptions(**options), source)
     return [json.loads(line) for line in out.getvalue().decode().splitlines()]
 
 

@@ -16,7 +16,7 @@ from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.export.exported import ExportedModel
 from bert_tasks.inference import output as output_module
 from bert_tasks.inference import predict, predict_file, prediction
-from bert_tasks.inference.output import WriteOptions, model_fingerprint, unfinished_folder
+from bert_tasks.inference.output import MANIFEST, ROWS, WriteOptions, model_fingerprint, unfinished_folder
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import locked
@@ -165,7 +165,7 @@ class TestFormats:
         assert (done.rows, done.truncated, done.rejected) == (9, 5, 0)
         assert done.lines() == ["5 of 9 (55.6%) rows are longer than max_length = 16 tokens and were cut"]
 
-    def test_counts_of_a_stream_and_of_a_resumed_prediction_are_those_of_a_file(
+    def test_counts_of_a_stream_are_those_of_a_file_and_resumed_rows_are_not_counted_again(
         self, model: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rows = [{"text": "home " * (3 if n % 2 else 40)} for n in range(9)]
@@ -176,7 +176,7 @@ class TestFormats:
             with pytest.raises(TypeError):
                 predict_file(model, rows, tmp_path / "a.jsonl")
         done = predict_file(model, rows, tmp_path / "a.jsonl")
-        assert (done.resumed, done.rows, done.truncated, done.rejected) == (9, 9, 5, 0)
+        assert (done.resumed, done.rows, done.truncated, done.rejected) == (9, 9, 0, 0)
 
 
 class TestSkipping:
@@ -309,22 +309,44 @@ class TestGoingOn:
         assert (tmp_path / "a.jsonl").read_bytes() == expected
         assert names(tmp_path) == ["a.jsonl", "new.csv"]
 
-    @pytest.mark.parametrize("name", [output_module.ROWS, output_module.LOG])
-    @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
-    def test_damaged_parts_are_made_again(
-        self, name: str, damage: str, broken: Path, expected: bytes, model: TaskModel, data: Path, tmp_path: Path
+    def test_skipped_rows_are_not_counted_as_lines(
+        self, model: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path = broken / name
+        """Chunks of four rows have 4, 0, 2 and 2 usable ones; the attempt ends before the fourth chunk."""
+        source, options = tmp_path / "bad.jsonl", WriteOptions(on_error="skip")
+        good = [*range(4), 8, 10, 12, 13]
+        source.write_text("".join(json.dumps({"text": f"a{n}"} if n in good else [n]) + "\n" for n in range(16)))
+        whole = predict_file(model, source, tmp_path / "whole.jsonl", writing=options)
+        append = output_module.PartialOutput.append
+
+        def stop(partial: output_module.PartialOutput, lines: bytes) -> None:
+            append(partial, lines)
+            if partial.rows == 6:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(output_module.PartialOutput, "append", stop)
+            with pytest.raises(KeyboardInterrupt):
+                predict_file(model, source, tmp_path / "a.jsonl", writing=options)
+        done = predict_file(model, source, tmp_path / "a.jsonl", writing=options)
+        assert (done.resumed, done.rows, done.rejected) == (6, 8, 8) == (6, whole.rows, whole.rejected)
+        assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+    @pytest.mark.parametrize(("damage", "resumed"), [("cut", 4), ("gone", 0), ("manifest", 0)])
+    def test_damaged_lines_are_made_again(
+        self, damage: str, resumed: int, broken: Path, expected: bytes, model: TaskModel, data: Path, tmp_path: Path
+    ) -> None:
+        path = broken / ROWS
         content = path.read_bytes()
         match damage:
             case "cut":
                 path.write_bytes(content[:-5])
-            case "flip":
-                path.write_bytes(content[:9] + bytes([content[9] ^ 1]) + content[10:])
             case "gone":
                 path.unlink()
+            case "manifest":
+                (broken / MANIFEST).write_text(json.dumps({"input": "another"}))
         done = predict_file(model, data, tmp_path / "a.jsonl")
-        assert done.resumed == (4 if damage == "cut" else 0)
+        assert done.resumed == resumed
         assert (tmp_path / "a.jsonl").read_bytes() == expected
 
     @pytest.mark.parametrize("changed", ["input", "model", "settings"])

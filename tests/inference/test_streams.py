@@ -1,17 +1,19 @@
 """Rows that come one by one are answered soon, however steadily others follow."""
 
+import io
 import os
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.inference import streams
-from bert_tasks.inference.output import Predictor, StreamWriter, WriteOptions
+from bert_tasks.inference import Predicted, WriteOptions, streams
+from bert_tasks.inference.output import output_destination
+from bert_tasks.inference.prediction import PredictionRun
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
 from support.small_checkpoints import save_checkpoint
@@ -19,23 +21,33 @@ from support.small_checkpoints import save_checkpoint
 ROWS = 60
 
 
-class Counting(StreamWriter):
+class Counting(io.BytesIO):
+    """The number of lines of each write."""
+
     def __init__(self) -> None:
+        super().__init__()
         self.rows: list[int] = []
 
-    def write(self, lines: bytes) -> None:
-        self.rows.append(lines.count(b"\n"))
+    def write(self, lines: Any) -> int:
+        self.rows.append(bytes(lines).count(b"\n"))
+        return len(lines)
 
 
 @pytest.fixture
-def work(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Predictor:
+def model(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> TaskModel:
     save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer)
     task = SequenceClassification(labels=("calm", "glad"), max_length=16)
-    return Predictor(model=TaskModel.from_pretrained(tmp_path / "base", task=task), run=None, writing=WriteOptions())
+    return TaskModel.from_pretrained(tmp_path / "base", task=task)
 
 
-def test_a_steady_stream_is_not_held_back(work: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_PATIENCE", 0.1)
+def stream(model: TaskModel, source: Path, out: io.BytesIO, **options: Any) -> Predicted:
+    writing = WriteOptions(**options)
+    run = PredictionRun(model, output_destination(out, "-", writing, None), writing)
+    return run.predict_stream(ReadOptions(format="jsonl"), source)
+
+
+def test_a_steady_stream_is_not_held_back(model: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_PATIENCE", 0.005)
     os.mkfifo(tmp_path / "pipe")
 
     def feed() -> None:
@@ -47,17 +59,36 @@ def test_a_steady_stream_is_not_held_back(work: Predictor, tmp_path: Path, monke
 
     threading.Thread(target=feed, daemon=True).start()
     out = Counting()
-    done = streams.predict_stream(work, ReadOptions(format="jsonl"), out, None, tmp_path / "pipe")
+    done = stream(model, tmp_path / "pipe", out)
     assert done.rows == sum(out.rows) == ROWS
     assert done.truncated == ROWS // 3
     assert len(out.rows) > 1
 
 
-def test_explained_rows_are_written_in_small_parts(work: Predictor, tmp_path: Path) -> None:
+def test_rows_are_answered_before_the_next_one_is_waited_for(model: TaskModel, tmp_path: Path) -> None:
+    """The source waits for each answer before it sends another row."""
+    os.mkfifo(tmp_path / "pipe")
+    answered, out = threading.Semaphore(0), Counting()
+    write, told = out.write, list[int]()
+
+    def feed() -> None:
+        with (tmp_path / "pipe").open("w") as file:
+            for number in range(3):
+                file.write(f'{{"text": "a{number}"}}\n')
+                file.flush()
+                told.append(answered.acquire(timeout=30))
+
+    out.write = lambda lines: (write(lines), answered.release())[0]  # type: ignore[method-assign]
+    threading.Thread(target=feed, daemon=True).start()
+    assert stream(model, tmp_path / "pipe", out).rows == 3
+    assert out.rows == [1, 1, 1]
+    assert told == [True] * 3
+
+
+def test_explained_rows_are_written_in_small_parts(model: TaskModel, tmp_path: Path) -> None:
     path, out = tmp_path / "rows.jsonl", Counting()
     path.write_text('{"text": "home"}\n' * 40)
-    asked = replace(work, writing=WriteOptions(explain=True))
-    streams.predict_stream(asked, ReadOptions(format="jsonl"), out, None, path)
+    stream(model, path, out, explain=True)
     assert sum(out.rows) == 40
     assert max(out.rows) <= 32
 

@@ -1,41 +1,37 @@
-"""Finished parts survive whatever ends an attempt, and any number of them."""
+"""Completed lines survive whatever ends an attempt, and any number of them."""
 
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bert_tasks.data.unknown_tokens import UnknownTokens
-from bert_tasks.inference.output import LOG, ROWS, Chunk, unfinished_folder, unfinished_output
+from bert_tasks.inference.output import ROWS, partial_output, unfinished_folder
 
-FACTS = {"input": "x"}
-
-
-def part(number: int) -> Chunk:
-    return Chunk(content=b'{"row": %d}\n' % number, rows=1, truncated=0, rejected=0, unknown=UnknownTokens())
+METADATA = {"input": "x"}
 
 
-def on_disk(output: Path) -> tuple[int, int]:
-    rows, notes = ((unfinished_folder(output) / name).read_bytes().count(b"\n") for name in (ROWS, LOG))
-    return rows, notes
+def interrupted(output: Path, lines: Sequence[bytes], *, on_disk: int) -> int:
+    """Writes lines in an attempt that is interrupted once the disk holds a number of lines.
 
-
-def broken_off(output: Path, parts: Sequence[Chunk], *, after: tuple[int, int]) -> int:
-    """An attempt that ends once the disk holds so many lines of rows and of notes; how many rows it began with."""
+    Looks at the disk while the attempt goes on, as a kill would find it.
+    """
     resumed = -1
-    with suppress(KeyboardInterrupt), unfinished_output(output, FACTS) as found:
-        resumed = found.resumed
-        found.append(parts)
-        assert on_disk(output) == after
+    with suppress(KeyboardInterrupt), partial_output(output, METADATA) as partial:
+        resumed = partial.rows
+        partial.keep(partial.rows)
+        for line in lines:
+            partial.append(line)
+        assert (unfinished_folder(output) / ROWS).read_bytes().count(b"\n") == on_disk
         raise KeyboardInterrupt
     return resumed
 
 
-def test_an_attempt_that_ends_before_its_first_part_loses_none(tmp_path: Path) -> None:
-    """Looks at the disk while an attempt goes on, as a kill would find it."""
+def test_an_attempt_that_ends_before_its_first_line_loses_none(tmp_path: Path) -> None:
     output = tmp_path / "a.jsonl"
-    assert broken_off(output, [part(0), part(1)], after=(2, 2)) == 0
-    assert broken_off(output, [], after=(2, 2)) == 2
-    assert broken_off(output, [part(2)], after=(3, 3)) == 2
-    with unfinished_output(output, FACTS) as found:
-        assert sum(entry.rows for entry in found.entries) == 3
+    assert interrupted(output, [b"0\n", b"1\n"], on_disk=2) == 0
+    assert interrupted(output, [], on_disk=2) == 2
+    assert interrupted(output, [b"2\n", b"3"], on_disk=3) == 2
+    with partial_output(output, METADATA) as partial:
+        assert partial.rows == 3  # the last line is not complete
+        partial.keep(2)
+        assert partial.path.read_bytes() == b"0\n1\n"
     assert not unfinished_folder(output).exists()

@@ -11,9 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.data.unknown_tokens import UnknownTokens
-from bert_tasks.inference import prediction
 from bert_tasks.inference.prediction import predict_file
-from bert_tasks.model import task_model
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.training.run import check
 from support.small_checkpoints import save_checkpoint, tokenizer_of
@@ -78,17 +76,6 @@ def test_a_few_are_counted_where_there_is_a_summary(
     evaluate(model, rows)
     assert "unknown" not in caplog.text
     assert predict_file(model, rows, tmp_path / "out.jsonl").lines() == []
-
-
-def test_a_resumed_prediction_counts_all_rows(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_model, "CHUNK_ROWS", 3)
-    model, rows = load(folder), rows_of(8, THAI, ENGLISH)
-    with monkeypatch.context() as patch:
-        patch.setattr(prediction, "finalize_output", None)
-        with pytest.raises(TypeError):
-            predict_file(model, rows, tmp_path / "out.jsonl")
-    done = predict_file(model, rows, tmp_path / "out.jsonl")
-    assert (done.resumed, done.unknown) == (8, UnknownTokens(unknown=8, tokens=24))
 
 
 @pytest.mark.parametrize(
