@@ -55,8 +55,9 @@ def train_steps(job: Job) -> Figures:
     from bert_tasks.recipe.schema import OptimSection
     from bert_tasks.tasks import SequenceClassification
     from bert_tasks.training.objectives import Supervised
+    from bert_tasks.training.optim import count_trained, freeze_encoder
     from bert_tasks.training.state import TrainerState, state_dict
-    from bert_tasks.training.step import OptimizerSteps, count_trained, freeze_encoder, read_step_metrics
+    from bert_tasks.training.step import OptimizerSteps, read_step_metrics
 
     torch.set_num_threads(job["threads"])
     sizes = {"hidden_size": job["width"], "num_hidden_layers": job["layers"], "intermediate_size": 4 * job["width"]}
@@ -83,11 +84,11 @@ def train_steps(job: Job) -> Figures:
     for step, batch in steps.batches():
         if step == WARM_UP:
             tokens, started, used = 0, time.perf_counter(), time.process_time()
-        result = steps.update(step, batch, steps.accumulate(step, batch))
+        result = steps.update(step, batch, steps.backward(step, batch))
         read_step_metrics(result, overflows=0, mixed_precision="no")
         tokens += int(steps.samples.lengths[batch].sum())
     seconds, used = time.perf_counter() - started, time.process_time() - used
-    steps.update_weights()
+    steps.optimizer.update_weights()
     stored = state_dict(steps, TrainerState(task=task))
     size = sum(tensor.nbytes for part in (stored.weights, stored.optimizer) for tensor in part.values())
     return {
@@ -95,7 +96,7 @@ def train_steps(job: Job) -> Figures:
         "processor_seconds": used / job["steps"],
         "tokens_per_second": tokens / seconds,
         "checkpoint_mib": size / MIB,
-        "trained_parameters": count_trained(objective, steps.adapters),
+        "trained_parameters": count_trained(objective, steps.optimizer.adapters),
     }
 
 

@@ -48,7 +48,7 @@ def measure(workload: str, options: Options) -> dict[str, Any]:
     with (
         mock.patch.object(Samples, "features_of", data.around(Samples.features_of)),
         mock.patch.object(step, "collate", data.around(step.collate)),
-        mock.patch.object(OptimizerSteps, "accumulate", stepping.around(OptimizerSteps.accumulate)),
+        mock.patch.object(OptimizerSteps, "backward", stepping.around(OptimizerSteps.backward)),
         mock.patch.object(OptimizerSteps, "update", backward.around(OptimizerSteps.update)),
     ):
         train_ours(options.work(workload), options)

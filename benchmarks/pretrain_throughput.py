@@ -108,14 +108,14 @@ def products_alone(share: float, options: Options) -> tuple[int, float]:
 
 @cache
 def _products(share: float, options: Options) -> tuple[int, Products]:
-    accumulate, recorder = OptimizerSteps.accumulate, Recorder()
+    accumulate, recorder = OptimizerSteps.backward, Recorder()
 
     def recorded(*arguments: Any) -> torch.Tensor:
         with recorder:
             return accumulate(*arguments)
 
     in_mkl = patch("bert_tasks.encoder.cpu.matmul_library", return_value="mkl")  # which the recorder sees
-    with in_mkl, patch.object(OptimizerSteps, "accumulate", recorded):
+    with in_mkl, patch.object(OptimizerSteps, "backward", recorded):
         tokens, _ = train_ours(share, options)
     return tokens, Products(recorder.products, options.device)
 

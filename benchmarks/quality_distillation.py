@@ -133,7 +133,7 @@ def train(task: str, side: str, seed: int, sets: Mapping[str, list[Row]], option
         sets["dev"],
         output_dir=home / side,
         teacher=teacher if is_student else None,
-        temperature=options.temperature,
+        teacher_temperature=options.temperature,
         teacher_weight=options.weight,
         teacher_hidden=options.hidden,
         learning_rate=plan.learning_rate if side == "teacher" else plan.student_learning_rate,

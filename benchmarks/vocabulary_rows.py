@@ -116,10 +116,10 @@ def train_steps(job: Job, *, vocabulary_rows: str) -> Figures:
     for step, batch in steps.batches():
         if step == found["steps"]:
             started = time.perf_counter()
-        result = steps.update(step, batch, steps.accumulate(step, batch))
+        result = steps.update(step, batch, steps.backward(step, batch))
         read_step_metrics(result, overflows=0, mixed_precision=precision)
-    steps.update_weights()
-    trained = model.config.vocab_size if steps.vocabulary is None else len(steps.vocabulary.ids)
+    steps.optimizer.update_weights()
+    trained = model.config.vocab_size if steps.optimizer.vocabulary is None else len(steps.optimizer.vocabulary.ids)
     return {**found, "seconds": time.perf_counter() - started, "vocabulary_rows": trained}
 
 

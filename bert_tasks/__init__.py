@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from bert_tasks.model.encoder import Encoder as Encoder
     from bert_tasks.model.task_model import TaskModel as TaskModel
     from bert_tasks.recipe.schema import load_recipe as load_recipe
+    from bert_tasks.training.loop import Trainer as Trainer
+    from bert_tasks.training.loop import TrainerCallback as TrainerCallback
 
 _HOMES = {
     "Encoder": "bert_tasks.model.encoder",
     "TaskModel": "bert_tasks.model.task_model",
+    "Trainer": "bert_tasks.training.loop",
+    "TrainerCallback": "bert_tasks.training.loop",
     "batch_predictor": "bert_tasks.inference",
     "evaluate": "bert_tasks.inference",
     "fit": "bert_tasks.api",
@@ -30,7 +34,18 @@ _HOMES = {
     "train": "bert_tasks.api",
 }
 
-__all__ = ["Encoder", "TaskModel", "batch_predictor", "evaluate", "fit", "load_recipe", "predict", "train"]
+__all__ = [
+    "Encoder",
+    "TaskModel",
+    "Trainer",
+    "TrainerCallback",
+    "batch_predictor",
+    "evaluate",
+    "fit",
+    "load_recipe",
+    "predict",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -24,6 +25,7 @@ from bert_tasks.errors import BertTasksError, CheckpointError, ClosedPipeError, 
 from bert_tasks.storage import os_error_message
 
 Result = TypeVar("Result")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 # The kinds of processes that are tested; accelerate may be configured for others.
 _PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
@@ -83,8 +85,16 @@ def is_main_process() -> bool:
     return bool(PartialState(cpu=not torch.cuda.is_available()).is_main_process)
 
 
-def broadcast_from_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
+def broadcast_from_main(
+    accelerator: Accelerator, work: Callable[..., Result], *arguments: Any, **options: Any
+) -> Result:
     """Calls a function on the main process, and returns its result on every process.
+
+    Args:
+        accelerator: The processes.
+        work: The function.
+        arguments: Its positional arguments.
+        options: Its keyword arguments.
 
     Raises:
         BertTasksError: The main process raised it. Every process raises it, so that none waits forever. An OSError
@@ -93,10 +103,20 @@ def broadcast_from_main(accelerator: Accelerator, work: Callable[[], Result]) ->
     result, error = None, None
     if accelerator.is_main_process:
         try:
-            result = work()
+            result = work(*arguments, **options)
         except (BertTasksError, OSError) as raised:
             error = raised
     return cast("Result", _share(accelerator, result, error))
+
+
+def on_main_process(method: Method) -> Method:
+    """Decorates a method of an object with an ``accelerator``: the main process runs it, and all get its result."""
+
+    @wraps(method)
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        return broadcast_from_main(self.accelerator, method, self, *arguments, **options)
+
+    return cast("Method", call)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from transformers import TrainingArguments
 from bert_tasks import TaskModel, load_recipe
 from bert_tasks.cli.app import app
 from bert_tasks.families import FAMILIES
+from bert_tasks.recipe import arguments
 from bert_tasks.recipe.schema import Recipe
 from bert_tasks.tasks import TASKS
 from support import reference
@@ -209,6 +210,13 @@ def test_every_command_line_parses() -> None:
 def test_every_recipe_key_exists(tmp_path: Path) -> None:
     assert [problem for page in ALL_PAGES for problem in key_problems(page)] == []
     assert [problem for page in ALL_PAGES for problem in recipe_problems(page, tmp_path)] == []
+
+
+def test_arguments_of_fit_are_the_keys_of_the_sections() -> None:
+    path = Path(arguments.__file__)
+    assert path.read_text("utf-8") == reference.arguments_module(), (
+        "recipe/arguments.py is out of date: run `make docs`"
+    )
 
 
 @pytest.mark.parametrize("name", reference.PAGES)

@@ -27,7 +27,7 @@ from bert_tasks.recipe.schema import Recipe, build_task, load_recipe
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
-from bert_tasks.training.run import DryRun, dry_run, trained
+from bert_tasks.training.run import DryRun, dry_run, run_recipe
 from bert_tasks.training.state import FitResult
 
 PREDICTIONS = "out_of_fold.jsonl"
@@ -200,7 +200,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
     runs: list[FoldRun] = []
     parts: list[FoldPredictions] = []
     task, best, summary = build_task(loaded), "", ""
-    for number, made, trained_run in group.run(lambda made: trained(made, progress=progress), progress=progress):
+    for number, made, trained_run in group.run(lambda made: run_recipe(made, progress=progress), progress=progress):
         if isinstance(trained_run, DivergedError):
             raise DivergedError(f"fold {number}: {trained_run}") from trained_run
         trainer, result = trained_run

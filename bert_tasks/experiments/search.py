@@ -25,7 +25,7 @@ from bert_tasks.experiments.group import RunGroup, format_number, format_table, 
 from bert_tasks.experiments.seeds import SEEDS, SeedsResult, train_seeds
 from bert_tasks.experiments.study import Study, Trial, check_installed
 from bert_tasks.metrics.tables import split_key
-from bert_tasks.recipe.schema import Recipe, load_recipe, resolved_toml, with_values
+from bert_tasks.recipe.schema import Recipe, load_recipe, resolved_toml, silent_settings, with_values
 from bert_tasks.recipe.search import Sampler, SearchSection
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import LOCK, check_writable, locked
@@ -42,7 +42,7 @@ _RANDOM: tuple[Sampler, ...] = ("random",)
 _RUN_FOLDER = re.compile(r"trial-\d{3,}|seed-\d+")
 # What may differ when the same command continues a search: how long it is, and what follows the trials.
 _FREE = {f"search.{key}" for key in ("trials", "hours", "sampler", "fresh_seeds", "baseline")}
-_FREE |= {"run.output_dir", "data.train", "data.validation", "data.dir", *outputs.SILENT}  # rows have fingerprints
+_FREE |= {"run.output_dir", "data.train", "data.validation", "data.dir", *silent_settings()}  # rows have fingerprints
 _FEW = 20  # trials, below which importance says little
 _SHOWN = 6  # settings in a message
 Value = TypeVar("Value")

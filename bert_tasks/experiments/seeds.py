@@ -22,7 +22,7 @@ from bert_tasks.experiments.group import RunGroup, format_number, format_table, 
 from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.recipe.errors import schema_problems
-from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_class
+from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_class, silent_settings
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import SeedsRecord, read_record
 from bert_tasks.training.run import DryRun, dry_run, train
@@ -341,7 +341,7 @@ def _check_settings(metadata: Mapping[str, Any], current: Mapping[str, Any]) -> 
     before, now = metadata["settings"], current["settings"]
     ignored = {
         "run.seed",
-        *outputs.SILENT,
+        *silent_settings(),
         *(f"data.{split}" for split in _validation(current) | _validation(metadata)),
     }
     ignored |= set() if _validation(metadata) == _validation(current) else {"data.train"}

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.errors import RecipeError
+from bert_tasks.recipe.hf_names import HF_ARGUMENTS
 from bert_tasks.recipe.toml import KeyPath
 
 # Section -> its keys; the empty string -> those of the top level.
@@ -82,6 +83,16 @@ def nearest_or_all(word: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(known)}" if known and not nearest else nearest
 
 
+def hf_hint(name: str, known: Iterable[str]) -> str:
+    """The end of a message: what does the same as an argument of transformers, or the most similar known word."""
+    ours = HF_ARGUMENTS.get(name)
+    if ours is None:
+        return nearest_or_all(name, known)
+    if ours.startswith("nothing: "):
+        return f"; {ours.removeprefix('nothing: ')}"
+    return f"; transformers' {name} is {ours}"
+
+
 def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known: KnownKeys) -> Iterator[Problem]:
     """The problems of a value that pydantic rejected.
 
@@ -144,6 +155,9 @@ def unknown_key(path: KeyPath, known: KnownKeys, *, is_table: bool = False) -> s
     if is_table and not section:
         return f"unknown section [{key}]{nearest_or_all(key, filter(None, known))}"
     where = f" in [{section}]" if section else ""
+    ours = HF_ARGUMENTS.get(key, "").partition(",")[0].partition("=")[0]
+    if any(ours in keys for keys in known.values()):
+        return f"unknown key '{key}'{where}{hf_hint(key, ())}"
     return f"unknown key '{key}'{where}{nearest_or_all(key, known.get(section, ()))}"
 
 

@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
@@ -25,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.encoder.config import LoraTarget
 from bert_tasks.errors import CheckpointError, RecipeError, UsageError
@@ -61,6 +63,10 @@ if TYPE_CHECKING:
 _CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
 
+_IN_MEMORY = "in memory"
+_IMPORTED = re.compile(r"\w+(\.\w+)*:\w+")  # module:name
+
+
 def _without_repeats(seeds: tuple[int, ...]) -> tuple[int, ...]:
     repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if repeated:
@@ -76,6 +82,25 @@ def _known_names(value: object, *, kind: str, known: Sequence[str]) -> object:
         if isinstance(name, str) and name not in known:
             raise ValueError(f"unknown {kind} '{name}'{nearest_or_all(name, known)}")
     return tuple(dict.fromkeys(value)) if all(isinstance(name, str) for name in value) else tuple(value)
+
+
+def _known_optimizer(name: str) -> str:
+    if name != "adamw" and not _IMPORTED.fullmatch(name):
+        raise ValueError(f"'{name}': expected 'adamw', or 'module:name' such as 'torch.optim:SGD'")
+    return name
+
+
+@dataclass(frozen=True)
+class OnResume:
+    """What happens if a resumed run has another value for a setting. Without it, the run is rejected.
+
+    Attributes:
+        effect: "silent": nothing is said, because neither the samples of a batch nor the expected gradient depend on
+            it. "noted": the rest of the run differs from what it would have been, and the run says so. "extending":
+            like "noted", and it also resumes a finished run.
+    """
+
+    effect: Literal["silent", "noted", "extending"]
 
 
 Positive = Annotated[float, Field(gt=0)]
@@ -120,7 +145,7 @@ class ModelSection(BaseModel):
     `vocab_size` and the ids of special tokens are the tokenizer's."""
     tokenizer: Annotated[str, Field(min_length=1)] | None = None
     """The tokenizer of a new model: a folder or a hub id."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Annotated[bool, OnResume("silent")] = False
     """Recompute activations in the backward pass to save memory."""
 
     @model_validator(mode="after")
@@ -171,47 +196,50 @@ class TeacherSection(BaseModel):
 
 
 class OptimSection(BaseModel):
-    """The optimizer (AdamW), its schedule, and the size of a step."""
+    """The optimizer, its schedule, and the size of a step."""
 
     model_config = _CLOSED
-    learning_rate: Positive = 5e-5
+    optimizer: Annotated[str, AfterValidator(_known_optimizer)] = "adamw"
+    """AdamW, or `module:name` of a class or function that takes parameter groups (each with `params`, `lr` and
+    `weight_decay`) and returns an optimizer of torch, such as `torch.optim:SGD`."""
+    learning_rate: Annotated[Positive, OnResume("noted")] = 5e-5
     """The highest learning rate, after the warm-up."""
-    lr_scheduler_type: LearningRateSchedule = "linear"
+    lr_scheduler_type: Annotated[LearningRateSchedule, OnResume("noted")] = "linear"
     """The learning rate after the warm-up: it falls to 0 linearly or like a cosine, stays, or ("wsd") stays and falls
     linearly to 0 over the last `decay_ratio` of the steps."""
-    epochs: Annotated[int, Field(ge=1, le=100_000)] = 3
+    epochs: Annotated[int, Field(ge=1, le=100_000), OnResume("extending")] = 3
     """How often each sample is used."""
-    max_steps: Count | None = None
+    max_steps: Annotated[Count | None, OnResume("extending")] = None
     """Number of optimizer steps in place of `epochs`."""
     batch_size: Count | None = 32
     """Samples per optimizer step, over all devices."""
     batch_tokens: Count | None = None
     """Tokens per optimizer step, over all devices, in place of `batch_size`: as many samples of similar length as fit,
     one at least. Needs `max_steps`, because epochs then differ in their number of steps."""
-    warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    warmup_ratio: Annotated[float, Field(ge=0, le=1), OnResume("noted")] = 0.0
     """Share of the steps in which the learning rate rises from 0."""
-    decay_ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
+    decay_ratio: Annotated[float, Field(gt=0, le=1), OnResume("noted")] = 0.1
     """Share of the steps, the last ones, in which "wsd" lowers the learning rate."""
-    weight_decay: NotNegative = 0.0
+    weight_decay: Annotated[NotNegative, OnResume("noted")] = 0.0
     """Weight decay of all weights except those of layer norms and biases."""
-    max_grad_norm: Norm = 1.0
+    max_grad_norm: Annotated[Norm, OnResume("noted")] = 1.0
     """Larger gradients are scaled to this norm; 0 or "none": no limit."""
-    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta1: Annotated[float, Field(ge=0, lt=1), OnResume("noted")] = 0.9
     """AdamW's first decay rate."""
-    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    adam_beta2: Annotated[float, Field(ge=0, lt=1), OnResume("noted")] = 0.999
     """AdamW's second decay rate."""
-    adam_epsilon: Positive = 1e-8
+    adam_epsilon: Annotated[Positive, OnResume("noted")] = 1e-8
     """Constant that AdamW adds to the denominator."""
     bias_correction: bool = True
     """Correct AdamW's moments for their start at 0; without it as Google's BERT and ELECTRA were trained."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
     """Number format of the matrix products; "fp16" needs a GPU."""
-    vocabulary_rows: Literal["in_data", "all"] = "in_data"
+    vocabulary_rows: Annotated[Literal["in_data", "all"], OnResume("silent")] = "in_data"
     """Word embeddings that gradients and AdamW cover: of the tokens in the training rows, or all. The results are the
     same: the other rows get their weight decay later. Where a head reads the whole table, all are covered."""
-    head_learning_rate: Positive | None = None
+    head_learning_rate: Annotated[Positive | None, OnResume("noted")] = None
     """Learning rate of the task's head, if it has its own."""
-    layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    layerwise_lr_decay: Annotated[Annotated[float, Field(gt=0, le=1)] | None, OnResume("noted")] = None
     """Factor of the learning rate from each layer to the layer below it."""
     freeze_embeddings: bool = False
     """Do not train the embeddings."""
@@ -227,7 +255,7 @@ class OptimSection(BaseModel):
     lora_targets: LoraTargets = ("query", "value")
     """The linear layers that have adapters: "query", "key" and "value" of attention, "attention_output" after it, and
     the first ("intermediate") and the second one ("output") of the feed-forward."""
-    micro_batch_tokens: Count = 16384
+    micro_batch_tokens: Annotated[Count, OnResume("silent")] = 16384
     """Tokens that a device processes at once. Changes memory and, unless dropout is 0, the masks that dropout draws."""
 
     @model_validator(mode="before")
@@ -246,16 +274,27 @@ class OptimSection(BaseModel):
             raise ValueError("batch_tokens needs max_steps, because epochs then differ in their number of steps")
         return {**given, "batch_size": None}
 
+    def _first_set(self, *names: str) -> str | None:
+        """Returns the first of these keys whose value is not the default."""
+        return next((name for name in names if getattr(self, name) != type(self).model_fields[name].default), None)
+
+    @model_validator(mode="after")
+    def _constants_fit(self) -> Self:
+        constant = self._first_set("adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction")
+        if self.optimizer != "adamw" and constant is not None:
+            raise ValueError(f"{constant} belongs to AdamW, and optimizer is '{self.optimizer}': remove it")
+        return self
+
     @model_validator(mode="after")
     def _adapters_fit(self) -> Self:
-        if self.lora_rank is None:
-            options, defaults = ("lora_alpha", "lora_dropout", "lora_targets"), type(self).model_fields
-            stated = [name for name in options if getattr(self, name) != defaults[name].default]
-            if stated:
-                raise ValueError(f"{stated[0]} needs lora_rank, such as lora_rank = 8")
-        elif self.freeze_embeddings or self.freeze_layers:
-            name = "freeze_embeddings" if self.freeze_embeddings else "freeze_layers"
-            raise ValueError(f"lora_rank freezes the whole encoder already: remove {name}")
+        option, frozen = (
+            self._first_set("lora_alpha", "lora_dropout", "lora_targets"),
+            self._first_set("freeze_embeddings", "freeze_layers"),
+        )
+        if self.lora_rank is None and option is not None:
+            raise ValueError(f"{option} needs lora_rank, such as lora_rank = 8")
+        if self.lora_rank is not None and frozen is not None:
+            raise ValueError(f"lora_rank freezes the whole encoder already: remove {frozen}")
         return self
 
     @model_validator(mode="after")
@@ -275,23 +314,23 @@ class RunSection(BaseModel):
     """Train once per seed, each in its own folder inside `output_dir`; `seed` is then not used."""
     output_dir: str | None = None
     """The run's folder."""
-    eval_steps: Count | None = None
+    eval_steps: Annotated[Count | None, OnResume("noted")] = None
     """Evaluate after that many steps; default: after each epoch."""
-    early_stopping_patience: Count | None = None
+    early_stopping_patience: Annotated[Count | None, OnResume("extending")] = None
     """Stop after that many evaluations without a better model."""
     metric_for_best_model: str | None = None
     """The metric that picks the best model, with several validation sets `SET/METRIC`; default: the task's primary
     metric. Each metric knows whether higher or lower is better. Ties are decided by the lower validation loss, then by
     the earlier step."""
-    logging_steps: Count = 10
+    logging_steps: Annotated[Count, OnResume("silent")] = 10
     """Write a record to metrics.jsonl after that many steps."""
-    save_steps: Count | None = None
+    save_steps: Annotated[Count | None, OnResume("silent")] = None
     """Write a checkpoint after that many steps, in addition to those at evaluations."""
-    keep_last: Count = 2
+    keep_last: Annotated[Count, OnResume("silent")] = 2
     """Number of checkpoints to keep, in addition to the best one."""
-    trackers: Trackers = ()
+    trackers: Annotated[Trackers, OnResume("silent")] = ()
     """Services that also receive the records of metrics.jsonl; each needs its package."""
-    project: Annotated[str, Field(min_length=1)] = "bert-tasks"
+    project: Annotated[str, Field(min_length=1), OnResume("silent")] = "bert-tasks"
     """The project's name at the trackers."""
 
 
@@ -415,46 +454,92 @@ def _stated(item: tuple[str, Any]) -> str:
     return f"{item[0]} = {literal(item[1])}"
 
 
-def sections(**settings: object) -> tuple[OptimSection, RunSection]:
-    """The sections ``[optim]`` and ``[run]`` from the keywords of ``fit``.
+def fit_keys() -> dict[str, tuple[str, str]]:
+    """Returns the arguments of ``fit`` that are keys of a recipe, each with its section and key.
+
+    Keys of ``[teacher]`` have the prefix ``teacher_``. ``fit`` takes the model, the data and the folder as they are.
+    """
+    return {
+        **{name: ("optim", name) for name in OptimSection.model_fields},
+        **{name: ("run", name) for name in RunSection.model_fields if name not in ("seeds", "output_dir")},
+        "gradient_checkpointing": ("model", "gradient_checkpointing"),
+        **{name: ("data", name) for name in ("document", "validation_share", "on_error")},
+        **{f"teacher_{name}": ("teacher", name) for name in TeacherSection.model_fields if name != "name"},
+    }
+
+
+def recipe_of_arguments(arguments: Mapping[str, object], *, teacher: str | None, output_dir: str) -> Recipe:
+    """Returns the recipe that the arguments of ``fit`` stand for. Its task, model and data are only placeholders.
+
+    Args:
+        arguments: Keys of ``fit_keys``.
+        teacher: The teacher's name, if there is one.
+        output_dir: The folder of the run.
 
     Raises:
-        RecipeError: naming every value that is not allowed.
+        RecipeError: Values are not allowed. The message names all of them.
     """
-    run_fields = tuple(name for name in RunSection.model_fields if name != "seeds")  # keywords are for a single run
-    of_run = {name: value for name, value in settings.items() if name in run_fields}
-    of_optim = {name: value for name, value in settings.items() if name not in of_run}
-    known = {"": (*OptimSection.model_fields, *run_fields)}
-    problems: list[Problem] = []
-    built: dict[type[BaseModel], Any] = {}
-    for kind, given in ((OptimSection, of_optim), (RunSection, of_run)):
-        try:
-            built[kind] = kind.model_validate(given)
-        except ValidationError as error:
-            problems += schema_problems(error, given, (), known)
-    if problems:
-        raise RecipeError("\n".join(problem.text for problem in problems))
-    return built[OptimSection], built[RunSection]
-
-
-def teacher_section(**settings: object) -> TeacherSection:
-    """The section ``[teacher]`` from keywords of ``fit``.
-
-    Raises:
-        RecipeError: naming every value that is not allowed.
-    """
+    keys = fit_keys()
+    document: dict[str, Any] = {"optim": {}, "run": {"output_dir": output_dir}}
+    document |= {"task": _IN_MEMORY, "model": {"name": _IN_MEMORY}, "data": {"train": _IN_MEMORY}}
+    if teacher is not None:
+        document["teacher"] = {"name": teacher}
+    for name, value in arguments.items():
+        section, key = keys[name]
+        if section in document:
+            document[section][key] = value
     try:
-        return TeacherSection.model_validate(settings)
+        return Recipe.model_validate(document)
     except ValidationError as error:
-        found = schema_problems(error, settings, (), {"": tuple(TeacherSection.model_fields)})
-        raise RecipeError("\n".join(f"teacher: {problem.text}" for problem in found)) from None
+        problems = schema_problems(error, document, (), {})
+        raise RecipeError("\n".join(problem.text for problem in problems)) from None
+
+
+def resume_effects() -> dict[str, str]:
+    """Returns the settings that a resumed run may change, as ``section.key``, each with its effect (`OnResume`)."""
+    sections: dict[str, type[BaseModel]] = {"model": ModelSection, "optim": OptimSection, "run": RunSection}
+    return {
+        f"{section}.{name}": mark.effect
+        for section, kind in sections.items()
+        for name, field in kind.model_fields.items()
+        for mark in field.metadata
+        if isinstance(mark, OnResume)
+    }
+
+
+def silent_settings() -> frozenset[str]:
+    """Returns the settings on which neither the samples of a batch nor the expected gradient depend."""
+    return frozenset(name for name, effect in resume_effects().items() if effect == "silent")
+
+
+def import_name(name: str, label: str, *, example: str) -> Any:
+    """Imports ``module:name``, which runs the code of the module.
+
+    Args:
+        name: The module and the name.
+        label: The setting, for messages.
+        example: What is expected, for messages.
+
+    Raises:
+        RecipeError: The text has another form, or the module cannot be imported or has no such name.
+    """
+    if not _IMPORTED.fullmatch(name):
+        raise RecipeError(f"{label} '{name}': expected {example}")
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, SyntaxError) as error:
+        raise RecipeError(f"{label} '{name}': cannot import '{module_name}' ({error}); is it on PYTHONPATH?") from error
+    if not hasattr(module, attribute):
+        raise RecipeError(f"{label} '{name}': no '{attribute}' in the module{did_you_mean(attribute, vars(module))}")
+    return getattr(module, attribute)
 
 
 def load_task_class(name: str) -> "type[Task]":
-    """The task class of a name; ``module:Class`` imports the module, which runs its code.
+    """Returns the task class of a name. ``module:Class`` imports the module, which runs its code.
 
     Raises:
-        RecipeError: there is no such task, or it cannot be imported.
+        RecipeError: There is no such task, or it cannot be imported.
     """
     from bert_tasks.tasks import named_task
     from bert_tasks.tasks.base import Task
@@ -464,21 +549,13 @@ def load_task_class(name: str) -> "type[Task]":
             return named_task(name)
         except UsageError as error:
             raise RecipeError(f"{error} (your own: 'module:Class')") from None
-    if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
-        raise RecipeError(f"task '{name}': expected 'module:Class', such as 'my_package.my_task:MyTask'")
-    module_name, _, class_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, SyntaxError) as error:
-        raise RecipeError(f"task '{name}': cannot import '{module_name}' ({error}); is it on PYTHONPATH?") from error
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, Task)):
-        tasks = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)]
-        raise RecipeError(f"task '{name}': no Task class '{class_name}' there{nearest_or_all(class_name, tasks)}")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
-        raise RecipeError(f"task '{name}': {class_name} does not define {missing}")
-    return found
+    task = import_name(name, "task", example="'module:Class', such as 'my_package.my_task:MyTask'")
+    if not (isinstance(task, type) and issubclass(task, Task)):
+        raise RecipeError(f"task '{name}': it is no subclass of Task")
+    if inspect.isabstract(task):
+        missing = ", ".join(sorted(task.__abstractmethods__))
+        raise RecipeError(f"task '{name}': {task.__name__} does not define {missing}")
+    return task
 
 
 def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":

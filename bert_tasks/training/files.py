@@ -25,7 +25,7 @@ from bert_tasks.data.splits import Splits
 from bert_tasks.encoder.cpu import matmul_library
 from bert_tasks.environment import cpu_name, installed_version
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.recipe.schema import OptimSection, RunSection
+from bert_tasks.recipe.schema import OptimSection, RunSection, resume_effects
 from bert_tasks.storage import LOCK, atomic_path, check_writable, is_temporary, remove_temporaries, sha256
 from bert_tasks.training import checkpoints as checkpointing
 from bert_tasks.training.records import EventRecord, RunRecord, SummaryRecord, check_record, read_record
@@ -62,37 +62,6 @@ _ENVIRONMENT = (
 _SIGNED = re.compile(r"\n<!-- bert_tasks wrote this card \(sha256 of the above: ([0-9a-f]{64})\)\. [^\n]*-->\n\Z")
 
 
-# Neither the samples of a batch nor the expected gradient depend on these, only the masks of dropout.
-SILENT = (
-    "optim.micro_batch_tokens",
-    "optim.vocabulary_rows",
-    "model.gradient_checkpointing",
-    "run.logging_steps",
-    "run.save_steps",
-    "run.keep_last",
-    "run.trackers",
-    "run.project",
-)
-# The rest of the run differs from what it would have been, as the user asked.
-NOTED = (
-    "optim.epochs",
-    "optim.max_steps",
-    "optim.learning_rate",
-    "optim.head_learning_rate",
-    "optim.layerwise_lr_decay",
-    "optim.warmup_ratio",
-    "optim.lr_scheduler_type",
-    "optim.decay_ratio",
-    "optim.weight_decay",
-    "optim.max_grad_norm",
-    "optim.adam_beta1",
-    "optim.adam_beta2",
-    "optim.adam_epsilon",
-    "run.eval_steps",
-    "run.early_stopping_patience",
-)
-# Only these extend a finished run.
-EXTENDING = ("optim.epochs", "optim.max_steps", "run.early_stopping_patience")
 _ABSENT = "not set"
 _REMEDY = "choose another folder, or --overwrite to train again"
 _SHOWN = 6  # refused settings in a message
@@ -363,38 +332,41 @@ def flat_settings(
 
 
 def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, finished: bool) -> list[Change]:
-    """The settings that differ from those of the run in the folder, except those that may differ silently.
+    """Returns the settings that differ from the settings of the run in the folder, and may.
 
-    A finished run is not trained again with other settings, unless one of them extends it. An earlier version may have
-    stored fewer settings: its options had today's defaults, and what it knew of the encoder followed from the model.
+    `OnResume` marks in recipe/schema.py say which ones may differ. A finished run is not trained again with other
+    settings, unless one of them extends it. An earlier version may have stored fewer settings: its options had today's
+    defaults, and what it knew of the encoder followed from the model.
 
     Raises:
-        UsageError: settings differ that must not; the message names them.
+        UsageError: Settings differ that must not. The message names them.
     """
+    effects = resume_effects()
     of_encoder = {name for name in {*before, *now} if name.startswith("encoder.")}
     before = flat_settings({}, OptimSection(), RunSection()) | dict(before)
-    found = [
+    differing = [
         Change(name=name, before=before.get(name, _ABSENT), now=now.get(name, _ABSENT))
-        for name in sorted({*before, *now} - {*SILENT} - (of_encoder - (before.keys() & now.keys())))
-        if before.get(name) != now.get(name)  # a setting without a value is one that is not stated
+        for name in sorted({*before, *now} - (of_encoder - (before.keys() & now.keys())))
+        if before.get(name) != now.get(name)  # a setting without a value is one that is not set
+        and effects.get(name) != "silent"
     ]
-    refused = [change for change in found if change.name not in NOTED]
-    if finished and not any(change.name in EXTENDING for change in found):
-        refused = found
-    if refused:
+    rejected = [change for change in differing if change.name not in effects]
+    if finished and not any(effects.get(change.name) == "extending" for change in differing):
+        rejected = differing
+    if rejected:
         state = "a finished" if finished else "an unfinished"
-        named = [
+        names = [
             f"the rows of {change.name.removeprefix('data.')} changed"
             if change.name.startswith("data.")
             else str(change)
-            for change in refused[:_SHOWN]
+            for change in rejected[:_SHOWN]
         ]
-        named += [f"and {len(refused) - _SHOWN} more"] if len(refused) > _SHOWN else []
+        names += [f"and {len(rejected) - _SHOWN} more"] if len(rejected) > _SHOWN else []
         raise UsageError(
-            f"{folder} holds {state} run with other settings: {'; '.join(named)}. "
+            f"{folder} holds {state} run with other settings: {'; '.join(names)}. "
             "Choose another folder, or --overwrite to replace the run"
         )
-    return found
+    return differing
 
 
 def _shown(value: Any) -> str:

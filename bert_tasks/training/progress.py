@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from accelerate.tracking import (
     MLflowTracker,
@@ -42,18 +42,6 @@ _LOGGER = logging.getLogger("bert_tasks")
 # Trackers get the curves, not the machine, the command line or the code. W&B's own variables still apply.
 _WANDB = {"console": "off", "disable_code": True, "disable_git": True, "x_disable_meta": True}
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-./ :]")
-
-
-class Callback(Protocol):
-    """A function that the main process calls with each record of metrics.jsonl, after it is written.
-
-    ``record["event"]`` is "step" (with step, epoch, loss, learning_rate, grad_norm, tokens_per_second, and ``terms``,
-    the mean of each loss term, where there are several) or "evaluation" (with step, epoch, metrics). A true return
-    value for an evaluation ends the run as early stopping does: its result is the best model so far. Return values for
-    steps are ignored.
-    """
-
-    def __call__(self, record: dict[str, Any], /) -> object: ...
 
 
 class Reporter:

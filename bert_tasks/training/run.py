@@ -23,12 +23,13 @@ from bert_tasks.tasks.base import Task
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import checkpoints
 from bert_tasks.training.distillation import Distillation
-from bert_tasks.training.loop import Trainer, prepare_model
+from bert_tasks.training.loop import Callback, Trainer, prepare_model
 from bert_tasks.training.objectives import Objective, Supervised
-from bert_tasks.training.progress import Callback, check_installed
+from bert_tasks.training.optim import count_trained, make_adapters
+from bert_tasks.training.progress import check_installed
 from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
 from bert_tasks.training.state import FitResult
-from bert_tasks.training.step import StepPlan, count_trained, make_adapters, sample_order
+from bert_tasks.training.step import StepPlan, sample_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,14 +118,13 @@ def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> T
     prepare_model(model, seed=recipe.run.seed)
     model.columns = trained_names(recipe.data, prepared.task.columns)
     return Trainer(
-        model=model,
+        objective=make_objective(model, recipe.teacher, seed=recipe.run.seed),
         splits=prepared.splits,
         optim=recipe.optim,
         run=recipe.run,
         model_settings=recipe.model.model_dump(),
         recipe_text=resolved_toml(recipe),
         callback=callback,
-        objective=make_objective(model, recipe.teacher, seed=recipe.run.seed),
     )
 
 
@@ -186,19 +186,19 @@ def train(
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if loaded.folds is not None and loaded.folds.fold is None:
         raise RecipeError("the recipe has [folds]: call train_folds, or set folds.fold to train one of them")
-    return trained(loaded, overwrite=overwrite, progress=progress, callback=callback)[1]
+    return run_recipe(loaded, overwrite=overwrite, progress=progress, callback=callback)[1]
 
 
-def trained(
+def run_recipe(
     recipe: Recipe, *, overwrite: bool = False, progress: bool = True, callback: Callback | None = None
 ) -> tuple[Trainer, FitResult]:
-    """``train``, and the run with its rows and its best model."""
+    """Trains a recipe. Returns the run, with its rows and its best model, and its result."""
     check_installed(recipe.run.trackers)
     accelerator = make_accelerator(recipe.optim.mixed_precision)
-    broadcast_from_main(accelerator, lambda: outputs.check_folder(_folder(recipe)))
+    broadcast_from_main(accelerator, outputs.check_folder, _folder(recipe))
     with main_process_first(accelerator):
-        prepared = prepare(recipe)
-    trainer = build_trainer(prepared, callback)
+        loaded = prepare(recipe)
+    trainer = build_trainer(loaded, callback)
     return trainer, trainer.train(overwrite=overwrite, progress=progress)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast, broadcast_object_list
+from accelerate.utils import broadcast_object_list
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from bert_tasks.data.checks import named_splits
 from bert_tasks.data.columns import FAULT
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.splits import Splits
+from bert_tasks.distributed import on_main_process
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
 from bert_tasks.model.task_model import TaskModel
@@ -31,14 +32,11 @@ from bert_tasks.tasks import typed_setting
 from bert_tasks.tasks.base import Task
 from bert_tasks.training import checkpoints as checkpointing
 from bert_tasks.training import files as outputs
-from bert_tasks.training.checkpoints import LoadedCheckpoint, RunState
+from bert_tasks.training.checkpoints import RunState
 from bert_tasks.training.files import Change
 from bert_tasks.training.records import StateRecord, check_record
 from bert_tasks.training.step import OptimizerSteps
-from bert_tasks.training.vocabulary import remap_moment
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-_ROWS = "rows"  # beside the moments of a table: the ids of the rows that they are of
 _METRICS = ("best", "last")
 _RANK = {"best_value": -math.inf, "best_loss": math.inf}  # of the best model, and where it has no such number
 
@@ -188,35 +186,28 @@ class FitResult:
 
 
 def state_dict(steps: OptimizerSteps, state: TrainerState) -> RunState:
-    """The run after ``state.step`` optimizer steps. The tensors are the living ones: write them before the next step.
+    """Returns the run after ``state.step`` optimizer steps. Write the tensors before the next step changes them.
 
     Args:
-        steps: whose model has all its weights up to date.
-        state: of the run.
+        steps: The steps, whose model has all its weights up to date.
+        state: The progress of the run.
     """
-    parameters, vocabulary, scaler = steps.checkpoint_parameters(), steps.vocabulary, steps.accelerator.scaler
-    moments = {}
-    for name, parameter in parameters.items():
-        trained = parameter
-        if vocabulary is not None and parameter is vocabulary.table.weight:
-            trained = vocabulary.weight
-            moments[f"{name}/{_ROWS}"] = vocabulary.ids
-        stored = steps.optimizer.optimizer.state.get(trained, {})
-        moments |= {f"{name}/{key}": stored[key] for key in _MOMENTS if key in stored}
+    scaler = steps.accelerator.scaler
+    moments, other = steps.optimizer.state_dict()
     # The key "course" is part of the format of checkpoints.
     progress = {"course": state.state_dict(), "scaler": None if scaler is None else scaler.state_dict()}
-    return RunState(step=state.step, weights=parameters, optimizer=moments, progress=progress)
+    progress |= {"optimizer": other} if other else {}
+    weights = steps.optimizer.checkpoint_parameters()
+    return RunState(step=state.step, weights=weights, optimizer=moments, progress=progress)
 
 
 def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> None:
     """Puts what ``state_dict`` returned into the parameters, the optimizer, the scaler and the state.
 
-    The rows of word embeddings that were trained need not be those that are trained now.
-
     Raises:
-        CheckpointError: it belongs to another model, or is damaged.
+        CheckpointError: It belongs to another model, or is damaged.
     """
-    parameters, vocabulary, scaler = steps.checkpoint_parameters(), steps.vocabulary, steps.accelerator.scaler
+    scaler, parameters = steps.accelerator.scaler, steps.optimizer.checkpoint_parameters()
     own, stored = ({name: value.shape for name, value in part.items()} for part in (parameters, loaded.weights))
     different = sorted(name for name in own.keys() | stored.keys() if own.get(name) != stored.get(name))
     if different:
@@ -224,24 +215,7 @@ def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> 
             f"ckpt-{loaded.step} is of another model: {', '.join(different[:5])} differ. "
             "Choose another output folder, or --overwrite to start again"
         )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(loaded.weights[name])
-    for name, parameter in parameters.items():
-        trained, rows = parameter, None
-        if vocabulary is not None and parameter is vocabulary.table.weight:
-            vocabulary.read_table()
-            trained, rows = vocabulary.weight, vocabulary.ids.cpu()
-        stored_rows = loaded.optimizer.get(f"{name}/{_ROWS}")
-        moments = {}
-        for key in _MOMENTS:
-            moment = loaded.optimizer.get(f"{name}/{key}")
-            if moment is not None and moment.dim() > 0:
-                moment = remap_moment(moment, stored_rows, rows, len(parameter))
-            if moment is not None:
-                moments[key] = moment.to(parameter.device)
-        if parameter.requires_grad and len(moments) == len(_MOMENTS):
-            steps.optimizer.optimizer.state[trained] = moments
+    steps.optimizer.load_state_dict(loaded.weights, loaded.optimizer, loaded.progress.get("optimizer", {}))
     if scaler is not None and loaded.progress.get("scaler") is not None:
         scaler.load_state_dict(loaded.progress["scaler"])
     try:
@@ -253,40 +227,34 @@ def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> 
 
 
 def broadcast_state(accelerator: Accelerator, loaded: RunState | None) -> RunState | None:
-    """The main process's state on every process, so that only that one needs to see the files."""
+    """Returns the main process's state on every process, so that the others need not see the files."""
     if accelerator.num_processes == 1:
         return loaded
-    outline: list[Any] = [None]
-    if loaded is not None:
-        tensors = (loaded.weights, loaded.optimizer)
-        shapes = [{name: (value.shape, value.dtype) for name, value in part.items()} for part in tensors]
-        outline = [(loaded.step, shapes, dict(loaded.progress))]
-    broadcast_object_list(outline)
-    if outline[0] is None:
+
+    def share(value: Any) -> Any:
+        box = [value]
+        broadcast_object_list(box)
+        return box[0]
+
+    def share_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:  # one at a time, because they are large
+        return {name: share(tensors.get(name)) for name in share(list(tensors))}
+
+    step = share(None if loaded is None else loaded.step)
+    if step is None:
         return None
-
-    def receive(given: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        tensor = torch.empty(shape, dtype=dtype) if given is None else given.detach()
-        received: Tensor = broadcast(tensor.to(accelerator.device))
-        return received.cpu()
-
-    step, shapes, progress = outline[0]
-    own = ({}, {}) if loaded is None else (loaded.weights, loaded.optimizer)
-    weights, optimizer = (
-        {name: receive(given.get(name), *kind) for name, kind in part.items()}
-        for given, part in zip(own, shapes, strict=True)
-    )
-    return RunState(step=step, weights=weights, optimizer=optimizer, progress=progress)
+    state = RunState(step=step, weights={}, optimizer={}, progress={}) if loaded is None else loaded
+    weights, optimizer = share_tensors(state.weights), share_tensors(state.optimizer)
+    return RunState(step=step, weights=weights, optimizer=optimizer, progress=share(dict(state.progress)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExistingRun:
-    """A run that is in the folder already and may be resumed.
+    """A run in the folder that may be resumed.
 
     Attributes:
-        metadata: the content of its run.json.
-        changed: settings that differ from its own, each allowed.
-        summary: the content of metrics.json if it is finished, else None.
+        metadata: The content of its run.json.
+        changed: The settings that differ from its settings, and may.
+        summary: The content of metrics.json if the run is finished, else None.
     """
 
     metadata: Mapping[str, Any]
@@ -294,32 +262,52 @@ class ExistingRun:
     summary: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """The folder of a run, for the main process alone.
+    """The folder of a run. The main process reads and writes it for all processes.
 
     Attributes:
-        settings: all settings of the run, flat, as run.json holds them.
-        recipe_text: the resolved recipe, if the run has one.
-        further_models: see ``Objective``.
+        path: The folder.
+        settings: All settings of the run, flat, as run.json holds them.
+        loaded: The checkpoint from which the run is resumed, on the main process.
     """
 
-    path: Path
-    model: TaskModel
-    splits: Splits
-    settings: Mapping[str, Any]
-    recipe_text: str | None
-    further_models: Mapping[str, TaskModel] = field(default_factory=dict)
+    def __init__(
+        self,
+        path: Path,
+        accelerator: Accelerator,
+        *,
+        model: TaskModel,
+        splits: Splits,
+        settings: Mapping[str, Any],
+        recipe_text: str | None,
+        further_models: Mapping[str, TaskModel],
+    ) -> None:
+        """Stores what the folder holds; nothing is read or written yet.
+
+        Args:
+            path: The folder.
+            accelerator: The processes of the run.
+            model: The model that is trained.
+            splits: The rows.
+            settings: All settings of the run, flat.
+            recipe_text: The resolved recipe, if the run has one.
+            further_models: Models that are saved with the best one, by the names of their folders.
+        """
+        self.path, self.accelerator, self.model, self.splits = path, accelerator, model, splits
+        self.settings, self.recipe_text, self.further_models = settings, recipe_text, further_models
+        self.loaded: RunState | None = None
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
         return self.path / checkpointing.FOLDER
 
+    @on_main_process
     def existing_run(self) -> ExistingRun | None:
-        """The run in the folder, if there is one.
+        """Returns the run in the folder, if there is one.
 
         Raises:
-            UsageError: it has settings or rows that must not change within a run, or its files are damaged.
+            UsageError: It has settings or rows that must not change within a run, or its files are damaged.
         """
         metadata = outputs.read_run_metadata(self.path)
         if metadata is None:
@@ -328,12 +316,13 @@ class RunFolder:
         changed = outputs.changes(self.path, metadata["settings"], self.settings, finished=summary is not None)
         return ExistingRun(metadata=metadata, changed=changed, summary=summary)
 
+    @on_main_process
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Writes what the run is made of. run.json comes first: without it the folder does not count as a run's."""
         outputs.write_json(self.path / outputs.RUN, {**metadata, "settings": self.settings})
         if self.recipe_text is not None:
             outputs.write_text(self.path / outputs.RECIPE, self.recipe_text)
-        # Rows that were left out, once for each source file: validation rows may be of the training file.
+        # Rows that were skipped, once for each source file: validation rows may be of the training file.
         tables = {table.source: table for _, table in named_splits(self.splits)}
         rejects = "".join(
             json.dumps({"file": table.source, **json.loads(fault)}) + "\n"
@@ -346,42 +335,42 @@ class RunFolder:
         else:
             (self.path / outputs.REJECTS).unlink(missing_ok=True)
 
-    def newest_checkpoint(self, existing: ExistingRun, total_steps: int) -> LoadedCheckpoint | None:
-        """The checkpoint to resume from; None: there is none, and the run starts again from the beginning.
+    @on_main_process
+    def load_newest(self, existing: ExistingRun, total_steps: int) -> list[str]:
+        """Loads the checkpoint to resume from, if there is one, on the main process. Returns notes for people.
 
         Raises:
-            CheckpointError: there are checkpoints and none can be used.
-            UsageError: the checkpoint is beyond the end of the run, or the run is finished and has no checkpoint.
+            CheckpointError: There are checkpoints and none can be used.
+            UsageError: The checkpoint is beyond the end of the run, or the run is finished and has no checkpoint.
         """
         checkpointing.remove_checkpoints(self.checkpoints, only_leftovers=True)
         remove_temporaries(self.path, outputs.WRITTEN)
         newest = checkpointing.newest_checkpoint(self.checkpoints)
-        if newest is None and existing.summary is not None:
+        if newest is None:
+            if existing.summary is not None:
+                raise UsageError(
+                    f"{self.path} holds a finished run without checkpoints, which cannot be resumed: "
+                    "choose another folder, or --overwrite to train again"
+                )
+            return ["the run in the folder has no checkpoint: it starts again from the beginning"]
+        if newest.state.step > total_steps:
             raise UsageError(
-                f"{self.path} holds a finished run without checkpoints, which cannot be resumed: "
-                "choose another folder, or --overwrite to train again"
-            )
-        step = 0 if newest is None else newest.state.step
-        if step > total_steps:
-            raise UsageError(
-                f"{self.path} holds {step} steps, more than the {total_steps} of this run: "
+                f"{self.path} holds {newest.state.step} steps, more than the {total_steps} of this run: "
                 "raise optim.epochs or optim.max_steps, choose another folder, or --overwrite to train again"
             )
-        return newest
+        self.loaded = newest.state
+        skipped = [f"NOT USED: {reason}" for reason in newest.skipped]
+        return [*skipped, f"resumed after step {newest.state.step} from {newest.path}"]
 
-    def rewind(self, state: TrainerState, steps: OptimizerSteps, weights: Mapping[str, Tensor]) -> list[str]:
-        """Makes the files those of the step from which the run is resumed; returns notes for people.
+    @on_main_process
+    def rewind(self, state: TrainerState, steps: OptimizerSteps) -> list[str]:
+        """Makes the files those of the step from which the run is resumed. Returns notes for people.
 
-        ``model/`` may be from after that step; it is written again from the best checkpoint.
-
-        Args:
-            state: of the step from which the run is resumed.
-            steps: whose model has the weights of that step.
-            weights: the same as the checkpoint holds them.
+        ``model/`` may be from after that step, so it is written again from the best checkpoint.
         """
         (self.path / outputs.SUMMARY).unlink(missing_ok=True)
         outputs.cut_events(self.path, state.step, evaluated_step=state.evaluated_step)
-        if not state.best_step:
+        if self.loaded is None or not state.best_step:
             return []
         try:
             best = checkpointing.read_weights(self.checkpoints, state.best_step)
@@ -389,18 +378,39 @@ class RunFolder:
             if not (self.path / outputs.MODEL / "config.json").is_file():
                 raise
             return [f"NOT USED: {error}. The best model so far remains the one in {outputs.MODEL}/"]
-        parameters = steps.checkpoint_parameters()
+        parameters = steps.optimizer.checkpoint_parameters()
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(best.pop(name))
-            steps.update_weights()
-            self.publish(state.task)
+            steps.optimizer.update_weights()
+            self._publish(state.task)
             for name, parameter in parameters.items():
-                parameter.copy_(weights[name])
+                parameter.copy_(self.loaded.weights[name])
         return []
 
+    @on_main_process
+    def save_checkpoint(self, steps: OptimizerSteps, state: TrainerState, *, seed: int, keep_last: int) -> Path:
+        """Writes a checkpoint of the run, whose weights are up to date, and returns its folder."""
+        order = steps.order
+        epoch = order.epoch_of(state.step)
+        batches = order.batches(order.first_step(epoch), state.step)
+        metadata = {
+            "epoch": order.epochs(state.step),
+            "samples": epoch * len(steps.samples) + sum(len(batch) for _, batch in batches),
+            "processes": self.accelerator.num_processes,
+            "seed": seed,
+            "data": outputs.data_metadata(self.splits),
+            "versions": outputs.environment(self.model.task.feature_libraries)["versions"],
+        }
+        options = {"best_step": state.best_step, "keep_last": keep_last}
+        return checkpointing.save_checkpoint(self.checkpoints, state_dict(steps, state), metadata=metadata, **options)
+
+    @on_main_process
     def publish(self, task: Task) -> None:
         """Writes the model as it is now, with the task tuned on validation, to ``model/``."""
+        self._publish(task)
+
+    def _publish(self, task: Task) -> None:
         untuned, self.model.task = self.model.task, task
         try:
             self.model.save_pretrained(self.path / outputs.MODEL)

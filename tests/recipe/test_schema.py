@@ -19,11 +19,12 @@ from bert_tasks.recipe.schema import (
     OptimSection,
     Recipe,
     RunSection,
+    TeacherSection,
     build_task,
     load_recipe,
     load_task_class,
+    recipe_of_arguments,
     resolved_toml,
-    sections,
 )
 from bert_tasks.recipe.toml import to_toml
 from bert_tasks.tasks import TASK_NAMES, TASKS, SequenceClassification, Task
@@ -77,51 +78,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "recipes"
 
 
-def test_a_minimal_recipe_has_the_documented_defaults(folder: Path) -> None:
+def test_a_minimal_recipe_names_task_model_and_data(folder: Path) -> None:
     recipe = load_recipe(write(folder, MINIMAL))
     assert (recipe.task, recipe.model.name) == ("sequence-classification", "google-bert/bert-base-uncased")
     assert recipe.settings == {}
     assert recipe.data == DataSpec(train=str(folder / "train.csv"))
-    assert recipe.optim.model_dump() == {
-        "learning_rate": 5e-5,
-        "lr_scheduler_type": "linear",
-        "epochs": 3,
-        "max_steps": None,
-        "batch_size": 32,
-        "batch_tokens": None,
-        "warmup_ratio": 0.0,
-        "decay_ratio": 0.1,
-        "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "adam_epsilon": 1e-8,
-        "bias_correction": True,
-        "mixed_precision": "no",
-        "vocabulary_rows": "in_data",
-        "head_learning_rate": None,
-        "layerwise_lr_decay": None,
-        "freeze_embeddings": False,
-        "freeze_layers": 0,
-        "lora_rank": None,
-        "lora_alpha": None,
-        "lora_dropout": 0.0,
-        "lora_targets": ("query", "value"),
-        "micro_batch_tokens": 16384,
-    }
-    assert recipe.run.model_dump() == {
-        "seed": 42,
-        "seeds": None,
-        "output_dir": None,
-        "eval_steps": None,
-        "early_stopping_patience": None,
-        "metric_for_best_model": None,
-        "logging_steps": 10,
-        "save_steps": None,
-        "keep_last": 2,
-        "trackers": (),
-        "project": "bert-tasks",
-    }
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
@@ -346,8 +307,8 @@ def test_the_names_of_the_hub_are_accepted(folder: Path, name: str) -> None:
         ),
         (":Task", "expected 'module:Class'"),
         ("./task.py:Task", "expected 'module:Class'"),
-        (f"{__name__}:TinyTsak", "no Task class 'TinyTsak' there, did you mean 'TinyTask'?"),
-        (f"{__name__}:REPOSITORY", "no Task class 'REPOSITORY' there"),
+        (f"{__name__}:TinyTsak", "no 'TinyTsak' in the module, did you mean 'TinyTask'?"),
+        (f"{__name__}:REPOSITORY", "it is no subclass of Task"),
         (f"{__name__}:UnfinishedTask", "UnfinishedTask does not define "),
     ],
 )
@@ -364,21 +325,24 @@ def test_a_task_module_with_a_syntax_error(tmp_path: Path, monkeypatch: pytest.M
         load_task_class("broken_task_module:X")
 
 
-def test_sections_for_the_api() -> None:
-    assert sections(epochs=2, max_grad_norm=None, seed=7) == (
-        OptimSection(epochs=2, max_grad_norm=None),
-        RunSection(seed=7),
-    )
+def arguments(**settings: object) -> Recipe:
+    return recipe_of_arguments(settings, teacher="t", output_dir="o")
+
+
+def test_arguments_of_fit_become_sections() -> None:
+    recipe = arguments(epochs=2, max_grad_norm=None, seed=7, teacher_weight=0.2, on_error="skip")
+    assert recipe.optim == OptimSection(epochs=2, max_grad_norm=None)
+    assert recipe.run == RunSection(seed=7, output_dir="o")
+    assert recipe.teacher == TeacherSection(name="t", weight=0.2)
+    assert recipe.data.on_error == "skip"
     with pytest.raises(RecipeError) as caught:
-        sections(epcohs=3, batch_size=0, learning_rate=None, lr=3, eval_steps=0)
-    lines = str(caught.value).splitlines()
-    assert lines[:3] == [
+        arguments(batch_size=0, learning_rate=None, eval_steps=0, teacher_temperature=0)
+    assert str(caught.value).splitlines() == [
         "learning_rate = None: expected a number",
         "batch_size = 0: expected at least 1",
-        "unknown key 'epcohs', did you mean 'epochs'?",
+        "eval_steps = 0: expected at least 1",
+        "temperature = 0: expected more than 0.0",
     ]
-    assert lines[3].startswith("unknown key 'lr'; known: learning_rate, ")
-    assert lines[4] == "eval_steps = 0: expected at least 1"
 
 
 def test_a_batch_has_a_number_of_samples_or_of_tokens(folder: Path) -> None:
@@ -389,10 +353,8 @@ def test_a_batch_has_a_number_of_samples_or_of_tokens(folder: Path) -> None:
         load_recipe(write(folder, MINIMAL + "[optim]\nbatch_tokens = 4096\n"))
     with pytest.raises(RecipeError, match=r"\[optim\]: batch_tokens replaces batch_size: remove one"):
         load_recipe(write(folder, MINIMAL + "[optim]\nbatch_tokens = 4096\nmax_steps = 9\nbatch_size = 32\n"))
-    with pytest.raises(RecipeError, match=r"^batch_tokens needs max_steps"):
-        sections(batch_tokens=4096)
-    with pytest.raises(RecipeError, match=r"^batch_size: expected a whole number"):
-        sections(batch_size=None)
+    with pytest.raises(RecipeError, match=r"^\[optim\]: batch_size: expected a whole number"):
+        arguments(batch_size=None)
 
 
 def test_a_recipe_cannot_be_changed(folder: Path) -> None:

@@ -14,7 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bert_tasks.training.step import OptimizerSteps, set_sparse_gradients
+from bert_tasks.training.optim import set_sparse_gradients
+from bert_tasks.training.step import OptimizerSteps
 
 META = torch.device("meta")
 
@@ -44,16 +45,16 @@ def on_meta_device(steps: OptimizerSteps, monkeypatch: pytest.MonkeyPatch) -> It
     fused = sys.modules[torch.optim.Optimizer.__module__]
     monkeypatch.setattr(fused, "_get_fused_kernels_supported_devices", lambda: ["meta"])
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # which it does not have
-    before = list(steps.prepared.parameters())
-    steps.prepared.to(META)
+    before = list(steps.optimizer.prepared.parameters())
+    steps.optimizer.prepared.to(META)
     set_sparse_gradients(steps.objective, False)  # as steps that are made on a device have them
-    moved = dict(zip(before, steps.prepared.parameters(), strict=True))
-    vocabulary = steps.vocabulary
+    moved = dict(zip(before, steps.optimizer.prepared.parameters(), strict=True))
+    vocabulary = steps.optimizer.vocabulary
     if vocabulary is not None:
         weight = torch.nn.Parameter(vocabulary.weight.to(META))
         moved |= {vocabulary.weight: weight}
         vocabulary.weight, vocabulary._places = weight, vocabulary._places.to(META)
-    for group in steps.optimizer.param_groups:
+    for group in steps.optimizer.accelerated.param_groups:
         group["params"] = [moved[parameter] for parameter in group["params"]]
     with NoWaiting():
         yield

@@ -24,8 +24,8 @@ from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens
 from bert_tasks.tasks.base import Task
 from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.objectives import Objective, Supervised
+from bert_tasks.training.optim import freeze_encoder
 from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
-from bert_tasks.training.step import freeze_encoder
 from support.hf_models import widen
 from support.training_runs import (
     TASK,

@@ -20,6 +20,8 @@ import bert_tasks
 import bert_tasks.errors as errors
 from bert_tasks.cli.app import app
 from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.splits import DataSpec
+from bert_tasks.recipe.arguments import FitArguments
 from bert_tasks.recipe.json_schema import field_descriptions, recipe_schema, schema_text
 from bert_tasks.recipe.schema import (
     FoldsSection,
@@ -28,6 +30,8 @@ from bert_tasks.recipe.schema import (
     Recipe,
     RunSection,
     TeacherSection,
+    fit_keys,
+    resume_effects,
 )
 from bert_tasks.recipe.search import SearchSection, Space
 from bert_tasks.tasks import TASKS
@@ -38,6 +42,35 @@ from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanPrediction
 from bert_tasks.tasks.token_classification.task import EntitySpan, TokenPrediction
 
+ARGUMENTS_HEAD = '''"""The arguments of `fit` that are keys of a recipe, so that editors complete them.
+
+Written by `make docs` from the sections in schema.py, which describe them; change the sections, not this file.
+"""
+
+from typing import Literal
+
+from bert_tasks.data.readers import ReadingArguments
+
+
+class FitArguments(ReadingArguments, total=False):
+    """The keyword arguments of `fit` that are keys of a recipe."""
+'''
+SECTIONS: Mapping[str, Any] = {
+    "model": ModelSection,
+    "data": DataSpec,
+    "optim": OptimSection,
+    "run": RunSection,
+    "teacher": TeacherSection,
+    "folds": FoldsSection,
+    "search": SearchSection,
+}
+KEY_HEAD = ("key", "value", "default", "limits", "what")
+# What a key's text says of a run that is resumed with another value.
+RESUMED = {
+    "silent": "A resumed run may change it.",
+    "noted": "A resumed run may change it, with a notice.",
+    "extending": "A resumed run may change it, with a notice; it also continues a finished run.",
+}
 FOLDER = Path("docs") / "reference"
 HEADINGS = ("Args", "Attributes", "Returns", "Yields", "Raises")
 PREDICTIONS = (SequencePrediction, TokenPrediction, EntitySpan, SpanPrediction, Span, ChoicePrediction)
@@ -118,6 +151,8 @@ def _parameter_texts(part: inspect.Parameter) -> list[str]:
     """The parameter, or the keys of the TypedDict that it unpacks."""
     if get_origin(part.annotation) is not Unpack:
         return [_parameter_text(part)]
+    if get_args(part.annotation)[0] is FitArguments:  # a table of them follows
+        return [f"**{part.name}"]
     hints = get_type_hints(get_args(part.annotation)[0])
     return [
         _parameter_text(inspect.Parameter(name, part.KEYWORD_ONLY, default=None, annotation=kind))
@@ -161,6 +196,8 @@ def _public(name: str, value: Any) -> Iterator[str]:
     yield from (f"## {name}", "")
     if not inspect.isclass(value):
         yield from ("```text", signature(value, name), "```", "", rendered(value.__doc__), "")
+        if value is bert_tasks.fit:
+            yield from ("**settings**", "", table(KEY_HEAD, list(_fit_rows())), "")
         return
     yield from (rendered(value.__doc__), "")
     for method in METHODS:
@@ -168,6 +205,14 @@ def _public(name: str, value: Any) -> Iterator[str]:
             made = getattr(value, method)
             yield from (f"### {name}.{method}", "", "```text", signature(made, f"{name}.{method}"), "```", "")
             yield from (rendered(made.__doc__), "")
+
+
+def _fit_rows() -> Iterator[tuple[str, ...]]:
+    """The keys of a recipe that `fit` takes, under the names of its arguments."""
+    rows = {row[0].strip("`"): row for section, kind in SECTIONS.items() for row in field_rows(f"{section}.", kind)}
+    for name, (section, key) in fit_keys().items():
+        if name not in inspect.signature(bert_tasks.fit).parameters:
+            yield f"`{name}`", *rows[f"{section}.{key}"][1:]
 
 
 def _fields_of(kind: type) -> Iterator[str]:
@@ -265,25 +310,19 @@ def recipe_page() -> str:
         "A recipe is a TOML file. Unknown keys are refused. A key without a default may",
     ]
     parts += ["be left out unless it is needed. Paths start at the recipe's folder.", ""]
-    parts.append(table(("key", "value", "default", "limits", "what"), list(_top_rows())))
-    for name, kind in (("model", ModelSection), ("data", Recipe.model_fields["data"].annotation)):
-        parts += ["", f"## [{name}]", "", *_section(name, kind)]
+    parts.append(table(KEY_HEAD, list(_top_rows())))
+    for name in ("model", "data"):
+        parts += ["", f"## [{name}]", "", *_section(name, SECTIONS[name])]
     parts += ["", "## [settings]", "", "The fields of the task."]
     for name, task in TASKS.items():
         also = (
             [f"`task` may also be {' or '.join(f'`{alias}`' for alias in task.aliases)}.", ""] if task.aliases else []
         )
         parts += ["", f"### {name}", "", *also, _settings(task)]
-    for name, kind in (
-        ("optim", OptimSection),
-        ("run", RunSection),
-        ("teacher", TeacherSection),
-        ("folds", FoldsSection),
-        ("search", SearchSection),
-    ):
-        parts += ["", f"## [{name}]", "", *_section(name, kind)]
+    for name in ("optim", "run", "teacher", "folds", "search"):
+        parts += ["", f"## [{name}]", "", *_section(name, SECTIONS[name])]
     parts += ["", "The values of a key that is searched:", ""]
-    parts.append(table(("key", "value", "default", "limits", "what"), field_rows("search.KEY.", Space)))
+    parts.append(table(KEY_HEAD, field_rows("search.KEY.", Space)))
     return "\n".join(parts) + "\n"
 
 
@@ -294,7 +333,7 @@ def _top_rows() -> Iterator[tuple[str, ...]]:
 
 def _section(name: str, kind: Any) -> Iterator[str]:
     yield from (" ".join(rendered(kind.__doc__).split()), "")
-    yield table(("key", "value", "default", "limits", "what"), field_rows(f"{name}.", kind))
+    yield table(KEY_HEAD, field_rows(f"{name}.", kind))
 
 
 def field_rows(prefix: str, kind: Any) -> list[tuple[str, ...]]:
@@ -306,7 +345,9 @@ def field_rows(prefix: str, kind: Any) -> list[tuple[str, ...]]:
     for name, entry in schema["properties"].items():
         default = _default(kind, name)
         shown = "needed" if name in schema.get("required", ()) else toml_value(default)
-        rows.append((f"`{prefix}{name}`", spelt(hints[name]), shown, limits(entry), _text(entry.get("description"))))
+        resumed = RESUMED.get(resume_effects().get(f"{prefix}{name}", ""), "")
+        text = " ".join(filter(None, (_text(entry.get("description")), resumed)))
+        rows.append((f"`{prefix}{name}`", spelt(hints[name]), shown, limits(entry), text))
     return rows
 
 
@@ -335,6 +376,28 @@ def meaning_of(task: type[Task], name: str) -> str:
     return ""
 
 
+def arguments_module() -> str:
+    """The source of bert_tasks/recipe/arguments.py: the types of the arguments of `fit` that are keys of a recipe."""
+    hints = {section: get_type_hints(kind) for section, kind in SECTIONS.items()}
+    lines = [
+        f"    {name}: {_type_text(hints[section][key])}"
+        for name, (section, key) in fit_keys().items()
+        if name not in inspect.signature(bert_tasks.fit).parameters
+    ]
+    return "\n".join([ARGUMENTS_HEAD, *lines]) + "\n"
+
+
+def _type_text(kind: Any) -> str:
+    """The annotation of a type."""
+    if get_origin(kind) is Literal:
+        return "Literal[" + ", ".join(f'"{value}"' for value in get_args(kind)) + "]"
+    if get_origin(kind) in (Union, types.UnionType):
+        return " | ".join(_type_text(part) for part in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"tuple[{', '.join(map(_type_text, get_args(kind)))}]"
+    return {type(None): "None", Ellipsis: "..."}.get(kind, getattr(kind, "__name__", str(kind)))
+
+
 PAGES: Mapping[str, Callable[[], str]] = {"api.md": api_page, "cli.md": cli_page, "recipe.md": recipe_page}
 
 
@@ -344,6 +407,7 @@ def main() -> None:
     (root / FOLDER).mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         (root / FOLDER / name).write_text(page(), encoding="utf-8")
+    (root / "bert_tasks" / "recipe" / "arguments.py").write_text(arguments_module(), encoding="utf-8")
     (root / "recipes" / "recipe.schema.json").write_text(schema_text(recipe_schema()), encoding="utf-8")
 
 

@@ -310,7 +310,7 @@ class TaskContract:
         steps = make_steps(student, list(example.rows), objective=objective, **sizes)
         batch = next(batches(steps))
         with on_meta_device(steps, monkeypatch):
-            result = steps.update(0, batch, steps.accumulate(0, batch))
+            result = steps.update(0, batch, steps.backward(0, batch))
         assert result.values.device.type == "cpu"
         assert {parameter.device for parameter in steps.objective.parameters()} == {META}
 

@@ -157,7 +157,7 @@ def walk(steps: OptimizerSteps) -> list[StepLog]:
     """All steps of the run, without evaluation or files."""
     logs = []
     for step, batch in enumerate(batches(steps)):
-        result = steps.update(step, batch, steps.accumulate(step, batch))
+        result = steps.update(step, batch, steps.backward(step, batch))
         logs.append(read_step_metrics(result, overflows=0, mixed_precision="no")[0])
-    steps.update_weights()
+    steps.optimizer.update_weights()
     return logs

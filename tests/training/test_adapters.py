@@ -16,7 +16,8 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens
 from bert_tasks.training.objectives import Supervised
-from bert_tasks.training.step import OptimizerSteps, freeze_encoder
+from bert_tasks.training.optim import freeze_encoder
+from bert_tasks.training.step import OptimizerSteps
 from support.meta_device import on_meta_device
 from support.process_scenarios import SMALL
 from support.stopped_runs import ADAPTERS, SETTINGS, run, stopped
@@ -181,10 +182,10 @@ def test_a_student_has_adapters_and_its_teacher_none(wide_checkpoint: Path, tmp_
 
 def test_a_step_on_a_device_never_waits(wide_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = adapted_steps(load_model(wide_checkpoint), ROWS, lora_dropout=0.1, micro_batch_tokens=30)
-    assert steps.adapters is not None
+    assert steps.optimizer.adapters is not None
     _, batch = next(steps.batches())
-    with steps.adapters.attached(), on_meta_device(steps, monkeypatch):
-        result = steps.update(0, batch, steps.accumulate(0, batch))
+    with steps.optimizer.adapters.attached(), on_meta_device(steps, monkeypatch):
+        result = steps.update(0, batch, steps.backward(0, batch))
     assert len(result.values) == 5
 
 

@@ -65,7 +65,7 @@ def first_step(objective, rows, **options):
     sizes = {"batch_size": len(rows), "max_grad_norm": None, "micro_batch_tokens": 16384, "vocabulary_rows": "all"}
     steps = make_steps(objective.model, rows, objective=objective, **{**sizes, **options})
     _, batch = next(steps.batches())
-    sums = steps.accumulate(0, batch)
+    sums = steps.backward(0, batch)
     gradients = {name: parameter.grad for name, parameter in objective.named_parameters()}
     loss = steps.update(0, batch, sums).values[0].item()
     return loss, {name: gradient.to_dense().clone() for name, gradient in gradients.items() if gradient is not None}
@@ -343,7 +343,7 @@ def test_the_report_draws_each_term_and_states_the_agreement(straight, tmp_path)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"temperature": 3.0}, "teacher.temperature = 3.0 \\(was 2.0\\)"),
+        ({"teacher_temperature": 3.0}, "teacher.temperature = 3.0 \\(was 2.0\\)"),
         ({"teacher_weight": 0.1}, "teacher.weight = 0.1 \\(was 0.5\\)"),
     ],
 )
@@ -582,7 +582,7 @@ def test_a_step_on_a_device_never_waits(wide_checkpoint, monkeypatch, options):
     objective.begin(steps.samples.features, torch.device("cpu"))
     _, batch = next(steps.batches())
     with on_meta_device(steps, monkeypatch):
-        result = steps.update(0, batch, steps.accumulate(0, batch))
+        result = steps.update(0, batch, steps.backward(0, batch))
     assert len(result.values) == 4 + len(result.terms)
 
 

@@ -64,7 +64,7 @@ def test_validation_without_rows_is_refused_before_training(checkpoint, tmp_path
 
 def test_a_diverged_run_leaves_no_gradients_to_the_next(checkpoint, tmp_path, monkeypatch):
     fresh, model = load_model(checkpoint), load_model(checkpoint)
-    original = OptimizerSteps.accumulate
+    original = OptimizerSteps.backward
 
     def poisoned(steps, step, batch):
         sums = original(steps, step, batch)
@@ -72,7 +72,7 @@ def test_a_diverged_run_leaves_no_gradients_to_the_next(checkpoint, tmp_path, mo
         return sums
 
     with monkeypatch.context() as patch:
-        patch.setattr(OptimizerSteps, "accumulate", poisoned)
+        patch.setattr(OptimizerSteps, "backward", poisoned)
         with pytest.raises(DivergedError):
             fit(model, make_rows(16), make_rows(3), output_dir=tmp_path / "bad", **QUICK)
     for name, run in (("fresh", fresh), ("again", model)):

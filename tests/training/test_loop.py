@@ -98,8 +98,8 @@ def test_a_step_has_the_tokens_of_its_time(checkpoint, tmp_path, monkeypatch):
 
         seconds = property(lambda self: len(computed) - self.before)
 
-    loop_accumulate = OptimizerSteps.accumulate
-    monkeypatch.setattr(OptimizerSteps, "accumulate", accumulate)
+    loop_accumulate = OptimizerSteps.backward
+    monkeypatch.setattr(OptimizerSteps, "backward", accumulate)
     monkeypatch.setattr(loop, "Clock", Computed)
     rows = [{**make_rows(1)[0], "label": LABELS[number % 2]} for number in range(24)]  # all of one length
     short_fit(load_model(checkpoint), tmp_path, rows=rows, logging_steps=1, save_steps=2)
@@ -116,8 +116,8 @@ def test_one_process_stops_after_the_step_in_which_the_signal_came(checkpoint, t
             signal.raise_signal(signal.SIGTERM)
         return loop_accumulate(*arguments)
 
-    loop_accumulate = OptimizerSteps.accumulate
-    monkeypatch.setattr(OptimizerSteps, "accumulate", accumulate)
+    loop_accumulate = OptimizerSteps.backward
+    monkeypatch.setattr(OptimizerSteps, "backward", accumulate)
     with pytest.raises(StoppedError, match="after step 2 of 6"):
         short_fit(load_model(checkpoint), tmp_path)
     assert len(computed) == 2
@@ -155,7 +155,7 @@ def weights_before_each_update(monkeypatch):
     take = OptimizerSteps.update
 
     def update(steps, *arguments, **options):
-        steps.update_weights()
+        steps.optimizer.update_weights()
         found.append(weights_of(steps.objective.model))
         return take(steps, *arguments, **options)
 

@@ -99,14 +99,14 @@ def test_the_gradient_is_that_of_the_weighted_sum_of_means(wide_checkpoint, micr
         vocabulary_rows="all",
     )
     _, batch = next(steps.batches())
-    sums = steps.accumulate(0, batch)
+    sums = steps.backward(0, batch)
     gradients = {name: parameter.grad for name, parameter in objective.named_parameters()}
     result = steps.update(0, batch, sums)  # scales the gradients in place before the optimizer drops them
 
     one = make_steps(reference.model, rows, objective=reference, batch_size=9)
     seen = []
     reference.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    one.accumulate(0, batch)
+    one.backward(0, batch)
     reference.zero_grad(set_to_none=True)
     (packed,) = seen
     loss = sum(term.weight * term.total / term.count for term in reference(packed) if term.count > 0)
@@ -123,11 +123,10 @@ def trainer(checkpoint, folder, kind=LengthAndLabel, *, head_seed=0, **changes):
     tables = [RowTable.from_rows(one, columns=model.task.columns) for one in (rows, make_rows(6, seed=1))]
     optim = {"epochs": 2, "batch_size": 3, "learning_rate": 1e-3, "micro_batch_tokens": 30, **changes}
     return Trainer(
-        model=model,
+        objective=kind(model),
         splits=Splits(train=tables[0], validation={"": tables[1]}),
         optim=OptimSection(**optim),
         run=RunSection(output_dir=str(folder), logging_steps=1),
-        objective=kind(model),
     )
 
 

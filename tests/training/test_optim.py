@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_tasks.errors import UsageError
-from bert_tasks.training import step as optim
+from bert_tasks.training import optim
+from bert_tasks.training.step import clip_and_scale
 
 
 class Tower(nn.Module):
@@ -156,7 +157,7 @@ def test_clipping_equals_scaling_then_clip_grad_norm(scale, max_norm):
     give_gradients(ours, scale)
     give_gradients(theirs, scale)
     factor = torch.tensor(1 / 7, dtype=torch.float64)
-    norm = optim.clip_and_scale(ours.parameters(), factor=factor, max_norm=max_norm)
+    norm = clip_and_scale(ours.parameters(), factor=factor, max_norm=max_norm)
     for parameter in theirs.parameters():
         parameter.grad *= factor
     limit = math.inf if max_norm is None else max_norm
@@ -170,7 +171,7 @@ def test_the_factor_may_have_another_type_than_the_gradients():
     model = Tower()
     give_gradients(model)
     before = model.classifier.weight.grad.clone()
-    optim.clip_and_scale(model.parameters(), factor=torch.tensor(0.25, dtype=torch.float64), max_norm=None)
+    clip_and_scale(model.parameters(), factor=torch.tensor(0.25, dtype=torch.float64), max_norm=None)
     torch.testing.assert_close(model.classifier.weight.grad, before / 4)
     assert model.classifier.weight.grad.dtype == torch.float32
 
@@ -178,9 +179,9 @@ def test_the_factor_may_have_another_type_than_the_gradients():
 def test_parameters_without_gradients_are_left_alone():
     model = Tower()
     factor = torch.tensor(0.5)
-    assert optim.clip_and_scale(model.parameters(), factor=factor, max_norm=1.0) == 0
+    assert clip_and_scale(model.parameters(), factor=factor, max_norm=1.0) == 0
     model.classifier.weight.grad = torch.full((2, 4), 0.1)
-    optim.clip_and_scale(model.parameters(), factor=factor, max_norm=1.0)
+    clip_and_scale(model.parameters(), factor=factor, max_norm=1.0)
     torch.testing.assert_close(model.classifier.weight.grad, torch.full((2, 4), 0.05))
     assert model.classifier.bias.grad is None
 
@@ -191,7 +192,7 @@ def test_a_gradient_that_is_not_finite_shows_in_the_norm(bad, max_norm):
     model = Tower()
     give_gradients(model)
     model.words.weight.grad[0, 0] = bad
-    norm = optim.clip_and_scale(model.parameters(), factor=torch.tensor(0.5), max_norm=max_norm)
+    norm = clip_and_scale(model.parameters(), factor=torch.tensor(0.5), max_norm=max_norm)
     assert not norm.isfinite()
 
 
@@ -206,6 +207,6 @@ def test_clipping_does_not_wait_for_the_device():
     give_gradients(model)
     factor = torch.tensor(0.5)
     with NoValueReachesTheHost():
-        norm = optim.clip_and_scale(model.parameters(), factor=factor, max_norm=1.0)
+        norm = clip_and_scale(model.parameters(), factor=factor, max_norm=1.0)
         with pytest.raises(AssertionError, match="was read"):
             norm.item()

@@ -194,7 +194,7 @@ def test_a_step_never_waits_for_the_device(folder: Path, monkeypatch: pytest.Mon
     objective = objective_of(folder)
     steps = make_steps(objective.model, ROWS, objective=objective, batch_size=8, micro_batch_tokens=30)
     with on_meta_device(steps, monkeypatch):
-        result = steps.update(0, next(batches(steps)), steps.accumulate(0, next(batches(steps))))
+        result = steps.update(0, next(batches(steps)), steps.backward(0, next(batches(steps))))
     assert result.values.device.type == "cpu"
     assert {parameter.device for parameter in steps.objective.parameters()} == {META}
 

@@ -107,7 +107,7 @@ def test_a_stopped_run_with_two_threads_ends_with_the_same_bits(dropout_checkpoi
 @pytest.mark.parametrize("step", [4, 10])
 def test_epochs_of_different_numbers_of_steps_end_with_the_same_bits(dropout_checkpoint, tmp_path, monkeypatch, step):
     monkeypatch.setattr(sampling, "BUCKET_BATCHES", 1)  # eight rows are a single bucket otherwise
-    tokens = {"batch_size": 32, "batch_tokens": 23, "max_steps": 11}
+    tokens = {"batch_size": None, "batch_tokens": 23, "max_steps": 11}
     run(tmp_path / "whole", dropout_checkpoint, **tokens)
     stopped(step, tmp_path / "run", dropout_checkpoint, **tokens)
     run(tmp_path / "run", dropout_checkpoint, head_seed=5, **tokens)

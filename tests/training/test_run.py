@@ -211,13 +211,13 @@ def test_a_dry_run_reports_and_writes_nothing(folder):
 
 def test_a_dry_run_shows_the_first_row_that_training_sees(folder, monkeypatch):
     seen = []
-    take = OptimizerSteps.accumulate
+    take = OptimizerSteps.backward
 
     def accumulate(steps, step, batch):
         seen.append(steps.samples.features_of(batch[:1])[0]["input_ids"])
         return take(steps, step, batch)
 
-    monkeypatch.setattr(OptimizerSteps, "accumulate", accumulate)
+    monkeypatch.setattr(OptimizerSteps, "backward", accumulate)
     plan = dry_run(recipe(folder))
     train(recipe(folder), progress=False)
     tokenizer = TaskModel.from_pretrained(folder / "out" / "model").tokenizer

@@ -12,8 +12,9 @@ from bert_tasks.errors import DivergedError
 from bert_tasks.tasks.base import LossTerm
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training.objectives import Supervised
+from bert_tasks.training.optim import set_sparse_gradients
 from bert_tasks.training.sampling import learning_rate_factor
-from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics, set_sparse_gradients
+from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics
 from support.hf_models import FAMILIES, hf_config
 from support.small_checkpoints import tokenizer_of
 from support.training_runs import (
@@ -63,7 +64,7 @@ def test_gradients_of_two_threads_are_the_same_bits_each_time(by_kind, two_threa
         torch.manual_seed(0)
         model = TaskModel(known, TASK, tokenizer=tokenizer)
         steps = make_steps(model, make_rows(24), batch_size=24, vocabulary_rows="all", seed=seed)
-        sums = steps.accumulate(0, next(batches(steps)))
+        sums = steps.backward(0, next(batches(steps)))
         return [sums, *(parameter.grad.to_dense() for parameter in model.parameters())]
 
     first = gradients()
@@ -91,7 +92,7 @@ def test_micro_batches_in_bfloat16_give_almost_the_same_gradient(wide_checkpoint
         model = load_model(wide_checkpoint, WEIGHTED_TASK)
         steps = make_steps(model, make_rows(20), micro_batch_tokens=tokens, batch_size=20, vocabulary_rows="all")
         with torch.autocast("cpu", torch.bfloat16):
-            steps.accumulate(0, range(20))
+            steps.backward(0, range(20))
         gradients.append(torch.cat([parameter.grad.to_dense().flatten() for parameter in model.parameters()]))
     whole, cut = gradients
     assert whole.dtype == torch.float32
@@ -110,7 +111,7 @@ def test_the_gradient_is_that_of_the_weighted_mean_over_labelled_rows(wide_check
     model = load_model(wide_checkpoint, WEIGHTED_TASK).double()
     steps = make_steps(model, rows, batch_size=9, max_grad_norm=None, micro_batch_tokens=30, vocabulary_rows="all")
     batch = next(batches(steps))
-    sums = steps.accumulate(0, batch)
+    sums = steps.backward(0, batch)
     kept = {name: parameter.grad for name, parameter in model.named_parameters()}
     result = steps.update(0, batch, sums)  # scales the gradients in place before the optimizer drops them
 
@@ -150,7 +151,7 @@ def test_sparse_gradients_of_embeddings_change_no_weight(wide_checkpoint, object
             set_sparse_gradients(steps.objective, False)
         logs.append(walk(steps))
         found.append(weights_of(model))
-        tables = list(steps._tables.values())
+        tables = list(steps.optimizer._tables.values())
         assert len(tables) == (enabled and objective is Supervised)
         assert not any(table.any() for table in tables)  # a row that is left over would be trained again
     assert distance(*found) <= 1e-12
@@ -162,10 +163,10 @@ def test_rows_that_are_not_finite_do_not_stay_in_the_table(wide_checkpoint):
     model = load_model(wide_checkpoint)
     steps = make_steps(model, make_rows(8), batch_size=4, vocabulary_rows="all")
     word = model.encoder.embeddings.word.weight
-    sums = steps.accumulate(0, next(batches(steps)))
+    sums = steps.backward(0, next(batches(steps)))
     word.grad._values().fill_(math.nan)
     assert steps.update(0, [0], sums).values[2] == 1
-    assert [table.count_nonzero().item() for table in steps._tables.values()] == [0]
+    assert [table.count_nonzero().item() for table in steps.optimizer._tables.values()] == [0]
 
 
 def test_a_batch_without_any_label_changes_nothing(wide_checkpoint):
@@ -184,7 +185,7 @@ def test_a_process_without_rows_adds_nothing_but_takes_part(wide_checkpoint):
         process_index=2, num_processes=3, device=torch.device("cpu"), backward=lambda loss: loss.backward()
     )
     steps.accelerator = third
-    sums = steps.accumulate(0, [4, 5])
+    sums = steps.backward(0, [4, 5])
     assert sums.tolist() == [[0, 0]]
     assert not any(parameter.grad.to_dense().any() for parameter in model.parameters())
 
@@ -199,11 +200,13 @@ def test_groups_follow_the_schedule_from_their_own_rates(checkpoint):
         learning_rate=1e-3,
         head_learning_rate=1e-2,
     )
-    assert set(steps.rates) == {1e-3, 1e-2}
+    assert set(steps.optimizer.rates) == {1e-3, 1e-2}
     for step, batch in enumerate(batches(steps)):
-        result = steps.update(step, batch, steps.accumulate(step, batch))
+        result = steps.update(step, batch, steps.backward(step, batch))
         factor = learning_rate_factor(step, "linear", total_steps=12, warmup_steps=3, decay_steps=2)
-        assert [group["lr"] for group in steps.optimizer.param_groups] == [r * factor for r in steps.rates]
+        assert [group["lr"] for group in steps.optimizer.accelerated.param_groups] == [
+            r * factor for r in steps.optimizer.rates
+        ]
         assert result.learning_rate == 1e-2 * factor
 
 
@@ -223,14 +226,16 @@ def test_steps_are_those_of_adamw_by_its_formula(wide_checkpoint, bias_correctio
         bias_correction=bias_correction,
         vocabulary_rows="all",
     )
-    decays = {id(one): group["weight_decay"] for group in steps.optimizer.param_groups for one in group["params"]}
+    decays = {
+        id(one): group["weight_decay"] for group in steps.optimizer.accelerated.param_groups for one in group["params"]
+    }
     expected = weights_of(model)
     first, second = ({name: torch.zeros_like(one) for name, one in expected.items()} for _ in range(2))
     for step, batch in enumerate(batches(steps)):
-        sums = steps.accumulate(step, batch)
+        sums = steps.backward(step, batch)
         gradients = {name: one.grad for name, one in model.named_parameters()}
         steps.update(step, batch, sums)  # scales the gradients in place before the optimizer drops them
-        rate = steps.optimizer.param_groups[0]["lr"]
+        rate = steps.optimizer.accelerated.param_groups[0]["lr"]
         correction = [1 - beta ** (step + 1) if bias_correction else 1.0 for beta in (0.9, 0.999)]
         for name, parameter in model.named_parameters():
             first[name] = 0.9 * first[name] + 0.1 * gradients[name]
@@ -248,7 +253,7 @@ def test_dropout_depends_on_seed_and_step_alone(dropout_checkpoint):
 
     def loss(step):
         torch.rand(7)  # whatever else drew random numbers
-        return steps.accumulate(step, batch)[0, 0].item()
+        return steps.backward(step, batch)[0, 0].item()
 
     assert loss(3) == loss(3)
     assert loss(3) != loss(4)
@@ -261,20 +266,20 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_moments(checkpoint, ba
     poisoned = next(model.head.parameters())
     plan = list(enumerate(batches(steps)))
     for step, batch in plan[:bad_step]:
-        read_step_metrics(steps.update(step, batch, steps.accumulate(step, batch)), overflows=0, mixed_precision="no")
+        read_step_metrics(steps.update(step, batch, steps.backward(step, batch)), overflows=0, mixed_precision="no")
     before = weights_of(model)
-    states = [{k: v.clone() for k, v in s.items()} for s in steps.optimizer.optimizer.state.values()]
+    states = [{k: v.clone() for k, v in s.items()} for s in steps.optimizer.accelerated.optimizer.state.values()]
     handle = poisoned.register_hook(lambda gradient: gradient * math.nan)
     step, batch = plan[bad_step]
-    result = steps.update(step, batch, steps.accumulate(step, batch))
+    result = steps.update(step, batch, steps.backward(step, batch))
     handle.remove()
-    steps.accumulate(step + 1, plan[bad_step + 1][1])
+    steps.backward(step + 1, plan[bad_step + 1][1])
     with pytest.raises(DivergedError, match=rf"^step {bad_step + 1}: ") as error:
         read_step_metrics(result, overflows=0, mixed_precision="no")
     assert error.value.exit_code == 5
     assert f"(the first of the data is 1): {', '.join(str(row + 1) for row in sorted(batch))}. " in str(error.value)
     assert all(torch.equal(before[name], value) for name, value in weights_of(model).items())
-    for old, new in zip(states, steps.optimizer.optimizer.state.values(), strict=False):
+    for old, new in zip(states, steps.optimizer.accelerated.optimizer.state.values(), strict=False):
         assert all(torch.equal(old[key], new[key]) for key in old)
 
 
@@ -282,11 +287,11 @@ def test_a_step_after_a_skipped_one_is_taken(checkpoint):
     model = load_model(checkpoint)
     steps = make_steps(model, make_rows(8), batch_size=4, learning_rate=1e-3)
     batch = next(batches(steps))
-    sums = steps.accumulate(0, batch)
+    sums = steps.backward(0, batch)
     next(model.head.parameters()).grad.fill_(math.inf)
     assert steps.update(0, batch, sums).values[2].item() == 1
     before = weights_of(model)
-    assert steps.update(1, batch, steps.accumulate(1, batch)).values[2].item() == 0
+    assert steps.update(1, batch, steps.backward(1, batch)).values[2].item() == 0
     assert distance(before, weights_of(model)) > 1e-5
 
 

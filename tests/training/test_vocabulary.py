@@ -32,7 +32,7 @@ TABLE = "encoder.embeddings.word.weight"
 def trained(checkpoint, rows="in_data", *, objective=Supervised, dtype=torch.float32, **changes):
     model = load_model(checkpoint).to(dtype)
     steps = make_steps(model, ROWS, objective=objective(model), vocabulary_rows=rows, **{**SETTINGS, **changes})
-    assert (steps.vocabulary is None) == (rows == "all")
+    assert (steps.optimizer.vocabulary is None) == (rows == "all")
     logs = walk(steps)
     return weights_of(model), [(log.loss, log.grad_norm) for log in logs]
 
@@ -68,7 +68,7 @@ def test_all_weights_are_those_of_training_all_rows(wide_checkpoint, changes):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_gradients_of_whole_tables_are_clipped_by_the_same_norm(wide_checkpoint, monkeypatch, dtype, tolerance):
     monkeypatch.setattr(
-        "bert_tasks.training.step.set_sparse_gradients", lambda *_: None
+        "bert_tasks.training.optim.set_sparse_gradients", lambda *_: None
     )  # as on a GPU or several processes
     options = {"dtype": dtype, "max_grad_norm": 0.1, "adam_epsilon": 1e-4}
     (some, logs), (every, expected) = (trained(wide_checkpoint, rows, **options) for rows in ("in_data", "all"))
@@ -83,10 +83,10 @@ def test_it_does_not_matter_when_the_table_is_brought_up_to_date(wide_checkpoint
     model = load_model(wide_checkpoint)
     steps = make_steps(model, ROWS, **SETTINGS)
     for step, batch in steps.batches():
-        steps.update(step, batch, steps.accumulate(step, batch))
+        steps.update(step, batch, steps.backward(step, batch))
         for _ in range(step % 3):
-            steps.update_weights()
-    steps.update_weights()
+            steps.optimizer.update_weights()
+    steps.optimizer.update_weights()
     assert same(weights_of(model), expected)
 
 
@@ -96,12 +96,14 @@ def test_rows_without_a_token_decay_by_the_formula(wide_checkpoint):
     steps = make_steps(model, ROWS, **SETTINGS)
     rates = []
     for step, batch in steps.batches():
-        rates.append(steps.update(step, batch, steps.accumulate(step, batch)).learning_rate)
-    steps.update_weights()
-    others = torch.ones(len(before), dtype=torch.bool).index_fill(0, steps.vocabulary.ids, False)
+        rates.append(steps.update(step, batch, steps.backward(step, batch)).learning_rate)
+    steps.optimizer.update_weights()
+    others = torch.ones(len(before), dtype=torch.bool).index_fill(0, steps.optimizer.vocabulary.ids, False)
     used = {token for feature in steps.samples.features["input_ids"] for token in feature}
-    assert used <= set(steps.vocabulary.ids.tolist())
-    assert len(used) < len(steps.vocabulary.ids) <= len(used) + 20  # special tokens, and up to a multiple of 16
+    assert used <= set(steps.optimizer.vocabulary.ids.tolist())
+    assert (
+        len(used) < len(steps.optimizer.vocabulary.ids) <= len(used) + 20
+    )  # special tokens, and up to a multiple of 16
     factor = math.prod(1 - rate * 0.1 for rate in rates)
     assert factor < 1 - 1e-4
     torch.testing.assert_close(
@@ -144,10 +146,10 @@ def test_a_step_that_is_not_finite_decays_nothing(wide_checkpoint):
     before = weights_of(model)
     steps = make_steps(model, ROWS, **{**SETTINGS, "warmup_ratio": 0.0})
     _, batch = next(steps.batches())
-    sums = steps.accumulate(0, batch)
+    sums = steps.backward(0, batch)
     next(model.head.parameters()).grad.fill_(math.nan)
     assert steps.update(0, batch, sums).values[2] == 1
-    steps.update_weights()
+    steps.optimizer.update_weights()
     assert same(weights_of(model), before)
 
 
@@ -162,18 +164,18 @@ def test_the_module_keeps_its_hooks_and_gets_its_table_back(wide_checkpoint):
     seen = []
     handle = table.register_forward_hook(lambda *_: seen.append(len(table.weight)))
     _, batch = next(steps.batches())
-    steps.accumulate(0, batch)
+    steps.backward(0, batch)
     handle.remove()
-    assert seen == [len(steps.vocabulary.ids)]
-    assert len(steps.vocabulary.weight) < len(whole) / 2
-    with steps.vocabulary.attached():
-        assert steps.vocabulary.ids[table.padding_idx] == padding  # the row without a gradient
-    with pytest.raises(RuntimeError, match="stop"), steps.vocabulary.attached():
+    assert seen == [len(steps.optimizer.vocabulary.ids)]
+    assert len(steps.optimizer.vocabulary.weight) < len(whole) / 2
+    with steps.optimizer.vocabulary.attached():
+        assert steps.optimizer.vocabulary.ids[table.padding_idx] == padding  # the row without a gradient
+    with pytest.raises(RuntimeError, match="stop"), steps.optimizer.vocabulary.attached():
         raise RuntimeError("stop")
     assert (model.encoder.embeddings.word, table.weight, table.padding_idx) == (table, whole, padding)
     assert not table._forward_pre_hooks
-    with pytest.raises(IndexError), steps.vocabulary.attached():
-        table(torch.tensor([next(i for i in range(len(whole)) if i not in steps.vocabulary.ids)]))
+    with pytest.raises(IndexError), steps.optimizer.vocabulary.attached():
+        table(torch.tensor([next(i for i in range(len(whole)) if i not in steps.optimizer.vocabulary.ids)]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,22 +198,22 @@ class Drawing(SequenceClassification):
 def test_all_rows_are_trained_where_a_step_may_read_all(wide_checkpoint, task):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     model = TaskModel.from_config({"family": "electra", **sizes}, task=task, tokenizer=wide_checkpoint)
-    assert make_steps(model, ROWS, objective=make_objective(model, None, seed=0)).vocabulary is None
+    assert make_steps(model, ROWS, objective=make_objective(model, None, seed=0)).optimizer.vocabulary is None
 
 
 def test_all_rows_are_trained_where_a_head_reads_the_table(wide_checkpoint, monkeypatch):
     model = load_model(wide_checkpoint)
     monkeypatch.setattr(type(model.head), "reads_embeddings", True)
-    assert make_steps(model, ROWS).vocabulary is None
+    assert make_steps(model, ROWS).optimizer.vocabulary is None
 
 
 def test_all_rows_are_trained_where_the_data_have_most_of_them(wide_checkpoint, monkeypatch):
     model = load_model(wide_checkpoint)
-    share = len(make_steps(model, ROWS).vocabulary.ids) / model.config.vocab_size
+    share = len(make_steps(model, ROWS).optimizer.vocabulary.ids) / model.config.vocab_size
     monkeypatch.setattr(vocabulary, "_LARGEST_SHARE", share)
-    assert make_steps(model, ROWS).vocabulary is not None
+    assert make_steps(model, ROWS).optimizer.vocabulary is not None
     monkeypatch.setattr(vocabulary, "_LARGEST_SHARE", share - 1e-6)
-    assert make_steps(model, ROWS).vocabulary is None
+    assert make_steps(model, ROWS).optimizer.vocabulary is None
 
 
 def test_frozen_embeddings_stay_as_they_are(wide_checkpoint, tmp_path):

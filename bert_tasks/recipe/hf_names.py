@@ -1,0 +1,44 @@
+"""The arguments of transformers' `TrainingArguments` and `Trainer`, and what does the same here."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+# A text that begins with "nothing: " says why there is no such argument.
+HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "num_train_epochs": "epochs",
+        "per_device_train_batch_size": "batch_size, which counts samples over all devices",
+        "per_gpu_train_batch_size": "batch_size, which counts samples over all devices",
+        "train_batch_size": "batch_size, which counts samples over all devices",
+        "per_device_eval_batch_size": "nothing: evaluation forms its batches by length",
+        "gradient_accumulation_steps": "micro_batch_tokens, which limits what a device holds at once",
+        "auto_find_batch_size": "micro_batch_tokens, which limits what a device holds at once",
+        "lr": "learning_rate",
+        "warmup_steps": "warmup_ratio, a share of the steps",
+        "fp16": 'mixed_precision="fp16"',
+        "bf16": 'mixed_precision="bf16"',
+        "save_total_limit": "keep_last",
+        "eval_strategy": "eval_steps; without it after each epoch",
+        "evaluation_strategy": "eval_steps; without it after each epoch",
+        "save_strategy": "save_steps; with every evaluation in any case",
+        "logging_strategy": "logging_steps",
+        "logging_dir": "trackers, whose files go to output_dir",
+        "report_to": "trackers",
+        "run_name": "project",
+        "data_seed": "seed",
+        "load_best_model_at_end": "nothing: the model ends with the best weights",
+        "greater_is_better": "nothing: each metric knows whether higher or lower is better",
+        "overwrite_output_dir": "overwrite",
+        "resume_from_checkpoint": "nothing: the same call resumes the run in output_dir",
+        "train_dataset": "train",
+        "eval_dataset": "validation",
+        "callbacks": "callback",
+        "compute_metrics": "nothing: the task computes its metrics",
+        "disable_tqdm": "progress=False",
+        "max_seq_length": "the setting max_length of the model's task",
+        "max_length": "the setting max_length of the model's task",
+        "label_smoothing_factor": "the setting label_smoothing of the model's task",
+        "optim": "optimizer",
+        "optimizers": "optimizer",
+    }
+)

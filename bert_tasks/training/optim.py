@@ -1,0 +1,411 @@
+"""What a run trains, and the optimizer that trains it.
+
+Owns which parameters are trained, in which groups, and by which optimizer. Owns also what an optimizer needs beside its
+update: when a step is skipped, its moments in checkpoints, gradients of a batch's word embeddings alone, the decay of
+word embeddings without a gradient, and low-rank adapters.
+
+Shape legend: V vocabulary, E width of the embeddings.
+"""
+
+import numbers
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast
+from torch import Tensor, nn
+
+from bert_tasks.encoder.lora import Adapters
+from bert_tasks.errors import UsageError
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.recipe.schema import OptimSection, import_name
+from bert_tasks.training.objectives import Objective
+from bert_tasks.training.vocabulary import TrainedVocabulary, remap_moment
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Takes parameter groups, each with `params`, `lr` and `weight_decay`, and returns the optimizer of a run.
+OptimizerFactory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+# 0.999999^(2^23) is 0.0002; float32, in which AdamW counts, holds as many further steps.
+_WITHOUT_CORRECTION = 2.0**23
+_ROWS = "rows"  # beside the moments of a table in a checkpoint: the ids of its trained rows
+
+
+class ModelOptimizer:
+    """The trained parameters of an objective, and their optimizer.
+
+    AdamW trains only the word embeddings whose tokens are in the training rows. The other rows have no gradient, so
+    that each step only multiplies them by 1 - learning rate x weight decay, and `TrainedVocabulary` does this later.
+    Another optimizer may do more with such rows, so it trains all of them.
+
+    Attributes:
+        objective: What is minimised. ``prepared`` is the module to call: wrapped for several processes or half
+            precision.
+        accelerated: The optimizer as accelerate wraps it.
+        rates: The learning rate of each parameter group before the schedule.
+        vocabulary: The rows of the word embeddings that are trained. None: all of them.
+        adapters: What is trained instead of the weights of the encoder. None: its weights.
+        notes: Sentences for the log.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        features: "Dataset",
+        optim: OptimSection,
+        *,
+        seed: int,
+        accelerator: Accelerator,
+        factory: OptimizerFactory | None = None,
+    ) -> None:
+        """Makes the optimizer.
+
+        Args:
+            objective: On its device.
+            features: The features of all training rows.
+            optim: A recipe's ``[optim]``.
+            seed: Seed of new adapters.
+            accelerator: The processes.
+            factory: Makes the optimizer. Default: the one that ``optim.optimizer`` names.
+
+        Raises:
+            RecipeError: The factory that ``optim.optimizer`` names cannot be imported.
+            UsageError: The factory returns no optimizer of the trained parameters.
+        """
+        self.objective, self.accelerator = objective, accelerator
+        factory = load_factory(optim) if factory is None else factory
+        self._is_adamw = factory is None
+        set_sparse_gradients(objective, accelerator.device.type == "cpu" and accelerator.num_processes == 1)
+        self._tables: dict[nn.Parameter, Tensor] = {}
+        self.notes: tuple[str, ...] = ()
+        self.vocabulary: TrainedVocabulary | None = None
+        if optim.vocabulary_rows == "in_data" and not objective.reads_all_embeddings:
+            if factory is not None:
+                self.notes = ("all rows of the word embeddings are trained, because the optimizer is not AdamW",)
+            else:
+                if accelerator.num_processes > 1:  # DDP sends the trained parameters of the main process only
+                    broadcast(objective.model.encoder.embeddings.word.weight.data)
+                self.vocabulary = TrainedVocabulary.of(objective.model, features)
+        self.adapters = make_adapters(objective, optim, seed)
+        self.prepared: nn.Module
+        self.accelerated: Any
+        with self.attached():
+            groups = parameter_groups(
+                objective,
+                learning_rate=optim.learning_rate,
+                weight_decay=optim.weight_decay,
+                head_learning_rate=optim.head_learning_rate,
+                layerwise_lr_decay=optim.layerwise_lr_decay,
+            )
+            optimizer = make_adamw(groups, optim) if factory is None else make_optimizer(groups, factory)
+            self.rates = tuple(group["lr"] for group in optimizer.param_groups)
+            self.prepared, self.accelerated = accelerator.prepare(objective, optimizer)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters."""
+        return [parameter for group in self.accelerated.param_groups for parameter in group["params"]]
+
+    def attached(self) -> AbstractContextManager[None]:
+        """Returns a context in which the model holds the trained parameters."""
+        if self.adapters is not None:  # then the word embeddings are frozen
+            return self.adapters.attached()
+        return nullcontext() if self.vocabulary is None else self.vocabulary.attached()
+
+    def begin_step(self) -> None:
+        """Prepares the model for the forward passes of a step."""
+        if self.adapters is not None:
+            self.adapters.remove()
+
+    def step(self, schedule: float, bad: Tensor) -> None:
+        """Updates the parameters and drops their gradients.
+
+        Args:
+            schedule: Factor of the learning rates.
+            bad: 0-dimensional, True if the loss or a gradient is not finite. Then nothing is changed. With fp16 the
+                loss scaler decides.
+        """
+        for group, rate in zip(self.accelerated.param_groups, self.rates, strict=True):
+            group["lr"] = rate * schedule
+        has_scaler = self.accelerator.scaler is not None
+        if self._is_adamw and not has_scaler:  # the fused kernel skips on the device: the host does not wait
+            self.accelerated.optimizer.grad_scale, self.accelerated.optimizer.found_inf = None, bad.float()
+        if self._is_adamw or has_scaler or not bad:
+            with self._dense_gradients():
+                self.accelerated.step()
+        if self.vocabulary is not None:
+            self.vocabulary.add_step(self.accelerated.param_groups, bad)
+        self.accelerated.zero_grad(set_to_none=True)
+
+    def update_weights(self) -> None:
+        """Brings all weights of the model up to date. Call it before anything but a step reads them."""
+        if self.vocabulary is not None:
+            self.vocabulary.update_table()
+        if self.adapters is not None:
+            self.adapters.merge()
+
+    def release(self) -> None:
+        """Ends training: all weights are up to date, and the memory that only the optimizer needs is freed."""
+        if self.vocabulary is not None:
+            self.vocabulary.update_table()
+        if self.adapters is not None:
+            self.adapters.remove()
+        self.accelerated.optimizer.state.clear()
+        self._tables.clear()
+
+    def checkpoint_parameters(self) -> dict[str, nn.Parameter]:
+        """Returns the parameters in checkpoints, by name: all of them, or with adapters the trained ones."""
+        if self.adapters is None:
+            return self.objective.checkpoint_parameters()
+        with self.attached():
+            every = self.objective.checkpoint_parameters()
+        return {name: parameter for name, parameter in every.items() if parameter.requires_grad}
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns the state of the optimizer for a checkpoint.
+
+        Returns:
+            The moments of each parameter as ``parameter/name``, and what is no tensor, for JSON: ``values`` by the same
+            names, and what other optimizers than AdamW keep in their ``groups``. Empty for AdamW.
+        """
+        tensors: dict[str, Tensor] = {}
+        values: dict[str, Any] = {}
+        for name, parameter in self.checkpoint_parameters().items():
+            trained = self._trained(parameter)
+            if trained is not parameter and self.vocabulary is not None:
+                tensors[f"{name}/{_ROWS}"] = self.vocabulary.ids
+            for key, value in self.accelerated.optimizer.state.get(trained, {}).items():
+                (tensors if isinstance(value, Tensor) else values)[f"{name}/{key}"] = value
+        if self._is_adamw:
+            return tensors, {}
+        groups = [
+            {name: value for name, value in group.items() if _is_plain(value) and name not in ("lr", "weight_decay")}
+            for group in self.accelerated.param_groups
+        ]
+        return tensors, {"values": values, "groups": groups}
+
+    @torch.no_grad()
+    def load_state_dict(self, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor], other: Any) -> None:
+        """Loads the parameters of a checkpoint, and what ``state_dict`` returned.
+
+        The rows of word embeddings that were trained need not be the rows that are trained now.
+
+        Raises:
+            CheckpointError: Rows were trained whose tokens are in no training row.
+        """
+        index_of = {parameter: index for index, parameter in enumerate(self.parameters)}
+        saved: dict[str, dict[str, Any]] = {}
+        for path, value in {**tensors, **other.get("values", {})}.items():
+            name, _, key = path.rpartition("/")
+            saved.setdefault(name, {})[key] = value
+        state: dict[int, Any] = {}
+        for name, parameter in self.checkpoint_parameters().items():
+            parameter.copy_(weights[name])
+            moments, trained, rows = saved.get(name, {}), self._trained(parameter), None
+            if trained is not parameter and self.vocabulary is not None:
+                self.vocabulary.read_table()
+                rows = self.vocabulary.ids.cpu()
+            stored_rows = moments.pop(_ROWS, None)
+            if moments and trained in index_of:
+                state[index_of[trained]] = {
+                    key: remap_moment(value, stored_rows, rows, len(parameter))
+                    if isinstance(value, Tensor) and value.dim() > 0
+                    else value
+                    for key, value in moments.items()
+                }
+        groups = self.accelerated.optimizer.state_dict()["param_groups"]
+        changed = other.get("groups", [{}] * len(groups))
+        groups = [{**group, **change} for group, change in zip(groups, changed, strict=True)]
+        self.accelerated.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _trained(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Returns what the optimizer trains of a parameter: of the word embeddings a smaller table."""
+        is_table = self.vocabulary is not None and parameter is self.vocabulary.table.weight
+        return self.vocabulary.weight if is_table and self.vocabulary is not None else parameter
+
+    @contextmanager
+    def _dense_gradients(self) -> Iterator[None]:
+        """Replaces sparse gradients by tables, which hold zeros otherwise, so that only a batch's rows are written."""
+        written = []
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse:
+                if parameter not in self._tables:
+                    self._tables[parameter] = torch.zeros_like(parameter)
+                table, rows = self._tables[parameter], gradient.indices().squeeze(0)
+                parameter.grad = table.index_copy_(0, rows, gradient.values())
+                written.append((table, rows))
+        yield
+        for table, rows in written:
+            table.index_fill_(0, rows, 0.0)
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | numbers.Real | str)
+
+
+def load_factory(optim: OptimSection) -> OptimizerFactory | None:
+    """Returns the factory that ``optim.optimizer`` names. None: AdamW.
+
+    Raises:
+        RecipeError: It cannot be imported.
+    """
+    if optim.optimizer == "adamw":
+        return None
+    factory: OptimizerFactory = import_name(optim.optimizer, "optim.optimizer", example="'module:name'")
+    return factory
+
+
+def make_adamw(groups: list[dict[str, Any]], optim: OptimSection) -> torch.optim.AdamW:
+    """Returns AdamW (Loshchilov and Hutter, arXiv:1711.05101) for parameter groups."""
+    betas = (optim.adam_beta1, optim.adam_beta2)
+    optimizer = torch.optim.AdamW(groups, betas=betas, eps=optim.adam_epsilon, fused=True)
+    if not optim.bias_correction:
+        disable_bias_correction(optimizer)
+    return optimizer
+
+
+def make_optimizer(groups: list[dict[str, Any]], factory: OptimizerFactory) -> torch.optim.Optimizer:
+    """Calls a factory.
+
+    Raises:
+        UsageError: It fails, or returns no optimizer of all the parameters.
+    """
+    name = getattr(factory, "__qualname__", repr(factory))
+    parameters = {parameter for group in groups for parameter in group["params"]}
+    try:
+        optimizer = factory(groups)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"optimizer: {name} makes none of the parameter groups: {error}") from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"optimizer: {name} returns a {type(optimizer).__name__}, expected a torch.optim.Optimizer")
+    if {parameter for group in optimizer.param_groups for parameter in group["params"]} != parameters:
+        raise UsageError(f"optimizer: {name} returns an optimizer of other parameters than it gets")
+    return optimizer
+
+
+def parameter_groups(
+    model: Objective | TaskModel,
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    head_learning_rate: float | None = None,
+    layerwise_lr_decay: float | None = None,
+) -> list[dict[str, Any]]:
+    """The trainable parameters in groups of equal learning rate and weight decay.
+
+    The rate falls by the factor ``layerwise_lr_decay`` with each step down from the head, whose own rate
+    ``head_learning_rate`` replaces. Biases and layer norms do not decay; they are found by their modules, because
+    families name them differently.
+    """
+    depths = model.parameter_depths()
+    top = max(depths.values())
+    undecayed = {
+        id(parameter)
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+        if isinstance(module, nn.LayerNorm) or parameter is getattr(module, "bias", None)
+    }
+    factor = 1.0 if layerwise_lr_decay is None else layerwise_lr_decay
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        rate = learning_rate * factor ** (top - depths[name])
+        if head_learning_rate is not None and depths[name] == top:
+            rate = head_learning_rate
+        decay = 0.0 if id(parameter) in undecayed else weight_decay
+        groups.setdefault((rate, decay), []).append(parameter)
+    return [{"params": group, "lr": rate, "weight_decay": decay} for (rate, decay), group in groups.items()]
+
+
+def disable_bias_correction(optimizer: torch.optim.Optimizer) -> None:
+    """Makes an AdamW without a state divide its moments by 1: it takes itself to be at a step where 1 - beta^step is 1.
+
+    Google's AdamWeightDecayOptimizer, with which BERT and ELECTRA were trained, has no bias correction.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.tensor(_WITHOUT_CORRECTION, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
+def set_sparse_gradients(objective: Objective, enabled: bool) -> None:
+    """Whether the gradients of word embeddings hold a batch's rows alone.
+
+    That saves filling, measuring and scaling the other rows, nearly all of them. The optimizer needs them still. Where
+    a head reads the whole table, these rows are added to the gradient that the head gives.
+    """
+    models = [module for module in objective.modules() if isinstance(module, TaskModel)]
+    for table in (model.encoder.embeddings.word for model in models):
+        table.sparse = enabled
+
+
+def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> None:
+    """Stops the embeddings or the first ``layers`` layers from being trained.
+
+    Raises:
+        UsageError: the model has fewer layers, or the last of these shares its weights with a later one.
+    """
+    depths = model.parameter_depths()
+    ends = sorted(set(depths.values()) - {0, max(depths.values())})
+    if layers != 0 and layers not in ends:
+        choices = ", ".join(str(end) for end in ends)
+        raise UsageError(
+            f"freeze_layers = {layers}: expected 0 or one of {choices} (layers that share weights are frozen together)"
+        )
+    for name, parameter in model.named_parameters():
+        if (embeddings and depths[name] == 0) or 1 <= depths[name] <= layers:
+            parameter.requires_grad_(False)
+
+
+def freeze_encoder(objective: Objective, optim: OptimSection) -> None:
+    """Stops all weights of the encoder from being trained, because adapters are trained in their place.
+
+    Raises:
+        UsageError: several models are trained together, the rank is greater than the encoder's width, or the weights
+            are in half precision, in which small changes are lost.
+    """
+    model = objective.model
+    if sum(isinstance(module, TaskModel) for module in objective.modules()) > 1:
+        raise UsageError(
+            f"optim.lora_rank: {model.task.name} trains two models together, and adapters are for one; remove it"
+        )
+    if optim.lora_rank is not None and optim.lora_rank > model.config.hidden_size:
+        raise UsageError(
+            f"lora_rank = {optim.lora_rank}: expected at most {model.config.hidden_size}, the encoder's hidden_size"
+        )
+    for parameter in model.encoder.parameters():
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise UsageError(
+                f"optim.lora_rank: adapters are trained in float32, but the model's weights are {parameter.dtype}: "
+                "call model.float()"
+            )
+        parameter.requires_grad_(False)
+
+
+def make_adapters(objective: Objective, optim: OptimSection, seed: int) -> Adapters | None:
+    """The adapters of the encoder; None if its own weights are trained."""
+    if optim.lora_rank is None:
+        return None
+    return Adapters(
+        objective.model.encoder,
+        rank=optim.lora_rank,
+        alpha=optim.lora_rank if optim.lora_alpha is None else optim.lora_alpha,
+        dropout=optim.lora_dropout,
+        targets=optim.lora_targets,
+        seed=seed,
+    )
+
+
+def count_trained(objective: Objective, adapters: Adapters | None) -> int:
+    """How many numbers are trained; of the word embeddings all, unless they are frozen."""
+    with nullcontext() if adapters is None else adapters.attached():
+        return sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
