@@ -67,11 +67,12 @@ def evaluate(
     """
     from bert_tasks.inference import evaluate_data
     from bert_tasks.model.inputs import load_trained
+    from bert_tasks.tasks.shared.report import Report
 
     reading = replace(reading, label_separator=label_separator, document=document)
     loaded = load_trained(model, data=data, reading=reading, ensembles=True, **vars(loading))
     evaluation = evaluate_data(loaded, data, reading=reading, dtype=dtype)
-    table = evaluation.task.metric_table(evaluation.metrics)
+    table = Report.of(evaluation.task).table(evaluation.metrics)
     print_result(evaluation.metrics, table.lines(), as_json=as_json)
 
 

@@ -138,9 +138,9 @@ def _train_folds(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool
 
 
 def _stock_note(task: "Task | None") -> list[str]:
-    from bert_tasks.tasks.base import NO_HF_HEAD
+    from bert_tasks.tasks.shared.hf_config import NO_HF_HEAD, HFConfig
 
-    return [] if task is None or task.has_hf_head else [f"note: {NO_HF_HEAD}"]
+    return [] if task is None or HFConfig.of(task).has_head else [f"note: {NO_HF_HEAD}"]
 
 
 def write_report(folder: Path) -> str | None:

@@ -58,6 +58,20 @@ class Head(nn.Module, ABC):
         """How many logits a row has; export needs it."""
         return self.output.out_features
 
+    @property
+    def outputs_per_token(self) -> int:
+        """How many numbers the output holds for each token. Prediction runs fewer tokens together if they are many."""
+        return 1
+
+    @property
+    def outside_graph(self) -> dict[str, Tensor]:
+        """Parameters that are not in an exported graph, by their names."""
+        return {}
+
+    def from_graph(self, logits: Tensor) -> Tensor:
+        """Returns the output of ``forward`` for the logits of an exported graph."""
+        return logits
+
     def select(self, layout: Layout) -> Selection | None:
         """The tokens whose states ``forward`` gets; None: all."""
         return None
@@ -255,6 +269,17 @@ class CRFHead(PerTokenHead):
         emissions = super().forward(hidden, layout, embeddings)  # [R, L]
         return emissions if isinstance(layout, Padded) else self.with_transitions(emissions)
 
+    @property
+    def outputs_per_token(self) -> int:
+        return self.transitions.numel()
+
+    @property
+    def outside_graph(self) -> dict[str, Tensor]:
+        return {"transitions": self.transitions}
+
+    def from_graph(self, logits: Tensor) -> Tensor:
+        return self.with_transitions(logits)
+
     def with_transitions(self, emissions: Tensor) -> Tensor:
         """``[R, L] -> [R, L + 2, L]`` the matrices that crf.py computes with.
 
@@ -277,28 +302,64 @@ class ReplacedTokenHead(PerTokenHead):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class VocabularyOutput:
+class HeadOutput:
+    """The output of a head that is more than one tensor. Methods that tensors also have do what they do there.
+
+    Attributes:
+        logit_fields: Names of the fields that hold logits: tensors, or further outputs.
+    """
+
+    logit_fields: ClassVar[tuple[str, ...]]
+
+    @property
+    def logit_parts(self) -> "dict[str, Any]":
+        return {name: getattr(self, name) for name in self.logit_fields}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(self, self.logit_fields[0]).dtype
+        return dtype
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = getattr(self, self.logit_fields[0]).device
+        return device
+
+    def float(self) -> Self:
+        return replace(self, **{name: part.float() for name, part in self.logit_parts.items()})
+
+    def double(self) -> Self:
+        return replace(self, **{name: part.double() for name, part in self.logit_parts.items()})
+
+    def isfinite(self) -> Tensor:
+        """Returns whether each part is finite."""
+        return torch.stack([part.isfinite().all() for part in self.logit_parts.values()])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VocabularyOutput(HeadOutput):
     """The logits of R tokens over the vocabulary, computed when they are asked for, some rows at a time.
 
     ``[R, V]`` need not exist at once: for 600 masked tokens and 30,000 words it takes 72 MB, and training would keep
-    several copies. The methods that tensors have, too, do what they do there.
+    several copies.
 
     Attributes:
         hidden: ``[R, E]`` what is multiplied with the table, in the precision of the product.
         table: ``[V, E]`` the word embeddings; None: ``hidden`` are the logits, such as those of an exported graph.
         bias: ``[V]``.
-        dtype: of the logits after the product; softmax is computed in it.
+        precision: The dtype of the logits after the product. Softmax is computed in it.
     """
 
+    logit_fields: ClassVar[tuple[str, ...]] = ("hidden",)
     hidden: Tensor
     table: Tensor | None
     bias: Tensor | None
-    dtype: torch.dtype
+    precision: torch.dtype
 
     @classmethod
     def of_logits(cls, logits: Tensor) -> Self:
         """Logits ``[R, V]`` that are there already; they have no gradient."""
-        return cls(hidden=logits, table=None, bias=None, dtype=logits.dtype)
+        return cls(hidden=logits, table=None, bias=None, precision=logits.dtype)
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
@@ -306,21 +367,17 @@ class VocabularyOutput:
         return replace(parts[0], hidden=torch.cat([part.hidden for part in parts]))
 
     @property
-    def device(self) -> torch.device:
-        return self.hidden.device
+    def dtype(self) -> torch.dtype:
+        return self.precision
 
     def __len__(self) -> int:
         return len(self.hidden)
 
     def float(self) -> Self:
-        return replace(self, dtype=torch.float32)
+        return replace(self, precision=torch.float32)
 
     def double(self) -> Self:
-        return replace(self, dtype=torch.float64)
-
-    def isfinite(self) -> Tensor:
-        """``[R, E]`` whether what the logits are made of is finite."""
-        return self.hidden.isfinite()
+        return replace(self, precision=torch.float64)
 
     def split(self, counts: Sequence[int]) -> tuple[Self, ...]:
         """So many rows each."""
@@ -467,39 +524,21 @@ class VocabularyHead(Head):
         has_autocast = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
         if has_autocast and torch.get_autocast_dtype(kind) == torch.bfloat16:
             states = states.bfloat16()  # layer norm may leave float32, in which the product takes longer
-        return VocabularyOutput(hidden=states, table=embeddings, bias=self.bias, dtype=states.dtype)
+        return VocabularyOutput(hidden=states, table=embeddings, bias=self.bias, precision=states.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PretrainingOutput:
+class PretrainingOutput(HeadOutput):
     """The logits of masked tokens and of pairs.
-
-    The methods that tensors have, too, do what they do there.
 
     Attributes:
         vocabulary: of R tokens.
         pairs: ``[B, 2]``, or of one sequence ``[2]``.
     """
 
+    logit_fields: ClassVar[tuple[str, ...]] = ("pairs", "vocabulary")
     vocabulary: VocabularyOutput
     pairs: Tensor
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.pairs.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.pairs.device
-
-    def float(self) -> Self:
-        return replace(self, vocabulary=self.vocabulary.float(), pairs=self.pairs.float())
-
-    def double(self) -> Self:
-        return replace(self, vocabulary=self.vocabulary.double(), pairs=self.pairs.double())
-
-    def isfinite(self) -> Tensor:
-        return torch.stack([self.vocabulary.isfinite().all(), self.pairs.isfinite().all()])
 
     def split(self, counts: Sequence[int]) -> tuple[Self, ...]:
         """Of each sequence so many tokens and its pair."""
@@ -537,8 +576,8 @@ class PretrainingHead(VocabularyHead):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ReplacedTokenOutput:
-    """What generator and discriminator give for a batch. The methods that tensors have, too, do what they do there.
+class ReplacedTokenOutput(HeadOutput):
+    """The logits of generator and discriminator for a batch.
 
     Attributes:
         logits: ``[N]`` of the discriminator, of all tokens in the caller's order of sequences.
@@ -549,29 +588,13 @@ class ReplacedTokenOutput:
         lengths: tokens of each sequence.
     """
 
+    logit_fields: ClassVar[tuple[str, ...]] = ("logits", "generator")
     logits: Tensor
     replaced: Tensor
     masked: Tensor
     ids: Tensor
     generator: VocabularyOutput
     lengths: tuple[int, ...]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.logits.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.logits.device
-
-    def float(self) -> Self:
-        return replace(self, logits=self.logits.float(), generator=self.generator.float())
-
-    def double(self) -> Self:
-        return replace(self, logits=self.logits.double(), generator=self.generator.double())
-
-    def isfinite(self) -> Tensor:
-        return self.logits.isfinite()
 
     def split(self, counts: Sequence[int]) -> tuple[Tensor, ...]:
         """``[T, 4]`` of each sequence: logit, replaced, masked, id."""

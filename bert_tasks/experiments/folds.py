@@ -25,6 +25,8 @@ from bert_tasks.inference.output import INPUT
 from bert_tasks.metrics.tables import split_key
 from bert_tasks.recipe.schema import Recipe, build_task, load_recipe
 from bert_tasks.tasks.base import Prediction, Task
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
 from bert_tasks.training.run import DryRun, dry_run, run_recipe
@@ -150,7 +152,7 @@ class FoldsResult:
             rows.append((str(run.fold), str(run.rows), value, steps, state))
         metrics = self.metrics
         overall = {name: metric.out_of_fold for name, metric in metrics.items() if metric.out_of_fold is not None}
-        shown = self.task.metric_table(overall).overall
+        shown = Report.of(self.task).table(overall).overall
         table = [("metric", "all rows", "mean", "std")]
         for name, metric in metrics.items():
             if name in shown or name not in overall:
@@ -222,7 +224,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
         )
         runs.append(run)
         if number == 1:
-            task, summary = trainer.model.task.drop_fitted_values(), trainer.splits.division
+            task, summary = Fitting.of(trainer.model.task).drop_fitted_values(), trainer.splits.division
             best = metric_metadata(task, made.run, result.validation_sets)["best"]
     _, metric = split_key(best, runs[0].result.validation_sets)
     rows, folds, predictions = out_of_fold(parts)

@@ -23,6 +23,7 @@ from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.recipe.errors import schema_problems
 from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_class, silent_settings
+from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import SeedsRecord, read_record
 from bert_tasks.training.run import DryRun, dry_run, train
@@ -155,7 +156,7 @@ class SeedsResult:
         if first is not None:
             means = {name: spread.mean for name, spread in self.metrics.items()}
             by_set = metrics_by_set(means, first.validation_sets)
-            tables = {name: first.task.metric_table(metrics) for name, metrics in by_set.items()}
+            tables = {name: Report.of(first.task).table(metrics) for name, metrics in by_set.items()}
         shown = {metric_key(name, metric) for name, table in tables.items() for metric in table.overall}
         spread_rows: list[tuple[str, ...]] = [("metric", "mean", "std", "median", "best", "of seed")]
         for name, one in self.metrics.items():

@@ -26,7 +26,7 @@ from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.table import token_batches
 from bert_tasks.data.validator import valid_rows
-from bert_tasks.encoder.heads import CRFHead, PretrainingOutput, VocabularyOutput
+from bert_tasks.encoder.heads import PretrainingOutput, VocabularyOutput
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.export.exported import GRAPH, RECORD, GraphModel, input_names, names_other_file, output_names
@@ -37,6 +37,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import check_writable, new_folder, sha256, weights_write_error
 from bert_tasks.tasks.base import Feature, Prediction, Task
 from bert_tasks.tasks.shared.features import checked_features
+from bert_tasks.tasks.shared.report import Report
 from bert_tasks.variables import disable_telemetry
 
 ExportFormat = Literal["onnx", "int8"]
@@ -184,14 +185,14 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
 
 
 def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: Path, target: Path) -> None:
-    crf = {"head.transitions": model.head.transitions.detach().cpu()} if isinstance(model.head, CRFHead) else None
+    outside = {f"head.{name}": tensor.detach().cpu() for name, tensor in model.head.outside_graph.items()}
     try:
         save_folder(
             folder,
             config=saved_config(model.hf_config, model.task, model.columns),
             tensors=None,
             tokenizer=model.tokenizer,
-            head_tensors=crf,
+            head_tensors=outside if outside else None,
         )
         (folder / GRAPH).write_bytes(content)
         files = sorted(path.name for path in folder.iterdir())
@@ -223,7 +224,7 @@ def verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tupl
     if int8:
         check_int8(model)
         try:
-            if not model.task.same_predictions(expected, expected):
+            if not Report.of(model.task).same(expected, expected):
                 raise DataError(f"the first {len(rows)} rows have nothing to predict: their sentences have no words")
         except DataError as error:
             reason = f"int8 export compares predictions, but {error}; pass a file of other rows (--data)"
@@ -277,7 +278,7 @@ def _compare_predictions(
     model: TaskModel, graph: GraphModel, rows: Sequence[Row], expected: Sequence[Prediction]
 ) -> dict[str, Any]:
     """Counts how many of the model's predictions the int8 graph leaves unchanged."""
-    same = model.task.same_predictions(expected, list(model.predict_rows(rows, run=graph.packed_logits)))
+    same = Report.of(model.task).same(expected, list(model.predict_rows(rows, run=graph.packed_logits)))
     share = fmean(same)
     if share < REQUIRED_AGREEMENT:
         raise CheckpointError(
@@ -327,7 +328,7 @@ def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tu
         segments = torch.tensor([segment for sequence in batch for segment in sequence["token_type_ids"]])  # [N]
         lengths = torch.tensor([len(sequence["input_ids"]) for sequence in batch])  # [B]
         logits = graph.rectangle_logits(ids, segments, lengths).to(model.device)  # [N, L] or [B, L]
-        return model.head.with_transitions(logits) if isinstance(model.head, CRFHead) else logits
+        return model.head.from_graph(logits)
 
     expected, found = model.batch_logits(batch)[1], model.batch_logits(batch, run=run)[1]
     if isinstance(expected, PretrainingOutput):

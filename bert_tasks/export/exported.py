@@ -23,7 +23,7 @@ from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import CRFHead, Head
+from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch, group_rows
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, UsageError
@@ -32,6 +32,7 @@ from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import PredictionT, Task
+from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.variables import disable_telemetry
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def input_names(config: EncoderConfig) -> tuple[str, ...]:
 
 def output_names(model: TaskModel) -> tuple[str, ...]:
     """The names that transformers uses for a model with this head."""
-    return ("start_logits", "end_logits") if model.task.hf_head == "span" else ("logits",)
+    return ("start_logits", "end_logits") if HFConfig.of(model.task).head == "span" else ("logits",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ class GraphModel:
             row = rows.stop
         places = order.argsort() if per_token else batch.layout.order
         logits = torch.cat(parts).index_select(0, places).to(device)
-        return self.head.with_transitions(logits) if isinstance(self.head, CRFHead) else logits
+        return self.head.from_graph(logits)
 
     def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> Tensor:
         """Pads sequences that lie one after another and runs them in one call: ``[N] -> [N, L]`` or ``[B, L]``.
@@ -246,12 +247,12 @@ class ExportedModel(FixedModel[PredictionT]):
         found, expected = found if isinstance(found, int) else None, model.head.num_logits
         if found != expected:
             raise CheckpointError(f"{path}: {GRAPH} returns {found} logits, but config.json states {expected} labels")
-        if isinstance(model.head, CRFHead):  # its transitions are not in the graph
+        shapes = {f"head.{name}": tensor.shape for name, tensor in model.head.outside_graph.items()}
+        if shapes:
             tensors = read_head_tensors(path)
-            transitions = None if tensors is None else tensors.get("head.transitions")
-            if transitions is None or transitions.shape != model.head.transitions.shape:
+            if tensors is None or {name: tensors[name].shape for name in shapes if name in tensors} != shapes:
                 raise CheckpointError(f"{path}: task_head.safetensors is missing or does not belong to the stored task")
-            checked = checked_tensors({"head.transitions": transitions}, {"head.transitions": torch.float32})
+            checked = checked_tensors({name: tensors[name] for name in shapes}, dict.fromkeys(shapes, torch.float32))
             model.load_state_dict(checked, strict=False)
         model.columns = folder.columns
         model.tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)

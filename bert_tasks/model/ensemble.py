@@ -1,7 +1,7 @@
 """Several models that predict as one, with the mean of their predictions: the models of a cross-validation.
 
 Owns which folder is such an ensemble, whether its models belong together, and the means of what was fitted to data,
-such as thresholds. What the mean of predictions is, tasks say (``Task.mean_logits``).
+such as thresholds. What the mean of predictions is, the kind of the task's outputs decides.
 
 Shape legend: B sequences (windows), L logits of each, M models.
 """
@@ -26,7 +26,8 @@ from bert_tasks.model.fixed import FixedModel
 from bert_tasks.model.pretrained import check_trained
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.tasks.base import Feature, PredictionT, Task
-from bert_tasks.tasks.shared.explanation import windows_by_row
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.outputs import joins_windows, mean_logits, windows_by_row
 
 
 def is_ensemble(name: str | Path) -> bool:
@@ -60,6 +61,7 @@ class EnsembleModel(FixedModel[PredictionT]):
         super().__init__(first.hf_config, _mean_task(models))
         self.models = nn.ModuleList(models.values())
         self.head = first.head
+        self._joins_windows = joins_windows(self.task, self.head)
         self.tokenizer, self.columns = first.tokenizer, first.columns
         self.eval()
 
@@ -94,18 +96,18 @@ class EnsembleModel(FixedModel[PredictionT]):
         Where samples are rows, the mean needs all windows of a row, which prediction runs in several batches: there the
         function returns the logits of all models, ``[B, L, M]``, and the mean is taken later.
         """
-        if self.task.sample == "row":
+        if self._joins_windows:
             return lambda batch: torch.stack([run(batch) for run in runs], dim=-1)
-        return lambda batch: self.task.mean_logits((run(batch) for run in runs), batch.windows)
+        return lambda batch: mean_logits(self.task, self.head, (run(batch) for run in runs), batch.windows)
 
     def batch_logits(self, features: Sequence[Feature], *, run: ForwardFn | None = None) -> tuple[PackedBatch, Any]:
         """As ``TaskModel.batch_logits``. Where samples are rows, the features must be all windows of each row."""
         batch, logits = super().batch_logits(features, run=run)
-        return batch, self._row_means(logits, batch.windows) if self.task.sample == "row" else logits
+        return batch, self._row_means(logits, batch.windows) if self._joins_windows else logits
 
     def forward_batch(self, features: Sequence[Feature], *, run: ForwardFn | None = None) -> tuple[Tensor, ...]:
         """As ``TaskModel.forward_batch``. Where samples are rows, the logits of all models, ``[L, M]`` of a feature."""
-        if self.task.sample != "row":
+        if not self._joins_windows:
             return super().forward_batch(features, run=run)
         _, logits = super().batch_logits(features, run=run)
         return tuple(logits.cpu().unbind())
@@ -115,7 +117,7 @@ class EnsembleModel(FixedModel[PredictionT]):
     ) -> list[Tensor]:
         """As ``TaskModel.forward_windows``. Where samples are rows, the features must be all windows of each row."""
         found = super().forward_windows(features, max_tokens=max_tokens, run=run)
-        if self.task.sample != "row" or not found:
+        if not self._joins_windows or not found:
             return found
         means = self._row_means(torch.stack(found), [len(windows) for windows in windows_by_row(features)])
         return list(self.task.compact_logits(means.unbind(), features))
@@ -123,7 +125,7 @@ class EnsembleModel(FixedModel[PredictionT]):
     def _row_means(self, logits: Tensor, windows: Sequence[int]) -> Tensor:
         """``[B, L, M] -> [B, L]``; ``windows``: how many each row has."""
         with torch.inference_mode():
-            means: Tensor = self.task.mean_logits(logits.unbind(-1), windows)
+            means: Tensor = mean_logits(self.task, self.head, logits.unbind(-1), windows)
         return means
 
 
@@ -163,7 +165,7 @@ def _difference(model: TaskModel, other: TaskModel) -> str | None:
         return f"their tasks are {task.name} and {theirs.name}"
     if task.labels != theirs.labels:
         return f"their labels are {', '.join(task.labels)} and {', '.join(theirs.labels)}"
-    own, others = task.settings(), theirs.settings()
+    own, others = Fitting.of(task).settings(), Fitting.of(theirs).settings()
     setting = next((name for name in own if own[name] != others[name]), None)
     if setting is not None:
         return f"{setting} is {own[setting]!r} and {others[setting]!r}"
@@ -184,7 +186,7 @@ def _mean_task(models: Mapping[str, TaskModel[PredictionT]]) -> Task[PredictionT
     """
     (first_name, first), *others = ((name, model.task) for name, model in models.items())
     means: dict[str, Any] = {}
-    for field in first.fitted_fields:
+    for field in Fitting.of(first).fields:
         value = getattr(first, field)
         differing = {name: found for name, task in others if (found := getattr(task, field)) != value}
         for name, found in differing.items():

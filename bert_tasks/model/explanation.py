@@ -68,7 +68,7 @@ def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32"
     Raises:
         UsageError: its task, its form or its precision has no explanations.
     """
-    if not isinstance(task, Explainable):
+    if not Explainable.has(task):
         raise UsageError(
             f"{task.name} gives no explanations: they are for tasks that predict one label, number, choice or answer "
             "for a row; predict without them"
@@ -80,7 +80,7 @@ def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32"
     own = model.encoder.embeddings.word.weight.dtype
     if own not in (torch.float32, torch.float64):
         raise UsageError(f"explanations are computed in float32, but the model's weights are {own}: call model.float()")
-    return task
+    return Explainable.of(task)
 
 
 def explained(

@@ -31,9 +31,12 @@ from bert_tasks.model.ensemble import EnsembleModel, is_ensemble
 from bert_tasks.model.pretrained import CheckpointFolder, check_trained, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256_file
-from bert_tasks.tasks import TASKS, tasks_with_head
+from bert_tasks.tasks import tasks_with_head
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.features import checked_features
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.windows import Windows
 
 FEATURE_ROWS = 1000  # rows per call of ``Task.features``
 
@@ -111,7 +114,7 @@ def _task_of_columns(kind: type[Task], data: Data | None, reading: ReadOptions) 
         present = set(first) if isinstance(first, Mapping) else set()
     needs = {
         task: {column.name for column in task().columns if column.required}
-        for task in tasks_with_head(kind.default_head)
+        for task in tasks_with_head(HFConfig.of(kind).default_head)
     }
     fitting = [
         task
@@ -242,7 +245,7 @@ def unknown_tokens(samples: Samples, model: TaskModel) -> UnknownTokens:
 
 def input_notes(samples: Samples, model: TaskModel, *, rows: int) -> tuple[str, ...]:
     """Returns lines for people about what the model does not read of a table: what is truncated, and unknown tokens."""
-    cuts = model.task.cut_notes(Truncation.of(samples.features, rows=rows))
+    cuts = Windows.of(model.task).cut_notes(Truncation.of(samples.features, rows=rows))
     return (*cuts, *unknown_tokens(samples, model).notes(vocabulary_name(model)))
 
 
@@ -255,26 +258,26 @@ def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
         DataError: a window is longer than the model's positions.
         UsageError: an id of a feature has no embedding.
     """
-    if table.part is not None and not task.needs_document_context:
+    if table.part is not None and not Windows.of(task).needs_document_context:
         whole, rows = table.part
         return tokenized(whole, task, model).of_rows(rows)
     key = {
         "task": f"{type(task).__module__}:{type(task).__qualname__}",
-        "code": None if type(task) in TASKS.values() else sha256_file(Path(inspect.getfile(type(task)))),
+        "code": sha256_file(Path(inspect.getfile(type(task)))),
         "labels": list(task.labels),
-        "settings": task.settings(),
+        "settings": Fitting.of(task).settings(),
         "embeddings": [model.config.vocab_size, model.config.type_vocab_size],  # what the ids are checked against
         "version": version("bert-tasks"),
-        **{name: installed_version(name) for name in task.feature_libraries},
+        **{name: installed_version(name) for name in Windows.of(task).libraries},
     }
     features = cached_features(
         table,
         features=lambda rows, tokenizer: checked_features(task, rows, tokenizer, model.config),
         tokenizer=model.require_tokenizer(),
         key=key,
-        batch_size=None if task.needs_document_context else FEATURE_ROWS,
+        batch_size=None if Windows.of(task).needs_document_context else FEATURE_ROWS,
     )
-    samples = Samples.of(features, task.sample, count=len(table))
+    samples = Samples.of(features, Fitting.of(task).sample, count=len(table))
     longest = int(samples.tokens.max(initial=0))
     if longest > model.config.usable_length:
         raise DataError(

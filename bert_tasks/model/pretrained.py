@@ -31,8 +31,9 @@ from bert_tasks.families import (
     family_of,
     head_kind,
 )
-from bert_tasks.tasks import TASK_NAMES, TASKS, Task, named_task, tasks_with_head, typed_setting
-from bert_tasks.tasks.shared.labels import label_places
+from bert_tasks.tasks import TASKS, Task, named_task, stored_name, tasks_with_head, typed_setting
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig, label_places
 
 READING_KEY = "reading"  # below our key of config.json
 
@@ -123,13 +124,14 @@ def folder_task(
     example = f"pass task={next(iter(TASKS))!r} (or another)"
     if isinstance(task, type):
         kind = task
-    elif folder.stored is not None and (task is None or (task == folder.task and task not in TASK_NAMES)):
-        if not isinstance(folder.task, str) or folder.task not in TASKS:
+    elif folder.stored is not None and task in (None, folder.task):
+        stored = TASKS.get(folder.task) if isinstance(folder.task, str) else None
+        if stored is None:
             raise CheckpointError(
                 f"{folder.path}: config.json says its task is {folder.task!r}, which is not built in; pass the class: "
                 "TaskModel.from_pretrained(folder, task=YourTask), or --task module:YourTask"
             )
-        kind = TASKS[folder.task]
+        kind = stored
     elif task is not None:
         kind = named_task(task)
     elif served := tasks_with_head(folder.head):
@@ -141,7 +143,7 @@ def folder_task(
             f"{folder.path} has no task head this package knows (architectures: "
             f"{folder.hf_config.get('architectures')}); {example} for a new one"
         )
-    return _merged_task(folder, kind, given), task is None or (not given and folder.task == registered_name(kind))
+    return _merged_task(folder, kind, given), task is None or (not given and folder.task == stored_name(kind))
 
 
 def stated_task(
@@ -160,7 +162,7 @@ def stated_task(
     """
     if folder.stored is not None and not isinstance(task, Task):
         found, _ = folder_task(folder, task, given)
-        if folder.task == registered_name(type(found)):
+        if folder.task == stored_name(type(found)):
             return found
     raise CheckpointError(f"{folder.path}: config.json says its task is {folder.task!r}; only that one can be run")
 
@@ -170,14 +172,16 @@ def _merged_task(folder: CheckpointFolder, kind: type[Task], given: Mapping[str,
 
     The one place where settings are merged: given by the caller, else stored by us in config.json (only of the same
     task), else implied by transformers' configuration, else the defaults. A given field changes no other field, except
-    those that cannot be combined with it (``Task.compatible_fields``).
+    those that cannot be combined with it (``HFConfig.compatible_fields``).
 
     Raises:
         CheckpointError: what the folder states is damaged.
         UsageError: a given field is not one of the task's, or does not fit the others.
     """
-    is_own = folder.task == registered_name(kind)
-    implied = kind.from_hf(folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length)
+    is_own = folder.task == stored_name(kind)
+    implied = HFConfig.of(kind).implied_fields(
+        folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length
+    )
     if not is_own and kind not in tasks_with_head(folder.head):  # of a new head only the lengths are implied
         implied = {name: value for name, value in implied.items() if isinstance(value, int)}
     stored: dict[str, Any] = {}
@@ -185,7 +189,7 @@ def _merged_task(folder: CheckpointFolder, kind: type[Task], given: Mapping[str,
         settings = folder.stored.get("settings", {})
         if not isinstance(settings, dict):
             raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: settings must be an object")
-        fitted = {name: value for name, value in folder.stored.items() if name in ("labels", *kind.fitted_fields)}
+        fitted = {name: value for name, value in folder.stored.items() if name in ("labels", *Fitting.of(kind).fields)}
         stored = {**settings, **fitted}
     base = {**implied, **stored}
     if is_own or not given:
@@ -198,7 +202,7 @@ def _merged_task(folder: CheckpointFolder, kind: type[Task], given: Mapping[str,
             return task
         base = {field.name: getattr(task, field.name) for field in fields(task)}
     checked = _typed(kind, given)
-    return _build(kind, {**kind.compatible_fields(base, checked), **checked})
+    return _build(kind, {**HFConfig.of(kind).compatible_fields(base, checked), **checked})
 
 
 def _typed(kind: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -305,34 +309,29 @@ def with_label_order(
 def saved_config(hf_config: Mapping[str, Any], task: Task, columns: Mapping[str, str]) -> dict[str, Any]:
     """config.json of a saved model: the loaded one, updated, with one key of our own."""
     entry: dict[str, Any] = {
-        "task": registered_name(type(task)),
-        "settings": task.settings(),
+        "task": stored_name(type(task)),
+        "settings": Fitting.of(task).settings(),
         "version": version("bert-tasks"),
-        **{key: getattr(task, key) for key in task.fitted_fields},
+        **Fitting.of(task).values(),
     }
     if columns:
         entry[READING_KEY] = {"columns": dict(columns)}
     unwanted = ["_name_or_path", "num_labels", "finetuning_task"]
     stock: Mapping[str, Any] = {}
-    if task.has_hf_head:
-        stock = task.hf_config
+    bridge = HFConfig.of(task)
+    if bridge.has_head:
+        stock = bridge.entries
     else:
         entry["labels"] = list(task.labels)
         unwanted += ["id2label", "label2id", "problem_type"]
-        if task.hf_head is not None:
+        if bridge.head is not None:
             # Of a head that it lacks, transformers learns no label, only how many outputs it has. Otherwise its
             # pipelines would print our labels beside the scores of a head that they have drawn at random.
-            names = {index: f"LABEL_{index}" for index in range(len(task.hf_config.get("id2label", {})))}
+            names = {index: f"LABEL_{index}" for index in range(len(bridge.entries.get("id2label", {})))}
             stock = {
                 "id2label": {str(index): name for index, name in names.items()},
                 "label2id": {name: index for index, name in names.items()},
             }
     kept = {key: value for key, value in hf_config.items() if key not in unwanted}
-    architecture = family_of(hf_config).architectures["base" if task.hf_head is None else task.hf_head]
+    architecture = family_of(hf_config).architectures["base" if bridge.head is None else bridge.head]
     return {**kept, **stock, "architectures": [architecture], CONFIG_KEY: entry}
-
-
-def registered_name(kind: type[Task]) -> str:
-    """What config.json calls a task: its name in ``TASKS``, else ``module:Class``."""
-    names = {known: name for name, known in TASKS.items()}
-    return names.get(kind, f"{kind.__module__}:{kind.__qualname__}")

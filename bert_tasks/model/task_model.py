@@ -29,7 +29,6 @@ from bert_tasks.data.problems import first_few
 from bert_tasks.data.table import filled_batches, filling_order
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.cpu import map_batches
-from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, UsageError
@@ -40,6 +39,10 @@ from bert_tasks.model.pretrained_module import PaddedInputs, PretrainedModule, f
 from bert_tasks.tasks.base import Feature, PredictionT, Task
 from bert_tasks.tasks.shared.explanation import with_explanations
 from bert_tasks.tasks.shared.features import checked_features, collate
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.outputs import with_logits
+from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.shared.windows import Windows
 
 # One row or several: mappings, texts, or tuples of the texts that a row needs.
 Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]
@@ -83,8 +86,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         initialize(self.encoder, self.config)
         self.head = task.head(self.config)
         family = family_of(hf_config)
-        if task.hf_head is not None and task.hf_head not in family.heads:
-            raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {task.hf_head!r}")
+        kind = HFConfig.of(task).head
+        if kind is not None and kind not in family.heads:
+            raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {kind!r}")
         if self.head.reads_embeddings and hf_config.get("tie_word_embeddings") is False:
             raise CheckpointError(
                 f"config.json: tie_word_embeddings = false is not supported by {task.name}: the decoder of its head is "
@@ -264,7 +268,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             UsageError: a library (peft, ...) has wrapped or replaced modules of the model.
         """
         self.check_parameters()
-        state, family, kind = self.state_dict(), family_of(self.hf_config), self.task.hf_head
+        state, family, kind = self.state_dict(), family_of(self.hf_config), HFConfig.of(self.task).head
         names = parameter_map(family, self.config, head="base" if kind is None else kind, pooler=False)
         own = {key: value for key, value in state.items() if key not in names}
         prefix = family.prefix if kind is None else ""  # which transformers' base models do not have
@@ -303,12 +307,12 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             CheckpointError: naming every tensor that is missing, unknown, of another shape or not finite.
             UsageError: the head lacks a parameter of the head of transformers that the task names.
         """
-        state, family, kind = self.state_dict(), family_of(self.hf_config), self.task.hf_head
+        state, family, kind = self.state_dict(), family_of(self.hf_config), HFConfig.of(self.task).head
         names = parameter_map(family, self.config, head="base" if kind is None else kind, pooler=False)
         if unknown := sorted(names.keys() - state.keys()):
             raise UsageError(
-                f"{type(self.task).__name__}: hf_head is {kind!r}, but the head has no {first_few(unknown, 3)}; "
-                "hf_head is None for a head that is not one of transformers"
+                f"{type(self.task).__name__}: HFConfig.head is {kind!r}, but the head has no "
+                f"{first_few(unknown, 3)}; HFConfig.head is None for a head that is not one of transformers"
             )
         shapes = {key: state[key].shape for key in names}
         matched = match_weights(
@@ -514,15 +518,15 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             return finite(self.packed_logits(batch) if run is None else run(batch))
 
         remaining, number, most = iter(rows), first, EXPLAINED_ROWS if explain else CHUNK_ROWS
-        while chunk := list(remaining if task.needs_document_context else islice(remaining, most)):
+        while chunk := list(remaining if Windows.of(task).needs_document_context else islice(remaining, most)):
             read = valid_rows(chunk, columns, first=number, names=self.columns)
             number += len(chunk)
             features = checked_features(task, read, tokenizer, self.config)
             note(features)
             compact = self.forward_windows(features, run=finite_logits)
-            predictions = task.with_texts(task.decode(compact, features, read), tokenizer)
+            predictions = Rendering.of(task).with_texts(task.decode(compact, features, read), tokenizer)
             if logits:
-                predictions = task.with_logits(predictions, compact, features)
+                predictions = with_logits(task, predictions, compact, features)
             if explainable is not None:
                 named = explainable.explained_logits(predictions, compact, features, read)
                 spans = explainable.token_spans(read, tokenizer)
@@ -542,7 +546,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         tokenizer = self.require_tokenizer()
         most = self.batch_tokens if max_tokens is None else max_tokens
         order = filling_order([len(one["input_ids"]) for one in features], max_tokens=most)
-        inputs = ((i, one) for i in order for one in self.task.inputs_of(features[i], tokenizer))
+        inputs = ((i, one) for i in order for one in Windows.of(self.task).copies(features[i], tokenizer))
         batches = filled_batches(inputs, lambda pair: len(pair[1]["input_ids"]), max_tokens=most)
         found: dict[int, list[Tensor]] = {}
 
@@ -563,9 +567,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     def batch_tokens(self) -> int:
         """How many tokens prediction runs together: fewer for a CRF, whose logits hold a matrix for each."""
         most = CPU_BATCH_TOKENS if self.device.type == "cpu" else BATCH_TOKENS
-        if not isinstance(self.head, CRFHead):
-            return most
-        return max(1, min(most, _BATCH_LOGITS // self.head.transitions.numel()))
+        return max(1, min(most, _BATCH_LOGITS // self.head.outputs_per_token))
 
     def batch_logits(self, features: Sequence[Feature], *, run: ForwardFn | None = None) -> tuple[PackedBatch, Any]:
         """A packed batch and its logits, both on the model's device, logits in float32. Dropout is off meanwhile."""

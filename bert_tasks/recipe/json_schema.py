@@ -30,7 +30,7 @@ def recipe_schema(task: str | None = None) -> Schema:
     Raises:
         RecipeError: there is no such task.
     """
-    from bert_tasks.tasks import TASK_NAMES, TASKS
+    from bert_tasks.tasks import TASK_NAMES, TASKS, task_names
 
     schema = _without_null(Recipe.model_json_schema())
     head = {"$schema": _DIALECT, "title": "A recipe of bert-tasks" if task is None else f"A recipe for {task}"}
@@ -38,7 +38,7 @@ def recipe_schema(task: str | None = None) -> Schema:
     properties = schema["properties"]
     if task is not None:
         kind = load_task_class(task)
-        properties["task"] = {"const": task} if ":" in task else {"enum": [kind.name, *kind.aliases]}
+        properties["task"] = {"const": task} if ":" in task else {"enum": list(task_names(kind))}
         properties["settings"] = _settings(kind)
         if properties["settings"].get("required"):
             schema["required"].append("settings")
@@ -48,7 +48,7 @@ def recipe_schema(task: str | None = None) -> Schema:
         schema["$defs"] |= {f"settings of {name}": _settings(each) for name, each in TASKS.items()}
         schema["allOf"] = [
             {
-                "if": {"properties": {"task": {"enum": [each.name, *each.aliases]}}},
+                "if": {"properties": {"task": {"enum": list(task_names(each))}}},
                 "then": {"properties": {"settings": {"$ref": f"#/$defs/settings of {each.name}"}}},
             }
             for each in TASKS.values()

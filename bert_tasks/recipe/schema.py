@@ -628,11 +628,10 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
 
 def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]:
     """The fields of a task that a recipe may state."""
-    return {
-        field.name: field
-        for field in dataclasses.fields(task_class)
-        if field.init and field.name not in task_class.fitted_fields
-    }
+    from bert_tasks.tasks.shared.fitting import Fitting
+
+    fitted = Fitting.of(task_class).fields
+    return {field.name: field for field in dataclasses.fields(task_class) if field.init and field.name not in fitted}
 
 
 def _checked_settings(settings: Document, task_class: "type[Task]", known: KnownKeys) -> tuple[Document, list[Problem]]:

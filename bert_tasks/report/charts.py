@@ -11,7 +11,7 @@ from markupsafe import Markup
 from bert_tasks.metrics.classification import Calibration
 from bert_tasks.metrics.tables import LOSS, metric_key, metrics_by_set, split_key
 from bert_tasks.report.collect import Run
-from bert_tasks.tasks.shared.report import Axis, Chart, Line, Point
+from bert_tasks.tasks.shared.report import Axis, Chart, Line, Point, Report
 
 STYLES = 8  # of lines
 
@@ -55,7 +55,7 @@ def overall_metrics(run: Run) -> dict[str, float | None]:
     shown = {
         metric_key(name, metric)
         for name, metrics in metrics_by_set(numbers, run.sets).items()
-        for metric in run.task.metric_table(metrics).overall
+        for metric in Report.of(run.task).table(metrics).overall
     }
     return {name: value for name, value in run.metrics.items() if name in shown}
 
@@ -70,7 +70,7 @@ def drawn_metrics(run: Run) -> list[str]:
     candidates: list[str] = []
     for name in run.sets:
         scores = [metric for metric in run.metrics_of(name) if not run.is_lower_better(metric)]
-        usual = [] if run.task is None else [metric for metric in run.task.curve_metrics if metric in scores]
+        usual = [] if run.task is None else [metric for metric in Report.of(run.task).curves if metric in scores]
         keys += [metric_key(name, metric) for metric in usual[: 3 if len(run.sets) == 1 else 1]]
         candidates += [metric_key(name, metric) for metric in scores]
     return list(dict.fromkeys(keys if keys else candidates[:3]))

@@ -26,6 +26,8 @@ from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks.base import Prediction, Task
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import FoldsRecord, SeedsRecord, read_record
 from bert_tasks.training.run import prepare
@@ -107,7 +109,7 @@ class Run:
         if self.task is None:
             return name, metric
         metrics = {key: 0.0 if value is None else value for key, value in self.metrics_of(name).items()}
-        return name, self.task.metric_table(metrics).repeated.get(metric, metric)
+        return name, Report.of(self.task).table(metrics).repeated.get(metric, metric)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -240,7 +242,7 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
     table = parts[0].table
     fingerprint = table.fingerprint if table.part is None else table.part[0].fingerprint
     predicted = PredictedSet(name="", source=table.source, rows=rows, predictions=predictions)
-    return predicted, fingerprint, model.task.drop_fitted_values()
+    return predicted, fingerprint, Fitting.of(model.task).drop_fitted_values()
 
 
 def with_file_columns(run: Run) -> Run:

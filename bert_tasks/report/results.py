@@ -19,7 +19,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.report.collect import Run
 from bert_tasks.report.statistics import Estimate, bootstrap
 from bert_tasks.tasks.base import Prediction, Task
-from bert_tasks.tasks.shared.report import ReportSections
+from bert_tasks.tasks.shared.report import Report, ReportSections
 from bert_tasks.training import files as outputs
 
 MOST_VALUES = 20  # values of a column that have a row of their own
@@ -132,7 +132,7 @@ def results_of(
     task: Task, predictions: Sequence[Prediction], rows: Sequence[Row], *, first: str = ""
 ) -> Results | None:
     """The results of a task that has report sections; ``first`` as in ``Results.of``."""
-    sections = task.report_sections(predictions, rows)
+    sections = Report.of(task).sections(predictions, rows)
     return None if sections is None else Results.of(sections, first=first)
 
 
@@ -337,7 +337,7 @@ def results_on_file(run: Run, data: str | Path, *, by: Sequence[str], read_optio
     return FileResults(
         source=str(data),
         metrics=evaluation.metrics,
-        table=task.metric_table(evaluation.metrics),
+        table=Report.of(task).table(evaluation.metrics),
         results=results,
         slices=slices_of(task, evaluation.predictions, rows, columns=by, names=names),
         label_column=None if label is None else renamed.get(label, label),

@@ -26,6 +26,7 @@ from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import BodyReader, answers_schema, request_schema
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Prediction, Task
+from bert_tasks.tasks.shared.card import Card
 
 
 def page() -> tuple[bytes, str]:
@@ -111,7 +112,7 @@ def build_app(served: AppState) -> FastAPI:
 
 
 def _add_predict(app: FastAPI, served: AppState) -> None:
-    examples = served.task.example_rows
+    examples = Card.of(served.task).example_rows
     shown: dict[str, Any] = {"one row": {"value": examples[0]}, "several rows": {"value": {"inputs": examples}}}
 
     reader, threads = BodyReader(served.task, served.limits, served.columns), asyncio.Lock()
@@ -198,12 +199,12 @@ def _add_state(app: FastAPI, served: AppState) -> None:
             {
                 "model": served.name,
                 "task": task.name,
-                "pipeline_tag": task.pipeline_tag,
+                "pipeline_tag": Card.of(task).pipeline_tag,
                 "problem_type": getattr(task, "problem_type", None),
                 "labels": list(task.labels),
                 "columns": [asdict(column) for column in task.columns if not column.is_label],
                 "limits": asdict(served.limits),
-                "examples": list(task.example_rows),
+                "examples": list(Card.of(task).example_rows),
                 "explains": served.batcher.no_explanations is None,
             }
         )

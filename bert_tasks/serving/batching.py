@@ -24,6 +24,7 @@ from bert_tasks.serving.limits import Batching
 from bert_tasks.tasks.base import Feature, Prediction
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, TokenSpans, with_explanations
 from bert_tasks.tasks.shared.features import checked_features
+from bert_tasks.tasks.shared.rendering import Rendering
 
 
 class QueueFullError(Exception):
@@ -186,7 +187,7 @@ class Batcher:
         """Runs on the tokenizer's thread: the features, and what their tokens stand for."""
         task, tokenizer = self._model.task, self._model.require_tokenizer()
         features = checked_features(task, rows, tokenizer, self._model.config)
-        spans = task.token_spans(rows, tokenizer) if explain and isinstance(task, Explainable) else None
+        spans = Explainable.of(task).token_spans(rows, tokenizer) if explain and Explainable.has(task) else None
         return features, spans
 
     async def _collect(self) -> None:
@@ -255,9 +256,11 @@ class Batcher:
         answers: list[_Answer] = []
         for request in requests:
             compact = [next(found) for _ in request.features]
-            predictions = task.with_texts(task.decode(compact, request.features, request.rows), tokenizer)
+            predictions = Rendering.of(task).with_texts(task.decode(compact, request.features, request.rows), tokenizer)
             logits_to_explain: Sequence[ExplainedLogit] = ()
-            if request.spans is not None and isinstance(task, Explainable):
-                logits_to_explain = task.explained_logits(predictions, compact, request.features, request.rows)
+            if request.spans is not None:
+                logits_to_explain = Explainable.of(task).explained_logits(
+                    predictions, compact, request.features, request.rows
+                )
             answers.append((predictions, logits_to_explain))
         return answers

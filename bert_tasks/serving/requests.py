@@ -36,6 +36,8 @@ from bert_tasks.data.columns import Column, Row, renamed_row, text_of_words, wit
 from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.serving.limits import Limits
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.rendering import Rendering
 
 INPUTS = "inputs"  # the key of several rows
 ONE, MANY = "(one row)", "(several rows)"  # tags of the two forms of a request; errors do not show them
@@ -146,7 +148,7 @@ def _path(place: Sequence[str | int]) -> list[str | int]:
 
 def answers_schema(task: Task) -> Any:
     """The type of the answers to one row and to a list of rows, for the OpenAPI document."""
-    kind: Any = task.prediction_type
+    kind: Any = Rendering.of(task).prediction_type
     try:
         TypeAdapter(kind)
     except PydanticUserError:  # a field of an own task that pydantic does not know
@@ -167,7 +169,7 @@ def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = Mappin
     """
     columns = [column for column in task.columns if not column.is_label]
     fields: dict[str, Any] = {column.name: _field(column, limits) for column in columns}
-    rejected = {name: reason for name, reason in task.rejected_columns.items() if name not in fields}
+    rejected = {name: reason for name, reason in Card.of(task).rejected_columns.items() if name not in fields}
     others = [f"{name} may be called {names[name]}" for name in fields if name in names]
     description = "; ".join([f"What {task.name} reads; other keys are not read", *others]) + "."
     made = create_model("Row", __doc__=description, **fields)

@@ -35,6 +35,7 @@ from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.gate import Gate, ServerMetrics
 from bert_tasks.serving.limits import Batching, Limits
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.shared.card import Card
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _BACKLOG = 2048  # connections that wait in the kernel
@@ -170,7 +171,7 @@ def load_warm(
     if torch.cuda.is_available():
         loaded.to("cuda")
     run = logits_of(loaded, dtype)
-    rows = loaded.task.example_rows
+    rows = Card.of(loaded.task).example_rows
     try:
         for given in (rows[:1], rows, [*rows] * 8):
             encoded([prediction.to_json() for prediction in loaded.predict_rows(given, run=run)])

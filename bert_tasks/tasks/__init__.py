@@ -15,6 +15,7 @@ from bert_tasks.tasks.multiple_choice import MultipleChoice
 from bert_tasks.tasks.pair_classification import PairClassification
 from bert_tasks.tasks.replaced_token_detection import ReplacedTokens
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
 from bert_tasks.tasks.token_classification.task import TokenClassification
 
@@ -27,33 +28,48 @@ _ALL: tuple[type[Task], ...] = (
     MaskedLanguageModeling,
     ReplacedTokens,
 )
+_ALIASES: Mapping[str, type[Task]] = {
+    "text-classification": SequenceClassification,
+    "sentiment-analysis": SequenceClassification,
+    "question-answering": SpanExtraction,
+    "ner": TokenClassification,
+    "fill-mask": MaskedLanguageModeling,
+}
 TASKS: Mapping[str, type[Task]] = MappingProxyType({task.name: task for task in _ALL})
-TASK_NAMES: Mapping[str, type[Task]] = MappingProxyType(
-    {name: task for task in _ALL for name in (task.name, *task.aliases)}
-)
+TASK_NAMES: Mapping[str, type[Task]] = MappingProxyType({**TASKS, **_ALIASES})
 
 
 def tasks_with_head(head: str | None) -> tuple[type[Task], ...]:
-    """The built-in tasks that read transformers' folders with this head; the first is the one that they are taken for.
+    """Returns the tasks that read transformers' folders with this head. Such a folder is taken for the first one.
 
     Args:
-        head: a ``HeadKind``; no task has another one.
+        head: A ``HeadKind``. No task has another one.
     """
-    return tuple(task for task in _ALL if head is not None and task.default_head == head)
+    return tuple(task for task in _ALL if head is not None and HFConfig.of(task).default_head == head)
+
+
+def task_names(kind: type[Task]) -> tuple[str, ...]:
+    """Returns the names that users may write for a task: its own, then the names of the hub's pipelines."""
+    return (kind.name, *(alias for alias, task in _ALIASES.items() if task is kind))
+
+
+def stored_name(kind: type[Task]) -> str:
+    """Returns what config.json calls a task: its name in ``TASKS``, or ``module:Class``."""
+    return kind.name if TASKS.get(kind.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def named_task(name: str) -> type[Task]:
-    """The built-in task of this name; the names of the hub's pipelines are accepted too.
+    """Returns the task of this name in the registry, or of this name of the hub's pipelines.
 
     Raises:
-        UsageError: there is none; the message names the nearest and all of them.
+        UsageError: There is none. The message has the nearest name and all names.
     """
     if name in TASK_NAMES:
         return TASK_NAMES[name]
     close = get_close_matches(name.lower().replace("_", "-"), TASK_NAMES, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ";"
-    known = [task.name + (f" (or {', '.join(task.aliases)})" if task.aliases else "") for task in _ALL]
-    raise UsageError(f"unknown task {name!r}{hint} known: {', '.join(known)}")
+    names = [f"{own} (or {', '.join(more)})" if more else own for own, *more in map(task_names, _ALL)]
+    raise UsageError(f"unknown task {name!r}{hint} known: {', '.join(names)}")
 
 
 def typed_setting(kind: type[Task], name: str, value: Any) -> Any:
@@ -78,6 +94,8 @@ __all__ = [
     "Task",
     "TokenClassification",
     "named_task",
+    "stored_name",
+    "task_names",
     "tasks_with_head",
     "typed_setting",
 ]

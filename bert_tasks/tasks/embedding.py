@@ -20,7 +20,10 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import EmbeddingHead, Head
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task
+from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.rendering import Rendering
 
 EmbeddingPooling = Literal["mean", "cls", "max"]
 
@@ -36,6 +39,33 @@ class EmbeddingPrediction(Prediction):
     embedding: NDArray[np.float32]
 
 
+class EmbeddingCard(Card):
+    """Examples of embeddings for the server and model cards."""
+
+    task: "Embedding"
+    pipeline_tag: ClassVar[str] = "feature-extraction"
+
+
+class EmbeddingRendering(Rendering):
+    """How predictions of embeddings are written."""
+
+    task: "Embedding"
+    row_formats: ClassVar[tuple[str, ...]] = ("jsonl", "parquet", "npy")
+
+    def vector_columns(self, config: EncoderConfig) -> Mapping[str, int]:
+        return {"embedding": config.hidden_size}
+
+
+class EmbeddingHFConfig(HFConfig):
+    """Embeddings in a config of transformers."""
+
+    task: "Embedding"
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Embedding(Task[EmbeddingPrediction]):
     """Embedding of texts.
@@ -49,8 +79,11 @@ class Embedding(Task[EmbeddingPrediction]):
     """
 
     name: ClassVar[str] = "embedding"
-    pipeline_tag: ClassVar[str] = "feature-extraction"
-    row_formats: ClassVar[tuple[str, ...]] = ("jsonl", "parquet", "npy")
+    parts: ClassVar[tuple[type[Part], ...]] = (
+        EmbeddingCard,
+        EmbeddingRendering,
+        EmbeddingHFConfig,
+    )
     pooling: EmbeddingPooling = "mean"
     normalize: bool = True
     depth: int
@@ -99,13 +132,6 @@ class Embedding(Task[EmbeddingPrediction]):
     ) -> Sequence[EmbeddingPrediction]:
         return [EmbeddingPrediction(embedding=vector.float().numpy()) for vector in compact]
 
-    def vector_columns(self, config: EncoderConfig) -> Mapping[str, int]:
-        return {"embedding": config.hidden_size}
-
-    @property
-    def hf_config(self) -> dict[str, Any]:
-        return {}
-
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
         _refuse_training()
 
@@ -114,6 +140,10 @@ class Embedding(Task[EmbeddingPrediction]):
 
     def metrics(self, predictions: Sequence[EmbeddingPrediction], rows: Sequence[Row]) -> dict[str, float]:
         _refuse_training()
+
+    @property
+    def output_kind(self) -> OutputKind:
+        return "value"
 
     @property
     def primary_metric(self) -> str:

@@ -7,14 +7,13 @@ each row may have another number. Texts longer than ``max_length`` are cut from 
 Shape legend: B sequences (choices), S samples (rows), C choices of the row that has most.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.choices import choice_index, choice_names, label_start, numbered_columns, with_choices
@@ -25,11 +24,13 @@ from bert_tasks.encoder.heads import ChoiceHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.metrics.classification import calibration
 from bert_tasks.metrics.formulas import accuracy_measure
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled, sole_prediction
+from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.detection import (
     COMPARED_ROWS,
     LABEL_NAMES,
     QUESTION_NAMES,
+    Detection,
     TaskGuess,
     UserHints,
     count_pieces,
@@ -40,12 +41,23 @@ from bert_tasks.tasks.shared.explanation import (
     ExplainedLogit,
     Explanation,
     TokenSpan,
-    windows_by_row,
 )
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
-from bert_tasks.tasks.shared.labels import unnamed_outputs
-from bert_tasks.tasks.shared.outputs import DISTILLATION, NO_LOGIT, mean_softmax, softmax_divergence
-from bert_tasks.tasks.shared.report import MOST_EXAMPLES, Example, Examples, Remark, ReportSections, RowResult, cut
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.outputs import (
+    choice_logits,
+    windows_by_row,
+)
+from bert_tasks.tasks.shared.report import (
+    MOST_EXAMPLES,
+    Example,
+    Examples,
+    Remark,
+    Report,
+    ReportSections,
+    RowResult,
+    cut,
+)
 
 CONTEXT, QUESTION, CHOICES, LABEL = "context", "question", "choices", "label"
 
@@ -77,80 +89,73 @@ class ChoicePrediction(Prediction):
     explanation: Explanation | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class MultipleChoice(Explainable, Task[ChoicePrediction]):
-    """Settings of multiple choice.
+class ChoiceDetection(Detection):
+    """How ``init`` recognises rows of multiple choice."""
 
-    Attributes:
-        labels: none; leave it out.
-        max_length: of a sequence: context, question, one choice, special tokens.
-    """
-
-    name: ClassVar[str] = "multiple-choice"
-    default_head: ClassVar[Literal["choice"]] = "choice"
-    pipeline_tag: ClassVar[str] = "multiple-choice"
+    task: "MultipleChoice"
     row_needs: ClassVar[str] = "a context, choices, and which of them is right"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.labels:
-            raise ValueError("labels do not apply to multiple choice, where every row has choices of its own")
-        if self.max_length < 5:
-            raise ValueError(f"max_length is {self.max_length}, a context and a choice need at least 5")
+    def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
+        fitting = [columns for columns in _choice_columns(profiles, hints) if _are_read(rows, columns)]
+        if not fitting:
+            return None
+        alternatives = other_columns(fitting[0], fitting[1:], profiles)
+        return replace(_guess(self.task.name, fitting[0], rows), alternatives=alternatives)
+
+
+class ChoiceCard(Card):
+    """Examples of multiple choice for the server and model cards."""
+
+    task: "MultipleChoice"
+    pipeline_tag: ClassVar[str] = "multiple-choice"
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def example_rows(self) -> Sequence[Row]:
         return (
-            Column(name=CONTEXT, kind="text"),
-            Column(name=QUESTION, kind="text", required=False),
-            Column(name=CHOICES, kind="choices"),
-            Column(name=LABEL, kind="choice", required=False),
+            {
+                CONTEXT: "The pan was still hot. She wanted to move it to the table.",
+                QUESTION: "First she",
+                CHOICES: ["put on her gloves.", "switched on the radio.", "counted the chairs."],
+            },
+            {
+                CONTEXT: "The library opens at nine on weekdays and at ten on Saturdays.",
+                QUESTION: "When does it open on a Monday?",
+                CHOICES: ["at nine", "at ten"],
+            },
+            {
+                CONTEXT: "It had rained all night.",
+                QUESTION: "In the morning",
+                CHOICES: ["the street was wet.", "the street was sold.", "the street was hungry.", "nobody had slept."],
+            },
         )
 
-    @property
-    def primary_metric(self) -> str:
-        return "accuracy"
+    def pipeline_inputs(self, row: Row) -> Sequence[Any]:
+        endings = [_ending(row.get(QUESTION), choice) for choice in row[CHOICES]]
+        return [[row[CONTEXT]] * len(endings), endings]
 
     @property
-    def hf_config(self) -> dict[str, Any]:
-        return unnamed_outputs()
+    def limits(self) -> tuple[str, ...]:
+        return ("Longer texts are cut: context, question and choice together.",)
 
-    @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
-        """The classes that a config names are those of other heads."""
-        return {"max_length": min(cls.max_length, usable_length)}
 
-    def head(self, config: EncoderConfig) -> ChoiceHead:
-        return ChoiceHead(config)
+class ChoiceHFConfig(HFConfig):
+    """Multiple choice in a config of transformers."""
 
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """One window for each choice, of which the first has the row's label.
+    task: "MultipleChoice"
+    has_labels: ClassVar[bool] = False
+    default_head: ClassVar[Literal["choice"]] = "choice"
 
-        Special tokens written in a text stay plain characters.
-        """
-        places = _places(rows)
-        if not places:
-            return []
-        contexts, endings = _pairs(rows)
-        encoding = encoded_texts((contexts, endings), tokenizer, max_length=self.max_length)
-        lost = lost_tokens([contexts, endings], encoding["input_ids"], tokenizer, self.max_length)
-        labels = [None if row.get(LABEL) is None else [float(row[LABEL])] for row in rows]
-        return [
-            Feature(
-                row=number,
-                input_ids=encoding["input_ids"][position],
-                token_type_ids=encoding["token_type_ids"][position],
-                labels=None if place else labels[number],
-                lost_tokens=lost.get(position, 0),
-            )
-            for position, (number, place) in enumerate(places)
-        ]
+
+class ChoiceExplainable(Explainable):
+    """Which logit of multiple choice an explanation is about."""
+
+    task: "MultipleChoice"
 
     def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
         """See ``Explainable``. A token of both the question and the choice counts as one of the choice."""
         if not rows:
             return []
-        encoding = encoded_texts(_pairs(rows), tokenizer, max_length=self.max_length, offsets=True)
+        encoding = encoded_texts(_pairs(rows), tokenizer, max_length=self.task.max_length, offsets=True)
         found: list[list[TokenSpan | None]] = []
         for window, (number, _) in enumerate(_places(rows)):
             question = rows[number].get(QUESTION)
@@ -189,61 +194,13 @@ class MultipleChoice(Explainable, Task[ChoicePrediction]):
             for one, windows, row in zip(predictions, windows_by_row(features), rows, strict=True)
         ]
 
-    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        """Cross entropy over the choices of each labelled row; the count is the rows."""
-        labelled = batch.labelled_rows
-        if not labelled:
-            return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
-        samples = _by_row(logits, batch.windows, absent=-torch.inf)  # [S, C]
-        if len(labelled) < len(samples):
-            samples = samples.index_select(0, torch.tensor(labelled, device=samples.device))
-        total = F.cross_entropy(samples, batch.labels.long(), reduction="sum")
-        return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labelled))),)
 
-    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """See ``Task``: the labelled rows."""
-        return {self.name: float(sum(bool(feature.get("labels")) for feature in features))}
+class ChoiceReport(Report):
+    """What a report shows of multiple choice."""
 
-    def distillation_loss(self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float) -> LossTerm:
-        """The divergence of the softmax over the choices of each row."""
-        found, given = (_by_row(logits, batch.windows, absent=NO_LOGIT) for logits in (student, teacher))
-        total = softmax_divergence(found, given, temperature)
-        return LossTerm(name=DISTILLATION, total=total, count=student.new_full((), len(batch.windows)))
+    task: "MultipleChoice"
 
-    def distillation_count(self, features: Sequence[Feature]) -> float:
-        """See ``Task``: the rows."""
-        return float(len(windows_by_row(features)))
-
-    def mean_logits(self, logits: Iterable[Tensor], windows: Sequence[int]) -> Tensor:
-        """See ``Task``: the mean of the probabilities of each row's choices."""
-        by_row = zip(*(torch.split(one, list(windows)) for one in logits), strict=True)  # [C, 1] of each model
-        return torch.cat([mean_softmax([choices.t() for choices in row]).t() for row in by_row])
-
-    def decode(
-        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
-    ) -> list[ChoicePrediction]:
-        predictions = []
-        for logits, row in zip(_row_logits(compact, features), rows, strict=True):
-            scores = logits.softmax(dim=0).tolist()
-            best = max(range(len(scores)), key=scores.__getitem__)
-            prediction = ChoicePrediction(
-                label=best, answer=row[CHOICES][best], score=scores[best], scores=tuple(scores)
-            )
-            predictions.append(prediction)
-        return predictions
-
-    def with_logits(
-        self, predictions: Sequence[ChoicePrediction], compact: Sequence[Tensor], features: Sequence[Feature]
-    ) -> Sequence[ChoicePrediction]:
-        pairs = zip(predictions, _row_logits(compact, features), strict=True)
-        return [replace(one, logits=tuple(logits.tolist())) for one, logits in pairs]
-
-    def metrics(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> dict[str, float]:
-        correct = [one.label == row[LABEL] for row, one in labelled(rows, predictions, LABEL)]
-        return {"accuracy": sum(correct) / len(correct)} if correct else {}
-
-    def report_sections(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> ReportSections:
-        """See ``Task``: accuracy, calibration, and the most confident mistakes with the scores of their choices."""
+    def sections(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> ReportSections:
         pairs = labelled(rows, predictions, LABEL)
         results = tuple(
             RowResult(
@@ -270,42 +227,106 @@ class MultipleChoice(Explainable, Task[ChoicePrediction]):
         place = sole_prediction((one.label for _, one in pairs), (row[LABEL] for row, _ in pairs))
         return None if place is None else f"predicts choice {place} for every row"
 
+
+@dataclass(frozen=True, kw_only=True)
+class MultipleChoice(Task[ChoicePrediction]):
+    """Settings of multiple choice.
+
+    Attributes:
+        labels: none; leave it out.
+        max_length: of a sequence: context, question, one choice, special tokens.
+    """
+
+    name: ClassVar[str] = "multiple-choice"
+    parts: ClassVar[tuple[type[Part], ...]] = (
+        ChoiceDetection,
+        ChoiceCard,
+        ChoiceHFConfig,
+        ChoiceExplainable,
+        ChoiceReport,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels:
+            raise ValueError("labels do not apply to multiple choice, where every row has choices of its own")
+        if self.max_length < 5:
+            raise ValueError(f"max_length is {self.max_length}, a context and a choice need at least 5")
+
     @property
-    def example_rows(self) -> Sequence[Row]:
+    def columns(self) -> tuple[Column, ...]:
         return (
-            {
-                CONTEXT: "The pan was still hot. She wanted to move it to the table.",
-                QUESTION: "First she",
-                CHOICES: ["put on her gloves.", "switched on the radio.", "counted the chairs."],
-            },
-            {
-                CONTEXT: "The library opens at nine on weekdays and at ten on Saturdays.",
-                QUESTION: "When does it open on a Monday?",
-                CHOICES: ["at nine", "at ten"],
-            },
-            {
-                CONTEXT: "It had rained all night.",
-                QUESTION: "In the morning",
-                CHOICES: ["the street was wet.", "the street was sold.", "the street was hungry.", "nobody had slept."],
-            },
+            Column(name=CONTEXT, kind="text"),
+            Column(name=QUESTION, kind="text", required=False),
+            Column(name=CHOICES, kind="choices"),
+            Column(name=LABEL, kind="choice", required=False),
         )
 
-    def pipeline_inputs(self, row: Row) -> Sequence[Any]:
-        endings = [_ending(row.get(QUESTION), choice) for choice in row[CHOICES]]
-        return [[row[CONTEXT]] * len(endings), endings]
+    @property
+    def output_kind(self) -> OutputKind:
+        return "choice"
 
     @property
-    def limits(self) -> tuple[str, ...]:
-        return ("Longer texts are cut: context, question and choice together.",)
+    def primary_metric(self) -> str:
+        return "accuracy"
 
-    @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        """See ``Task.detect``: there are lists or numbered columns of choices, and a column that names one of them."""
-        fitting = [columns for columns in _choice_columns(profiles, hints) if _are_read(rows, columns)]
-        if not fitting:
-            return None
-        alternatives = other_columns(fitting[0], fitting[1:], profiles)
-        return replace(_guess(cls.name, fitting[0], rows), alternatives=alternatives)
+    def head(self, config: EncoderConfig) -> ChoiceHead:
+        return ChoiceHead(config)
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """One window for each choice, of which the first has the row's label.
+
+        Special tokens written in a text stay plain characters.
+        """
+        places = _places(rows)
+        if not places:
+            return []
+        contexts, endings = _pairs(rows)
+        encoding = encoded_texts((contexts, endings), tokenizer, max_length=self.max_length)
+        lost = lost_tokens([contexts, endings], encoding["input_ids"], tokenizer, self.max_length)
+        labels = [None if row.get(LABEL) is None else [float(row[LABEL])] for row in rows]
+        return [
+            Feature(
+                row=number,
+                input_ids=encoding["input_ids"][position],
+                token_type_ids=encoding["token_type_ids"][position],
+                labels=None if place else labels[number],
+                lost_tokens=lost.get(position, 0),
+            )
+            for position, (number, place) in enumerate(places)
+        ]
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
+        """Cross entropy over the choices of each labelled row; the count is the rows."""
+        labelled = batch.labelled_rows
+        if not labelled:
+            return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
+        samples = choice_logits(logits, batch.windows, absent=-torch.inf)  # [S, C]
+        if len(labelled) < len(samples):
+            samples = samples.index_select(0, torch.tensor(labelled, device=samples.device))
+        total = F.cross_entropy(samples, batch.labels.long(), reduction="sum")
+        return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labelled))),)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        """See ``Task``: the labelled rows."""
+        return {self.name: float(sum(bool(feature.get("labels")) for feature in features))}
+
+    def decode(
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[ChoicePrediction]:
+        predictions = []
+        for logits, row in zip(_row_logits(compact, features), rows, strict=True):
+            scores = logits.softmax(dim=0).tolist()
+            best = max(range(len(scores)), key=scores.__getitem__)
+            prediction = ChoicePrediction(
+                label=best, answer=row[CHOICES][best], score=scores[best], scores=tuple(scores)
+            )
+            predictions.append(prediction)
+        return predictions
+
+    def metrics(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> dict[str, float]:
+        correct = [one.label == row[LABEL] for row, one in labelled(rows, predictions, LABEL)]
+        return {"accuracy": sum(correct) / len(correct)} if correct else {}
 
 
 def _ending(question: str | None, choice: str) -> str:
@@ -322,11 +343,6 @@ def _pairs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """The first and the second text of each sequence."""
     pairs = [(row[CONTEXT], _ending(row.get(QUESTION), choice)) for row in rows for choice in row[CHOICES]]
     return [context for context, _ in pairs], [ending for _, ending in pairs]
-
-
-def _by_row(logits: Tensor, windows: Collection[int], *, absent: float) -> Tensor:
-    """``[B, 1] -> [S, C]`` the logits of each row's choices, with ``absent`` where a row has fewer than others."""
-    return pad_sequence(list(torch.split(logits.squeeze(-1), list(windows))), batch_first=True, padding_value=absent)
 
 
 def _row_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:

@@ -10,15 +10,35 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bert_tasks.data.columns import Column, Row
-from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.metrics.classification import ranking_metrics
 from bert_tasks.metrics.tables import merged
-from bert_tasks.tasks.base import labelled
-from bert_tasks.tasks.sequence_classification.detection import detect_texts
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction, TextClassification
-from bert_tasks.tasks.shared.detection import TaskGuess, UserHints
+from bert_tasks.tasks.base import Part, labelled
+from bert_tasks.tasks.sequence_classification.detection import PairDetection
+from bert_tasks.tasks.sequence_classification.task import SequencePrediction, TextCard, TextClassification, TextReport
 
 GROUP = "group"
+
+
+class PairCard(TextCard):
+    """Examples of pair classification for the server and model cards."""
+
+    task: "PairClassification"
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        pairs = (
+            ("A man is playing a guitar on stage.", "Someone is making music."),
+            ("The shop closes at six.", "The shop is open all night."),
+            ("Two dogs run through the snow.", "Animals are outdoors."),
+        )
+        return [{"text": text, "text_pair": other} for text, other in pairs]
+
+
+class PairReport(TextReport):
+    """What a report shows of pair classification."""
+
+    task: "PairClassification"
+    neutral_metrics: ClassVar[frozenset[str]] = frozenset({"ranked_groups"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +50,12 @@ class PairClassification(TextClassification):
     """
 
     name: ClassVar[str] = "pair-classification"
+    parts: ClassVar[tuple[type[Part], ...]] = (PairDetection, PairCard, PairReport, *TextClassification.parts)
     texts: ClassVar[tuple[str, ...]] = ("text", "text_pair")
-    row_needs: ClassVar[str] = "two texts and a label or number"
-    neutral_metrics: ClassVar[frozenset[str]] = frozenset({"ranked_groups"})
 
     @property
     def columns(self) -> tuple[Column, ...]:
         return (*super().columns, Column(name=GROUP, kind="id", required=False))
-
-    @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        """See ``Task.detect``."""
-        return detect_texts(cls.name, 2, profiles, rows, hints)
 
     def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
         found = super().metrics(predictions, rows)
@@ -59,12 +73,3 @@ class PairClassification(TextClassification):
         if any(hits):
             return merged(found, ranking_metrics(groups, hits, scores))
         return merged(found, {"map": math.nan, "mrr": math.nan, "ranked_groups": 0.0})
-
-    @property
-    def example_rows(self) -> Sequence[Row]:
-        pairs = (
-            ("A man is playing a guitar on stage.", "Someone is making music."),
-            ("The shop closes at six.", "The shop is open all night."),
-            ("Two dogs run through the snow.", "Animals are outdoors."),
-        )
-        return [{"text": text, "text_pair": other} for text, other in pairs]

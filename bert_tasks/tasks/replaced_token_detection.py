@@ -24,11 +24,21 @@ from bert_tasks.encoder.heads import UNIFORM, ReplacedTokenHead, ReplacedTokenOu
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.formulas import MetricFormula, replaced_token_measure
-from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, Prediction
+from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
-from bert_tasks.tasks.shared.corpus import CorpusTask
-from bert_tasks.tasks.shared.report import MOST_EXAMPLES, Example, Examples, Remark, ReportSections, RowResult, Segment
+from bert_tasks.tasks.shared.corpus import CorpusFitting, CorpusHFConfig, CorpusTask
+from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.shared.report import (
+    MOST_EXAMPLES,
+    Example,
+    Examples,
+    Remark,
+    Report,
+    ReportSections,
+    RowResult,
+    Segment,
+)
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # the terms of the loss
 _UNKNOWN = -1.0
@@ -62,6 +72,80 @@ class ReplacedTokenPrediction(Prediction):
         return max((abs((token != original) - score) for token, original, score in known), default=0.0)
 
 
+class ReplacedRendering(Rendering):
+    """How predictions of replaced-token detection are written."""
+
+    task: "ReplacedTokens"
+
+    def with_texts(
+        self, predictions: Sequence[ReplacedTokenPrediction], tokenizer: PreTrainedTokenizerBase
+    ) -> Sequence[ReplacedTokenPrediction]:
+        worst = sorted((one.worst, number) for number, one in enumerate(predictions) if one.originals)
+        shown = {number for _, number in worst[-MOST_EXAMPLES:]}
+        return [
+            replace(
+                one,
+                tokens=tuple(map(str, tokenizer.convert_ids_to_tokens(list(one.ids)))),
+                excerpt=_excerpt(one, tokenizer) if number in shown else (),
+            )
+            for number, one in enumerate(predictions)
+        ]
+
+
+class ReplacedFitting(CorpusFitting):
+    """What training needs to know of replaced-token detection."""
+
+    task: "ReplacedTokens"
+
+    def generator(self) -> tuple[MaskedLanguageModeling, float]:
+        return MaskedLanguageModeling(max_length=self.task.max_length), self.task.generator_size
+
+
+class ReplacedHFConfig(CorpusHFConfig):
+    """Replaced-token detection in a config of transformers."""
+
+    task: "ReplacedTokens"
+    default_head: ClassVar[Literal["replaced-token"]] = "replaced-token"
+
+
+class ReplacedReport(Report):
+    """What a report shows of replaced-token detection."""
+
+    task: "ReplacedTokens"
+
+    @property
+    def curves(self) -> tuple[str, ...]:
+        return ("auc", "generator_accuracy")
+
+    def same(
+        self, predictions: Sequence[ReplacedTokenPrediction], others: Sequence[ReplacedTokenPrediction]
+    ) -> list[bool]:
+        """For each token whether both models find that it was replaced, or both that it was not."""
+        pairs = [
+            pair
+            for one, other in zip(predictions, others, strict=True)
+            for pair in zip(one.scores, other.scores, strict=True)
+        ]
+        return [(score > 0.5) == (theirs > 0.5) for score, theirs in pairs]
+
+    def sections(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> ReportSections:
+        pairs = [(row, one) for row, one in zip(rows, predictions, strict=True) if one.measured]
+        tokens = [token for _, one in pairs for token in one.measured]
+        figures = {
+            "tokens": len(tokens),
+            "masked": sum(masked for _, _, masked in tokens),
+            "replaced": sum(replaced for _, replaced, _ in tokens),
+        }
+        return ReportSections(
+            measure=_measure([one for _, one in pairs]),
+            unit="texts",
+            headline=("auc", "precision", "recall", "generator_accuracy"),
+            results=tuple(_result(row, one) for row, one in pairs),
+            examples=_examples(pairs, figures),
+            figures=figures,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
     """Settings of replaced-token detection; those of masking are the generator's.
@@ -74,7 +158,13 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
     """
 
     name: ClassVar[str] = "replaced-token-detection"
-    default_head: ClassVar[Literal["replaced-token"]] = "replaced-token"
+    parts: ClassVar[tuple[type[Part], ...]] = (
+        ReplacedRendering,
+        ReplacedFitting,
+        ReplacedHFConfig,
+        ReplacedReport,
+        *CorpusTask.parts,
+    )
     mask_replace_prob: float = 0.85
     random_replace_prob: float = 0.0
     generator_size: float = 0.25
@@ -88,19 +178,15 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
             raise ValueError(f"discriminator_weight is {self.discriminator_weight}, expected more than 0")
 
     @property
+    def output_kind(self) -> OutputKind:
+        return "sigmoid"
+
+    @property
     def primary_metric(self) -> str:
         return "auc"
 
-    @property
-    def curve_metrics(self) -> tuple[str, ...]:
-        return ("auc", "generator_accuracy")
-
     def head(self, config: EncoderConfig) -> ReplacedTokenHead:
         return ReplacedTokenHead(config)
-
-    def generator(self) -> tuple[MaskedLanguageModeling, float]:
-        """See ``Task``."""
-        return MaskedLanguageModeling(max_length=self.max_length), self.generator_size
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         """The windows of masked language modelling, of which the discriminator reads all tokens."""
@@ -157,10 +243,6 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
             DISCRIMINATOR: float(sum(len(feature["input_ids"]) for feature, _ in prepared)),
         }
 
-    def distillation_count(self, features: Sequence[Feature]) -> float:
-        """Raises UsageError: a generator is the model's teacher."""
-        raise UsageError(f"{self.name} cannot learn from a teacher")
-
     # Predictions and metrics.
 
     def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
@@ -204,32 +286,6 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
             )
         return predictions
 
-    def with_texts(
-        self, predictions: Sequence[ReplacedTokenPrediction], tokenizer: PreTrainedTokenizerBase
-    ) -> Sequence[ReplacedTokenPrediction]:
-        """See ``Task``; the worst of those that were evaluated get what a report shows."""
-        worst = sorted((one.worst, number) for number, one in enumerate(predictions) if one.originals)
-        shown = {number for _, number in worst[-MOST_EXAMPLES:]}
-        return [
-            replace(
-                one,
-                tokens=tuple(map(str, tokenizer.convert_ids_to_tokens(list(one.ids)))),
-                excerpt=_excerpt(one, tokenizer) if number in shown else (),
-            )
-            for number, one in enumerate(predictions)
-        ]
-
-    def same_predictions(
-        self, predictions: Sequence[ReplacedTokenPrediction], others: Sequence[ReplacedTokenPrediction]
-    ) -> list[bool]:
-        """For each token whether both models find that it was replaced, or both that it was not."""
-        pairs = [
-            pair
-            for one, other in zip(predictions, others, strict=True)
-            for pair in zip(one.scores, other.scores, strict=True)
-        ]
-        return [(score > 0.5) == (theirs > 0.5) for score, theirs in pairs]
-
     def metrics(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> dict[str, float]:
         """How well replaced tokens are told from others, and how often the generator drew the original token.
 
@@ -242,23 +298,6 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
             raise DataError("no token was masked: the texts are empty")
         values = _measure(predictions).values().items()
         return {name: math.nan if value is None else value for name, value in values}
-
-    def report_sections(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> ReportSections:
-        pairs = [(row, one) for row, one in zip(rows, predictions, strict=True) if one.measured]
-        tokens = [token for _, one in pairs for token in one.measured]
-        figures = {
-            "tokens": len(tokens),
-            "masked": sum(masked for _, _, masked in tokens),
-            "replaced": sum(replaced for _, replaced, _ in tokens),
-        }
-        return ReportSections(
-            measure=_measure([one for _, one in pairs]),
-            unit="texts",
-            headline=("auc", "precision", "recall", "generator_accuracy"),
-            results=tuple(_result(row, one) for row, one in pairs),
-            examples=_examples(pairs, figures),
-            figures=figures,
-        )
 
 
 def _measure(predictions: Sequence[ReplacedTokenPrediction]) -> MetricFormula:

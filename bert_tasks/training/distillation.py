@@ -32,8 +32,10 @@ from bert_tasks.model.precision import float32
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.storage import sha256, sha256_file, sha256_json
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm
-from bert_tasks.tasks.shared.outputs import DISTILLATION
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, is_dynamic
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.outputs import DISTILLATION, check_teachable, distillation_count, distillation_loss
+from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training.evaluation import Validation
 from bert_tasks.training.objectives import Objective, weights_digest
 
@@ -94,7 +96,7 @@ class Distillation(Objective):
             raise UsageError(
                 "teacher.cache_logits keeps logits alone; set teacher.hidden to 'none' and teacher.relations to false"
             )
-        if self.section.cache_logits and model.task.is_dynamic:
+        if self.section.cache_logits and is_dynamic(model.task):
             raise UsageError(
                 f"teacher.cache_logits: {model.task.name} changes its inputs in each epoch, so that a teacher's logits "
                 "cannot be kept; set it to false"
@@ -150,7 +152,7 @@ class Distillation(Objective):
                     for model, features in ((self.model, samples), (self.teacher, seen))
                 ]
                 with suppress(DataError):
-                    same = task.same_predictions(*found)
+                    same = Report.of(task).same(*found)
                     shares[name] = sum(same) / max(1, len(same))
         finally:
             self.teacher.task = own
@@ -171,7 +173,10 @@ class Distillation(Objective):
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Objective.counts``."""
-        counts = {**super().counts(features), DISTILLATION: self.model.task.distillation_count(features)}
+        counts = {
+            **super().counts(features),
+            DISTILLATION: distillation_count(self.model.task, self.model.head, features),
+        }
         if self.section.hidden != "none":
             counts["hidden"] = float(sum(len(feature["input_ids"]) for feature in features))
         if self.relation_heads:
@@ -189,7 +194,7 @@ class Distillation(Objective):
                 teacher, given = self._outputs(self.teacher, self._seen_by_teacher(batch))
         with torch.autocast(student.device.type, enabled=False):
             terms = [replace(term, weight=term.weight * (1 - section.weight)) for term in task.loss(student, batch)]
-            distance = task.distillation_loss(student, teacher, batch, section.temperature)
+            distance = distillation_loss(task, self.model.head, student, teacher, batch, section.temperature)
             terms.append(replace(distance, weight=section.weight))
             terms += self._state_terms(own, given, batch.layout)
         return tuple(terms)
@@ -247,7 +252,7 @@ def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
             tokens.
     """
     task, other = model.task, teacher.task
-    task.distillation_count([])
+    check_teachable(task)
     if teacher is model:
         raise UsageError("the teacher is the model itself; load the teacher a second time")
     if teacher.no_weights_reason:
@@ -255,13 +260,13 @@ def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
     if type(task) is not type(other):
         raise UsageError(f"the teacher's task is {other.name}, the model's is {task.name}; both need the same task")
     try:
-        other.distillation_count([])
+        check_teachable(other)
     except UsageError as error:
         raise UsageError(f"the teacher cannot teach: {error}") from None
     if task.labels != other.labels:
         theirs, ours = (", ".join(one.labels) if one.labels else "none" for one in (other, task))
         raise UsageError(f"the teacher's labels are {theirs}, the model's are {ours}; both need the same in one order")
-    if task.hf_config != other.hf_config:
+    if HFConfig.of(task).entries != HFConfig.of(other).entries:
         raise UsageError("the teacher's logits mean something else: its task has other settings, such as problem_type")
     if not same_token_ids(teacher.require_tokenizer(), model.require_tokenizer()):
         raise UsageError(

@@ -19,6 +19,7 @@ from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.recipe.schema import RunSection
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.shared.report import Report
 
 Validation = Mapping[str, tuple[Samples, RowTable]]
 
@@ -30,7 +31,7 @@ class Evaluated:
     Attributes:
         metrics: under their ``metric_key``.
         task: tuned on the first set.
-        collapses: validation set -> see ``Task.collapse``.
+        collapses: validation set -> see ``Report.collapse``.
     """
 
     metrics: dict[str, float]
@@ -98,13 +99,13 @@ def metric_metadata(task: Task, run: RunSection, sets: Sequence[str]) -> dict[st
     By default the task's primary metric on the first validation set picks the best model.
     """
     stated, primary = run.metric_for_best_model, task.primary_metric
-    untuned_too = {untuned(primary)} if primary in task.lower_is_better else set()
+    untuned_too = {untuned(primary)} if primary in Report.of(task).lower_is_better else set()
     return {
         "sets": list(sets),
         "best": metric_key(sets[0], primary) if stated is None else stated,
         "primary": primary,
-        "lower_is_better": sorted(task.lower_is_better | {LOSS} | untuned_too),
-        "neutral": sorted(task.neutral_metrics),
+        "lower_is_better": sorted(Report.of(task).lower_is_better | {LOSS} | untuned_too),
+        "neutral": sorted(Report.of(task).neutral_metrics),
     }
 
 

@@ -35,6 +35,8 @@ from bert_tasks.model.pretrained import CheckpointFolder, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.storage import locked
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import Validation, check_metric, evaluate_all, metric_metadata, rank_of
 from bert_tasks.training.objectives import Objective, Supervised
@@ -182,9 +184,9 @@ class Trainer:
         if len(validation) > 1 and "" in validation:
             raise UsageError(f"{len(validation)} validation sets, one of them without a name: name each of them")
         for name, table in named_splits(self.splits):
-            model.task.check_split(table, f"{name} ({table.source})")
+            Fitting.of(model.task).check_split(table, f"{name} ({table.source})")
         # Nothing may be left of the data that an earlier run was fitted to.
-        model.task = model.task.drop_fitted_values().fit_to_train(self.splits.train)
+        model.task = Fitting.of(model.task).drop_fitted_values().fit_to_train(self.splits.train)
         if self.optimizer is None:
             load_factory(self.optim)
         if self.optim.lora_rank is not None:
@@ -201,7 +203,7 @@ class Trainer:
             {"gradient_checkpointing": False, **self.model_settings},
             self.optim,
             self.run,
-            settings={**task.settings(), "labels": list(task.labels)},
+            settings={**Fitting.of(task).settings(), "labels": list(task.labels)},
             encoder=vars(self.model.config),
             data={name: split["fingerprint"] for name, split in data.items()},
             **self.objective.settings,
@@ -386,7 +388,7 @@ class Trainer:
         overall = {  # the metrics over all rows, each number once
             metric_key(name, metric): value
             for name, metrics in metrics_by_set(evaluation.metrics, metadata["sets"]).items()
-            for metric, value in evaluation.task.metric_table(metrics).overall.items()
+            for metric, value in Report.of(evaluation.task).table(metrics).overall.items()
         }
         self.reporter.evaluation(state.step, overall, best=is_best)
         if state.stopped:
@@ -429,7 +431,7 @@ class Trainer:
             *first, last = (
                 f"a lower learning_rate (now {self.optim.learning_rate:g})",
                 f"more epochs (now {self.steps.order.epochs(self.steps.total_steps):.3g})",
-                *state.task.collapse_remedies,
+                *Fitting.of(state.task).remedies,
             )
             notes = (
                 f"the best model {state.best_collapse}{where}, although the labels of the validation rows differ. "

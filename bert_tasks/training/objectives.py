@@ -18,7 +18,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.precision import float32
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import sha256
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, is_dynamic
 from bert_tasks.training.evaluation import Validation
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Objective(nn.Module, ABC):
         way overrides this.
         """
         models = [module for module in self.modules() if isinstance(module, TaskModel)]
-        return any(model.head.reads_embeddings or model.task.is_dynamic for model in models)
+        return any(model.head.reads_embeddings or is_dynamic(model.task) for model in models)
 
     @property
     def notes(self) -> tuple[str, ...]:

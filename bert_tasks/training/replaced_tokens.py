@@ -14,6 +14,7 @@ from bert_tasks.families import family_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.tasks.base import LossTerm
+from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.training import files as outputs
 from bert_tasks.training.objectives import Objective
 
@@ -82,7 +83,7 @@ def make_generator(model: TaskModel, *, seed: int) -> TaskModel:
     Raises:
         UsageError: the task has no generator.
     """
-    wanted = model.task.generator()
+    wanted = Fitting.of(model.task).generator()
     if wanted is None:
         raise UsageError(f"{model.task.name} has no generator")
     task, share = wanted

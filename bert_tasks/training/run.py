@@ -20,6 +20,8 @@ from bert_tasks.model.inputs import input_notes, tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import FoldsSection, Recipe, TeacherSection, build_task, load_recipe, resolved_toml
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.outputs import check_teachable
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import checkpoints
 from bert_tasks.training.distillation import Distillation
@@ -143,9 +145,9 @@ def make_objective(
         CheckpointError: the teacher's folder has no trained head for the task and its labels.
         UsageError: see ``Distillation``.
     """
-    if model.task.generator() is not None:
+    if Fitting.of(model.task).generator() is not None:
         if section is not None:
-            model.task.distillation_count([])  # refuses the teacher
+            check_teachable(model.task)  # rejects the teacher
         return ReplacedTokenDetection(model, make_generator(model, seed=seed))
     if section is None:
         return Supervised(model)

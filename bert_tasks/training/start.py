@@ -12,6 +12,7 @@ from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.model.inputs import input_notes
 from bert_tasks.recipe.schema import RunSection
+from bert_tasks.tasks.shared.windows import Windows
 from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
 from bert_tasks.training.objectives import weights_digest
@@ -28,7 +29,7 @@ def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict
     vocabulary, adapters = steps.optimizer.vocabulary, steps.optimizer.adapters
     rows = None if vocabulary is None else {"trained": len(vocabulary.ids), "all": model.config.vocab_size}
     return {
-        **outputs.environment(task.feature_libraries),
+        **outputs.environment(Windows.of(task).libraries),
         "seed": steps.seed,
         "processes": accelerator.num_processes,
         "device": device.type,

@@ -30,6 +30,9 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import remove_temporaries
 from bert_tasks.tasks import typed_setting
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.report import Report
+from bert_tasks.tasks.shared.windows import Windows
 from bert_tasks.training import checkpoints as checkpointing
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import RunState
@@ -51,7 +54,7 @@ class TrainerState:
         best, last: metrics of the best and of the last evaluation.
         best_value, best_loss: see ``rank_of``; of the best model.
         best_step: optimizer steps of the best model; 0: there is none yet.
-        best_collapse: see ``Task.collapse``; of the best model on the validation set that its metric belongs to.
+        best_collapse: see ``Report.collapse``; of the best model on the validation set that its metric belongs to.
         since_best: evaluations since the best one.
         seconds: spent on training, without evaluation and saving.
         overflows: consecutive steps that fp16 skipped.
@@ -87,7 +90,7 @@ class TrainerState:
             metrics: of all validation sets.
             rank: see ``rank_of``.
             task: tuned by this evaluation.
-            collapse: see ``Task.collapse``.
+            collapse: see ``Report.collapse``.
             patience: see ``update_early_stopping``.
         """
         value, loss = rank
@@ -107,7 +110,7 @@ class TrainerState:
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON, which has no NaN and no infinity: null stands for them."""
         stored = outputs.finite({name: value for name, value in vars(self).items() if name != "task"})
-        return {**stored, "tuned": {name: getattr(self.task, name) for name in self.task.fitted_fields}}
+        return {**stored, "tuned": Fitting.of(self.task).values()}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """Takes what ``state_dict`` returned.
@@ -118,8 +121,8 @@ class TrainerState:
         check_record(stored, StateRecord)
         values, kind = copy.deepcopy(dict(stored)), type(self.task)
         fitted_fields = values.pop("tuned")
-        if fitted_fields.keys() - set(kind.fitted_fields):
-            raise ValueError(f"tuned has other fields than {', '.join(kind.fitted_fields)}")
+        if fitted_fields.keys() - set(Fitting.of(kind).fields):
+            raise ValueError(f"tuned has other fields than {', '.join(Fitting.of(kind).fields)}")
         for name, value in fitted_fields.items():
             try:
                 fitted_fields[name] = typed_setting(kind, name, value)
@@ -171,7 +174,7 @@ class FitResult:
     def metric_tables(self) -> dict[str, MetricTable]:
         """For each validation set the metrics of the best model, arranged for people."""
         by_set = metrics_by_set(self.metrics, self.validation_sets)
-        return {name: self.task.metric_table(metrics) for name, metrics in by_set.items()}
+        return {name: Report.of(self.task).table(metrics) for name, metrics in by_set.items()}
 
     @classmethod
     def from_summary(
@@ -400,7 +403,7 @@ class RunFolder:
             "processes": self.accelerator.num_processes,
             "seed": seed,
             "data": outputs.data_metadata(self.splits),
-            "versions": outputs.environment(self.model.task.feature_libraries)["versions"],
+            "versions": outputs.environment(Windows.of(self.model.task).libraries)["versions"],
         }
         options = {"best_step": state.best_step, "keep_last": keep_last}
         return checkpointing.save_checkpoint(self.checkpoints, state_dict(steps, state), metadata=metadata, **options)

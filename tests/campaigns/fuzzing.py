@@ -38,6 +38,7 @@ from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import BodyReader
 from bert_tasks.tasks import TASKS, SequenceClassification
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.terminal import printable
 from bert_tasks.training import checkpoints as checkpointing
@@ -283,7 +284,7 @@ def requests(folder: Path) -> Mapping[str, Target]:
 
 
 def _rows(task: Task) -> bytes:
-    return json.dumps({"inputs": list(task.example_rows)}).encode()
+    return json.dumps({"inputs": list(Card.of(task).example_rows)}).encode()
 
 
 @contextmanager

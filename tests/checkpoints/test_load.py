@@ -20,6 +20,7 @@ from bert_tasks.families import encoder_config, family_of, parameter_map
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, MultipleChoice, ReplacedTokens, Task
+from bert_tasks.tasks.shared.hf_config import HFConfig
 from support.hf_models import FAMILIES, HEADS, PREFIX, Head, hf_class, hf_config, hf_model
 
 PRETRAINING = {
@@ -245,8 +246,8 @@ def test_keys_and_shapes_of_heads_of_pretraining_and_choices(name: str) -> None:
         raw = config.to_dict()
         with torch.device("meta"):
             theirs, ours = hf_class_of_head(config), TaskModel(raw, task)
-        assert task.hf_head is not None
-        names = parameter_map(family_of(raw), encoder_config(raw), head=task.hf_head, pooler=False)
+        assert HFConfig.of(task).head is not None
+        names = parameter_map(family_of(raw), encoder_config(raw), head=HFConfig.of(task).head, pooler=False)
         found = {
             source: torch.Size([shape[0] // len(names[key]), *shape[1:]])
             for key, shape in ((key, value.shape) for key, value in ours.state_dict().items())

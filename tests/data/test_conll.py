@@ -16,6 +16,7 @@ from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.readers import ReadOptions, file_records
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
+from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 
 WORDS = Column(name="words", kind="words")
@@ -203,7 +204,7 @@ def test_rendered_predictions_come_back(text: list[list[str]], data: st.DataObje
         TokenPrediction(words=tuple(words), tags=tuple(given), scores=(1.0,) * len(words), entities=())
         for words, given in zip(text, tags, strict=True)
     ]
-    content = task.render(".conll", predictions, [{"words": words} for words in text])[""]
+    content = Rendering.of(task).render(".conll", predictions, [{"words": words} for words in text])[""]
     assert [[word for word, _ in sentence] for sentence in read_back(content)] == text
 
 

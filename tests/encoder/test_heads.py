@@ -258,7 +258,7 @@ def vocabulary_output(dtype: torch.dtype, *, rows: int = 37) -> tuple[Vocabulary
     shapes = ((rows, 8), (50, 8), (50,))
     parts = tuple(torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes)
     labels = torch.randint(50, (rows,), generator=generator)
-    return VocabularyOutput(hidden=parts[0], table=parts[1], bias=parts[2], dtype=dtype), labels, parts
+    return VocabularyOutput(hidden=parts[0], table=parts[1], bias=parts[2], precision=dtype), labels, parts
 
 
 @pytest.mark.parametrize("most", [1, 4000, 2**25], ids=["row by row", "chunks of 10", "at once"])

@@ -17,6 +17,7 @@ from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens, Task
+from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.training.replaced_tokens import make_generator
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
@@ -47,13 +48,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTra
 
 def model_of(folder: Path, task: Task) -> TaskModel:
     torch.manual_seed(0)
-    return TaskModel.from_pretrained(folder / ("electra" if task.generator() else "bert"), task=task)
+    return TaskModel.from_pretrained(folder / ("electra" if Fitting.of(task).generator() else "bert"), task=task)
 
 
 def evaluated(model: TaskModel, rows: list[Row]) -> list[Any]:
     """The prediction of each row, from which its masks and its loss are read."""
     run = None
-    if model.task.generator() is not None:
+    if Fitting.of(model.task).generator() is not None:
         generator = make_generator(model, seed=1).eval()
         run = partial(replaced_token_output, generator=generator, discriminator=model)
     table = RowTable.from_rows(rows, columns=model.task.columns)

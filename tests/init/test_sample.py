@@ -16,6 +16,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.init.recipe import DETECTABLE, RecipeDraft, init_recipe
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks import TASK_NAMES
+from bert_tasks.tasks.shared.detection import Detection
 from bert_tasks.training.run import check
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
@@ -219,7 +220,7 @@ def test_the_names_of_the_hubs_pipelines_state_a_task(init: Init) -> None:
         if task.name == "sequence-classification":
             made, _ = init(table(moods()), "rows.csv", task=f" {name} ")
             assert made.guess.task == task.name
-        elif not task.row_needs:
+        elif not Detection.of(task).row_needs:
             with pytest.raises(UsageError, match=f"init writes recipes for .*, not for '{task.name}'"):
                 init(table(moods()), "rows.csv", task=name)
         else:

@@ -26,8 +26,10 @@ from bert_tasks.model.ensemble import EnsembleModel
 from bert_tasks.model.precision import logits_of
 from bert_tasks.model.task_model import ForwardFn
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification, SpanExtraction, Task
-from bert_tasks.tasks.base import Feature
+from bert_tasks.tasks.base import Feature, Part
+from bert_tasks.tasks.sequence_classification.task import TextFitting
 from bert_tasks.tasks.shared.features import collate
+from bert_tasks.tasks.shared.outputs import mean_logits
 from bert_tasks.training.distillation import check_teacher
 from support.task_examples import CLASSES, EXAMPLES, LABELS, QUESTIONS
 
@@ -122,9 +124,13 @@ def test_thresholds_are_means(make: Callable[..., list[TaskModel]]) -> None:
         ensemble(make(models[0].task, task))
 
 
+class FittedFields(TextFitting):
+    fields = ("fitted",)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fitted(SequenceClassification):
-    fitted_fields: ClassVar[tuple[str, ...]] = ("fitted",)
+    parts: ClassVar[tuple[type[Part], ...]] = (FittedFields, *SequenceClassification.parts)
 
     fitted: Any = None
 
@@ -373,7 +379,7 @@ def test_a_task_without_a_mean_says_so(make: Callable[..., list[TaskModel]]) -> 
     features = model.task.features([{"text": "a cold day"}], model.require_tokenizer())
     batch = collate(features, position_offset=model.config.position_offset)
     with pytest.raises(UsageError, match="masked-language-modeling has no mean of the predictions of several models"):
-        MaskedLanguageModeling(max_length=24).mean_logits([], batch.windows)
+        mean_logits(MaskedLanguageModeling(max_length=24), model.head, [], batch.windows)
 
 
 def test_what_needs_weights_is_refused(make: Callable[..., list[TaskModel]], tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from bert_tasks.tasks import (
     Task,
     TokenClassification,
 )
-from bert_tasks.tasks.shared.explanation import Explanation, TextWords, TokenSpan, word_contributions
+from bert_tasks.tasks.shared.explanation import Explainable, Explanation, TextWords, TokenSpan, word_contributions
 from support.hf_models import with_families
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES, MULTILINGUAL_LINES
@@ -141,7 +141,7 @@ def test_answers_of_every_family_equal_the_direct_computation(family: str, head:
     tokenizer = model.require_tokenizer()
     for row, prediction in zip(QUESTIONS, model.predict(QUESTIONS, explain=True), strict=True):
         features = task.features([row], tokenizer)
-        spans = task.token_spans([row], tokenizer)
+        spans = Explainable.of(task).token_spans([row], tokenizer)
         best, found = prediction.n_best[0], prediction.explanation
         assert found.label == prediction.answer
         assert found.logit == pytest.approx(best.start_logit + best.end_logit, abs=1e-5)
@@ -187,7 +187,7 @@ def test_the_most_probable_choice_equals_the_direct_computation(family: str, hea
         (prediction,) = model.predict([asked], explain=True, logits=True)
         features, spans = (
             task.features([asked], model.require_tokenizer()),
-            task.token_spans([asked], model.require_tokenizer()),
+            Explainable.of(task).token_spans([asked], model.require_tokenizer()),
         )
         feature, own = features[prediction.label], spans[prediction.label]
 
@@ -454,7 +454,7 @@ def test_each_token_is_counted_once_in_a_word_of_the_text(
     """Words are parts of the text that follow one another, hold all of it but white space, and cut no token."""
     text, tokenizer = "".join(pieces), by_kind[kind]
     task = SequenceClassification(labels=LABELS, max_length=500)
-    (spans,) = task.token_spans([{"text": text}], tokenizer)
+    (spans,) = Explainable.of(task).token_spans([{"text": text}], tokenizer)
     tokens = [(span, 1.0) for span in spans if span is not None]
     words = word_contributions({"text": text}, tokens)
     assert sum(word.contribution for word in words) == len(tokens)

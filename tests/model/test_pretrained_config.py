@@ -16,6 +16,7 @@ from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.tasks.sequence_classification.task import ProblemType
+from bert_tasks.tasks.shared.fitting import Fitting
 from support.small_checkpoints import copied, edit_config, save_checkpoint
 
 LABELS = ("calm", "glad", "sad")
@@ -98,7 +99,7 @@ def test_what_belongs_to_a_label_follows_it(order: tuple[str, ...], folder: Path
     assert loaded.task.balanced_weights == tuple(task.balanced_weights[place] for place in places)
     torch.testing.assert_close(logits_of(loaded), logits_of(model)[:, places])
     others = TaskModel.from_pretrained(tmp_path, task="text-classification", labels=("a", "b", "c")).task
-    assert others == SequenceClassification(**task.settings(), labels=("a", "b", "c"))
+    assert others == SequenceClassification(**Fitting.of(task).settings(), labels=("a", "b", "c"))
 
 
 @pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification", "regression"])

@@ -22,6 +22,7 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import encoder_config, family_of, parameter_map
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
+from bert_tasks.tasks.masked_language_modeling.task import MaskedHFConfig
 from support.hf_models import FAMILIES, PREFIX, HFBatch, hf_config, random_batch, widen
 from support.small_checkpoints import save_checkpoint
 
@@ -39,14 +40,17 @@ DECODERS = {
 EVERY_HEAD = pytest.mark.parametrize(("family", "kind"), KINDS)
 
 
+class HeadTaskConfig(MaskedHFConfig):
+    @property
+    def head(self) -> Any:
+        return self.task.kind
+
+
 class HeadTask(MaskedLanguageModeling):
     """A task with one of the three heads, which the tests call themselves."""
 
+    parts = (HeadTaskConfig, *MaskedLanguageModeling.parts)
     kind: HeadKind = "masked-lm"
-
-    @property
-    def hf_head(self) -> Any:
-        return self.kind
 
     def head(self, config: EncoderConfig) -> Any:
         heads: Mapping[str, type[Head]] = {"pretraining": PretrainingHead, "replaced-token": ReplacedTokenHead}

@@ -14,6 +14,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import Recipe, build_task, load_recipe
 from bert_tasks.tasks import Task
+from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.run import make_objective
 from support.hf_models import FAMILIES
@@ -94,7 +95,7 @@ def test_recipes_run_with_the_families_that_they_name(
             continue
         recipe = load_recipe(path)
         rows, labels = rows_of(recipe)
-        task = build_task(recipe, labels).fit_to_train(rows)
+        task = Fitting.of(build_task(recipe, labels)).fit_to_train(rows)
         settings = f"{task!r} {recipe.teacher!r}"
         if settings in seen:
             continue

@@ -28,6 +28,7 @@ from bert_tasks.recipe.schema import (
 )
 from bert_tasks.recipe.toml import to_toml
 from bert_tasks.tasks import TASK_NAMES, TASKS, SequenceClassification, Task
+from bert_tasks.tasks.shared.fitting import Fitting
 from support.recipes import MINIMAL, refusal, write
 
 REPOSITORY = Path(os.environ.get("BERT_TASKS_REPOSITORY", Path(__file__).parents[2]))
@@ -278,7 +279,7 @@ def test_every_setting_of_the_registered_tasks_can_be_stated(folder: Path) -> No
         stated = {
             name: value
             for name, value in defaults.items()
-            if name not in task_class.fitted_fields and value is not None
+            if name not in Fitting.of(task_class).fields and value is not None
         }
         recipe = load_recipe(write(folder, text + to_toml(stated)))
         assert recipe.settings == stated

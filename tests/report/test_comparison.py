@@ -13,7 +13,7 @@ from bert_tasks.report.comparison import compare as compare_runs
 from bert_tasks.report.results import Results
 from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.tasks.masked_language_modeling.task import Candidate, MaskedToken, MaskPrediction
-from bert_tasks.tasks.shared.report import ReportSections, RowResult
+from bert_tasks.tasks.shared.report import Report, ReportSections, RowResult
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 
 LABELS = ["a", "b"] * 30
@@ -110,7 +110,7 @@ def tagged(task, labels, predictions):
     words = ("one", "two", "three")
     found = [TokenPrediction(words=words, tags=tags, scores=(0.9,) * 3, entities=()) for tags in predictions]
     rows = [{"words": list(words), "tags": list(tags)} for tags in labels]
-    return Results.of(task.report_sections(found, rows))
+    return Results.of(Report.of(task).sections(found, rows))
 
 
 def test_scores_in_other_bins_are_not_exchanged():
@@ -138,7 +138,7 @@ def test_the_accuracy_of_masked_tokens_is_not_that_of_texts():
         )
 
     predictions = [[MaskPrediction(masks=(), measured=masks(count)) for count in model] for model in counts]
-    found = compare(*(Results.of(task.report_sections(one, rows), first="accuracy") for one in predictions))
+    found = compare(*(Results.of(Report.of(task).sections(one, rows), first="accuracy") for one in predictions))
     assert (found.test, found.metric) == (RANDOMISATION, "accuracy")
     gaps = [b - a for a, b in zip(*counts, strict=True)]
     swapped = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bert_tasks.report.collect import gather
 from bert_tasks.report.page import run_page
 from bert_tasks.report.results import Results
-from bert_tasks.tasks.shared.report import MOST_CELLS, SHOWN_CLASSES, Confusion
+from bert_tasks.tasks.shared.report import MOST_CELLS, SHOWN_CLASSES, Confusion, Report
 
 TOO_MANY = int(MOST_CELLS**0.5) + 1
 
@@ -64,7 +64,7 @@ def page_of(run_of, tmp_path):
     def page(confusion):
         (run,) = gather([run_of("classes")])
         (one,) = run.predicted
-        sections = run.task.report_sections(one.predictions, one.rows)
+        sections = Report.of(run.task).sections(one.predictions, one.rows)
         html = run_page(run, {"": Results.of(replace(sections, confusion=confusion))})
         path = tmp_path / "page.html"
         path.write_text(html, "utf-8")

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from bert_tasks.data.conll import Scheme, from_iob2
+from bert_tasks.tasks.shared.report import Report
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 
 IOB2 = ("O", "B-X", "I-X", "B-Y", "I-Y")
@@ -35,7 +36,7 @@ def test_a_calibrated_tagger_has_no_calibration_error(scheme: Scheme, labels: tu
         scores += sure
     rows = [{"words": ["w"] * len(true), "tags": from_iob2(SENTENCE, scheme)}] * len(predictions)
     task = TokenClassification(labels=labels)
-    found = task.report_sections(predictions, rows)
+    found = Report.of(task).sections(predictions, rows)
     assert found.calibration is not None
     assert found.calibration.predictions == len(scores)
     assert found.calibration.ece < 0.03
@@ -51,6 +52,6 @@ def test_raw_tags_are_compared_as_they_are() -> None:
     task = TokenClassification(labels=("noun", "verb"))
     predictions = [TokenPrediction(words=("a", "b"), tags=("noun", "noun"), scores=(0.95, 0.95), entities=())]
     rows = [{"words": ["a", "b"], "tags": ["noun", "verb"]}]
-    found = task.report_sections(predictions, rows)
+    found = Report.of(task).sections(predictions, rows)
     assert found.calibration is not None
     assert [(one.count, one.accuracy) for one in found.calibration.bins] == [(2, 0.5)]

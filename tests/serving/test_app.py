@@ -21,6 +21,7 @@ from bert_tasks.serving import batching
 from bert_tasks.serving.gate import Gate, ServerMetrics
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import answers_schema, request_schema
+from bert_tasks.tasks.shared.card import Card
 from support.servers import SLOW, Application, application, errors_of
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES, FAMILY_EXAMPLES
@@ -325,7 +326,7 @@ def test_the_served_model_is_described_as_the_page_reads_it(model_of: ModelOf, k
         column.name for column in model.task.columns if not column.is_label
     ]
     assert about["limits"] == asdict(SMALL)
-    assert about["examples"] == json.loads(json.dumps(model.task.example_rows))
+    assert about["examples"] == json.loads(json.dumps(Card.of(model.task).example_rows))
 
 
 @pytest.mark.parametrize("kind", ["single", "pair", "span", "token"])

@@ -8,6 +8,7 @@ import pytest
 
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.limits import Limits
+from bert_tasks.tasks.shared.card import Card
 from support.runs import PATIENCE
 from support.servers import listening
 from support.task_examples import EXAMPLES
@@ -62,7 +63,7 @@ def test_every_task_is_predicted_and_shown(browser: "Browser", pages: dict[str, 
         assert all(label in shown for label in task.labels)
         assert shown.count("%") == len(task.labels)
     elif task.name == "multiple-choice":
-        choices = task.example_rows[0]["choices"]
+        choices = Card.of(task).example_rows[0]["choices"]
         assert all(choice in shown for choice in choices)
         assert shown.count("%") == len(choices)
         assert len(browser.find_all(".bars .best")) == 1
@@ -131,7 +132,7 @@ def test_words_are_shaded_by_their_contribution(
     browser: "Browser", pages: dict[str, str], model_of: ModelOf, kind: str, dark: bool
 ) -> None:
     opened(browser, pages[kind], dark=dark)
-    row = EXAMPLES[kind].task.example_rows[0]
+    row = Card.of(EXAMPLES[kind].task).example_rows[0]
     browser.find("#predict").click()
     predicted(browser)
     browser.find("#explain").click()

@@ -32,6 +32,7 @@ from bert_tasks.serving.requests import request_schema
 from bert_tasks.serving.server import Address
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import ON_REQUEST
+from bert_tasks.tasks.shared.rendering import Rendering
 from campaigns import serve_soak
 from support.runs import PATIENCE, Program
 from support.servers import SLOW, Serving, listening
@@ -423,6 +424,6 @@ def test_the_guide_states_the_columns_and_predictions_of_every_task(repository: 
         row, prediction = rows[example.task.name]
         for column in example.task.columns:
             assert f"`{column.name}`" in row or column.is_label or not column.required
-        fields = TypeAdapter(example.task.prediction_type).json_schema(mode="serialization")["properties"]
+        fields = TypeAdapter(Rendering.of(example.task).prediction_type).json_schema(mode="serialization")["properties"]
         if prediction != "the same":
             assert [name for name in fields if f"`{name}`" not in prediction and name not in ON_REQUEST] == []

@@ -23,10 +23,18 @@ from bert_tasks.families import encoder_config, family_of, parameter_map
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MultipleChoice, SequenceClassification, Task
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction
+from bert_tasks.tasks.base import Feature, LossTerm, Part, Prediction
+from bert_tasks.tasks.shared.hf_config import HFConfig
 from support.hf_models import Head, HFBatch
 
 Model = Encoder | TaskModel
+
+
+class RowHFConfig(HFConfig):
+    @property
+    def head(self) -> Literal["token", "span"]:
+        kind: Literal["token", "span"] = self.task.kind
+        return kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +42,7 @@ class RowTask(Task):
     """A head on every token, as transformers' token and span classes have it. Models only: it reads no rows."""
 
     name: ClassVar[str] = "rows"
+    parts: ClassVar[tuple[type[Part], ...]] = (RowHFConfig,)
     kind: Literal["token", "span"] = "token"
     max_length: int = 48
 
@@ -44,14 +53,6 @@ class RowTask(Task):
     @property
     def primary_metric(self) -> str:
         return "accuracy"
-
-    @property
-    def hf_head(self) -> Literal["token", "span"]:
-        return self.kind
-
-    @property
-    def hf_config(self) -> dict[str, Any]:
-        return {"id2label": dict(enumerate(self.labels))}
 
     def head(self, config: EncoderConfig) -> PerTokenHead:
         dropout = config.head.token_dropout if self.kind == "token" else config.head.span_dropout
@@ -67,7 +68,7 @@ class RowTask(Task):
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         raise NotImplementedError("a batch is made of token ids here")
 
-    def decode(self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[Prediction]:
+    def decode(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[Prediction]:
         raise NotImplementedError("a batch is made of token ids here")
 
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:

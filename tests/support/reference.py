@@ -34,10 +34,18 @@ from bert_tasks.recipe.schema import (
     resume_effects,
 )
 from bert_tasks.recipe.search import SearchSection, Space
-from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task
+from bert_tasks.tasks import TASKS, task_names
+from bert_tasks.tasks.base import Feature, LossTerm, Part, Prediction, Task
 from bert_tasks.tasks.multiple_choice import ChoicePrediction
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
+from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.detection import Detection
+from bert_tasks.tasks.shared.explanation import Explainable
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.shared.report import Report
+from bert_tasks.tasks.shared.windows import Windows
 from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanPrediction
 from bert_tasks.tasks.token_classification.task import EntitySpan, TokenPrediction
@@ -74,6 +82,7 @@ RESUMED = {
 FOLDER = Path("docs") / "reference"
 HEADINGS = ("Args", "Attributes", "Returns", "Yields", "Raises")
 PREDICTIONS = (SequencePrediction, TokenPrediction, EntitySpan, SpanPrediction, Span, ChoicePrediction)
+PARTS: tuple[type[Part], ...] = (Report, Detection, Rendering, Card, Fitting, HFConfig, Windows, Explainable)
 WRITTEN = "Written by `make docs` from the package; change the docstrings, not this page."
 # What signatures would say at length.
 DATA = "str | Path | RowTable | Sequence[Mapping[str, Any]] | Sequence[str] | Sequence[tuple[str, ...]] | Frame"
@@ -224,15 +233,21 @@ def _fields_of(kind: type) -> Iterator[str]:
 def _contract() -> Iterator[str]:
     for kind in (Task, Feature, LossTerm, Prediction):
         yield from ("", f"### {kind.__name__}", "", rendered(kind.__doc__))
+    yield from ("", "### What a task defines", "", _members(Task))
+    for part in PARTS:
+        yield from ("", f"### {part.__name__}", "", rendered(part.__doc__), "", _members(part))
+
+
+def _members(owner: type) -> str:
     rows = []
-    for name, member in vars(Task).items():
+    for name, member in vars(owner).items():
         made = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         if name.startswith("_") or not inspect.isfunction(made) or made.__doc__ is None:
             continue
         owed = "must" if getattr(made, "__isabstractmethod__", False) else "may"
         kind = "property" if isinstance(member, property) else "method"
         rows.append((f"`{name}`", kind, owed, " ".join(rendered(made.__doc__).split())))
-    yield from ("", "### What a task defines", "", table(("name", "", "defined", "what"), rows))
+    return table(("name", "", "defined", "what"), rows)
 
 
 def _errors() -> Iterator[tuple[str, ...]]:
@@ -315,9 +330,8 @@ def recipe_page() -> str:
         parts += ["", f"## [{name}]", "", *_section(name, SECTIONS[name])]
     parts += ["", "## [settings]", "", "The fields of the task."]
     for name, task in TASKS.items():
-        also = (
-            [f"`task` may also be {' or '.join(f'`{alias}`' for alias in task.aliases)}.", ""] if task.aliases else []
-        )
+        _, *aliases = task_names(task)
+        also = [f"`task` may also be {' or '.join(f'`{alias}`' for alias in aliases)}.", ""] if aliases else []
         parts += ["", f"### {name}", "", *also, _settings(task)]
     for name in ("optim", "run", "teacher", "folds", "search"):
         parts += ["", f"## [{name}]", "", *_section(name, SECTIONS[name])]
@@ -362,7 +376,7 @@ def _settings(task: type[Task]) -> str:
     rows = [
         (f"`settings.{field.name}`", spelt(hints[field.name]), toml_value(field.default), meaning_of(task, field.name))
         for field in dataclasses.fields(task)
-        if field.init and field.name not in task.fitted_fields
+        if field.init and field.name not in Fitting.of(task).fields
     ]
     return table(("key", "value", "default", "what"), rows)
 

@@ -33,10 +33,14 @@ from bert_tasks.inference.evaluation import EVALUATION_SEED, content_hash
 from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import TASKS, Task
+from bert_tasks.tasks import TASKS, Task, task_names
 from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction
 from bert_tasks.tasks.shared.explanation import Explainable
 from bert_tasks.tasks.shared.features import collate
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.outputs import check_teachable, distillation_count, distillation_loss
+from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training.distillation import Distillation
 from support.hf_models import FAMILIES, WITHOUT_TYPES, with_families
 from support.meta_device import META, on_meta_device
@@ -93,7 +97,7 @@ def trained(model: TaskModel, rows: Sequence[Row]) -> list[Feature]:
 
 def skip_without_loss(model: TaskModel) -> None:
     """Skips tests of the loss where a generator makes the inputs: its objective has tests of its own."""
-    if model.task.generator() is not None:
+    if Fitting.of(model.task).generator() is not None:
         pytest.skip("the loss needs a generator")
 
 
@@ -124,7 +128,7 @@ def padded_logits(model: TaskModel, features: Sequence[Feature]) -> list[Tensor]
 
 def families_with_head(example: Example) -> list[str]:
     """The families whose models have the head of the example's task."""
-    head = example.task.hf_head
+    head = HFConfig.of(example.task).head
     return [family for family in FAMILIES if head is None or head in DATA[family].heads]
 
 
@@ -190,7 +194,7 @@ class TaskContract:
         assert {feature["row"] for feature in features} == set(range(len(example.rows) + 1))
 
     def test_explanations_add_up(self, model: TaskModel, example: Example) -> None:
-        if not isinstance(example.task, Explainable):
+        if not Explainable.has(example.task):
             pytest.skip("the task gives no explanations")
         for one in model.predict(example.rows[:2], explain=True):
             found = one.explanation
@@ -214,7 +218,7 @@ class TaskContract:
                 break
         assert mean < 0.02
         metric = evaluate(learner, list(example.rows))[task.primary_metric]
-        assert metric < 1.05 if task.primary_metric in task.lower_is_better else metric > 0.95
+        assert metric < 1.05 if task.primary_metric in Report.of(task).lower_is_better else metric > 0.95
 
     def test_saved_and_loaded_predictions_are_equal(self, model: TaskModel, example: Example, tmp_path: Path) -> None:
         model.save_pretrained(tmp_path / "model")
@@ -227,12 +231,13 @@ class TaskContract:
     def test_naming_the_own_task_or_one_field_changes_nothing_else(
         self, model: TaskModel, example: Example, tmp_path: Path
     ) -> None:
-        fitted = model.task.fit_to_train(example.rows).tune_on_validation(model.predict(example.rows), example.rows)
-        assert type(fitted)(**fitted.settings(), labels=fitted.labels) == model.task
+        fitted = Fitting.of(model.task).fit_to_train(example.rows)
+        fitted = Fitting.of(fitted).tune_on_validation(model.predict(example.rows), example.rows)
+        assert type(fitted)(**Fitting.of(fitted).settings(), labels=fitted.labels) == model.task
         kept, kind = copy.copy(model), type(fitted)
         kept.task = fitted
         kept.save_pretrained(tmp_path)
-        for own in (kind, *((kind.name, *kind.aliases) if kind in TASKS.values() else ())):
+        for own in (kind, *(task_names(kind) if kind in TASKS.values() else ())):
             loaded = TaskModel.from_pretrained(tmp_path, task=own)
             assert loaded.task == fitted
             assert loaded.load_report is not None
@@ -275,24 +280,23 @@ class TaskContract:
     def test_distillation_counts_what_it_sums_and_is_zero_between_equals(
         self, model: TaskModel, example: Example
     ) -> None:
+        task, head = model.task, model.head
         try:
-            model.task.distillation_count([])
+            check_teachable(task)
         except UsageError:
             pytest.skip("the task cannot learn from a teacher")
         rows = [*example.rows, changed(example, "word " * 60), *unlabelled(example)]
         for features in (made(model, rows), made(model, unlabelled(example)[2:5])):
             batch = collate(features, position_offset=model.config.position_offset)
             with torch.no_grad():
-                found = model(batch)
-            is_lazy = isinstance(found, VocabularyOutput)
-            given = VocabularyOutput.of_logits if is_lazy else lambda one: one
-            logits = found.logits() if is_lazy else found
+                output = model(batch)
+            logits = output.logits() if isinstance(output, VocabularyOutput) else output
             student = (logits + 0.1 * torch.rand_like(logits)).requires_grad_()
-            term = model.task.distillation_loss(given(student), given(logits), batch, 2.0)
-            assert term.count.item() == model.task.distillation_count(features) > 0
+            term = distillation_loss(task, head, student, logits, batch, 2.0)
+            assert term.count.item() == distillation_count(task, head, features) > 0
             assert term.total > 0
-            teacher = given(logits.detach())
-            same = model.task.distillation_loss(given(logits.requires_grad_()), teacher, batch, 2.0)
+            teacher = logits.detach()
+            same = distillation_loss(task, head, logits.requires_grad_(), teacher, batch, 2.0)
             (gradient,) = torch.autograd.grad(same.total, logits)
             assert same.total.item() == pytest.approx(0, abs=1e-4)
             assert gradient.abs().max() < 1e-5
@@ -315,8 +319,8 @@ class TaskContract:
         assert {parameter.device for parameter in steps.objective.parameters()} == {META}
 
     def test_stock_transformers_gives_equal_logits(self, model: TaskModel, example: Example, tmp_path: Path) -> None:
-        head = model.task.hf_head
-        if head is None or not model.task.has_hf_head:
+        head = HFConfig.of(model.task).head
+        if head is None or not HFConfig.of(model.task).has_head:
             pytest.skip("transformers has no such head")
         model.save_pretrained(tmp_path)
         stock = STOCK[head].from_pretrained(tmp_path).eval()
@@ -340,11 +344,13 @@ class TaskContract:
     ) -> None:
         """A head that stock code draws at random must not look trained."""
         model.save_pretrained(tmp_path)
-        assert model.task.has_hf_head == (not (tmp_path / "task_head.safetensors").exists())
+        assert HFConfig.of(model.task).has_head == (not (tmp_path / "task_head.safetensors").exists())
         config = AutoConfig.from_pretrained(tmp_path)
         ours, theirs = set(model.task.labels), set(config.id2label.values())
-        assert theirs == ours if model.task.has_hf_head and ours else all(map(DEFAULT_LABEL.fullmatch, theirs))
-        if model.task.has_hf_head:
+        assert (
+            theirs == ours if HFConfig.of(model.task).has_head and ours else all(map(DEFAULT_LABEL.fullmatch, theirs))
+        )
+        if HFConfig.of(model.task).has_head:
             return  # equal logits are compared above
         text = " ".join(str(value) for value in example.rows[0].values())
         for name in ("text-classification", "token-classification"):

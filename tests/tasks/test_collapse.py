@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.report import Report
 from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanPrediction
 from bert_tasks.tasks.token_classification.task import TokenPrediction
@@ -51,14 +53,16 @@ def test_a_classifier_collapses_exactly_if_it_predicts_one_of_several_classes(pa
     labels, guesses = [label for label, _ in pairs], [guess for _, guess in pairs]
     expected = f"predicts {guesses[0]!r} for every row" if collapsed(guesses, labels) else None
     rows, answers = [{"label": label} for label in labels], [of_class(guess) for guess in guesses]
-    assert CLASSIFIER.collapse(answers, rows) == expected
-    assert PairClassification(labels=LABELS).collapse(answers, rows) == expected
+    assert Report.of(CLASSIFIER).collapse(answers, rows) == expected
+    assert Report.of(PairClassification(labels=LABELS)).collapse(answers, rows) == expected
 
 
 @given(st.lists(st.tuples(subsets, subsets), max_size=8))
 def test_a_classifier_of_several_labels_collapses_exactly_if_it_predicts_one_set_of_them(pairs):
     labels, guesses = [label for label, _ in pairs], [guess for _, guess in pairs]
-    found = SEVERAL.collapse([of_labels(guess) for guess in guesses], [{"labels": list(label)} for label in labels])
+    found = Report.of(SEVERAL).collapse(
+        [of_labels(guess) for guess in guesses], [{"labels": list(label)} for label in labels]
+    )
     assert (found is not None) == collapsed(guesses, labels)
     if found is not None:
         assert all(repr(label) in found for label in guesses[0])
@@ -68,7 +72,7 @@ def test_a_classifier_of_several_labels_collapses_exactly_if_it_predicts_one_set
 def test_a_label_that_is_found_in_all_its_rows_and_in_others_is_no_collapse():
     rows = [{"labels": labels} for labels in (["calm"], ["calm"], [], ["sad"])]
     predictions = [of_labels(labels) for labels in (("calm",), ("calm",), ("calm",), ())]
-    assert SEVERAL.collapse(predictions, rows) is None
+    assert Report.of(SEVERAL).collapse(predictions, rows) is None
 
 
 @pytest.mark.parametrize(
@@ -82,8 +86,8 @@ def test_a_label_that_is_found_in_all_its_rows_and_in_others_is_no_collapse():
 )
 def test_numbers_collapse_where_they_hardly_differ_beside_the_labels(numbers, expected):
     rows = [{"label": label} for label in (1.0, 2.0, 3.0)]
-    assert REGRESSION.collapse([of_number(number) for number in numbers], rows) == expected
-    assert REGRESSION.collapse([of_number(number) for number in numbers], [{"label": 1.0}] * 3) is None
+    assert Report.of(REGRESSION).collapse([of_number(number) for number in numbers], rows) == expected
+    assert Report.of(REGRESSION).collapse([of_number(number) for number in numbers], [{"label": 1.0}] * 3) is None
 
 
 tags = st.sampled_from(TAGGER.labels)
@@ -96,30 +100,30 @@ def test_a_tagger_collapses_exactly_if_all_words_have_one_tag(sentences):
     labels = [tag for sentence in sentences for tag, _ in sentence]
     guesses = [tag for sentence in sentences for _, tag in sentence]
     expected = f"predicts {guesses[0]!r} for every word" if collapsed(guesses, labels) else None
-    assert TAGGER.collapse(answers, rows) == expected
+    assert Report.of(TAGGER).collapse(answers, rows) == expected
 
 
 def test_a_tagger_whose_entities_are_all_wrong_has_not_collapsed():
-    assert TAGGER.collapse([of_tags(["B-LOC", "O"])], [{"tags": ["O", "B-PER"]}]) is None
+    assert Report.of(TAGGER).collapse([of_tags(["B-LOC", "O"])], [{"tags": ["O", "B-PER"]}]) is None
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=6))
 def test_questions_collapse_exactly_if_none_is_answered(pairs):
     texts = [["noon"] if has_answer else [] for has_answer, _ in pairs]
     rows = [{"answers": {"text": text, "answer_start": [0] * len(text)}} for text in texts]
-    found = QUESTIONS.collapse([of_answer("noon" if answers else "") for _, answers in pairs], rows)
+    found = Report.of(QUESTIONS).collapse([of_answer("noon" if answers else "") for _, answers in pairs], rows)
     silent = len(pairs) > 1 and any(texts) and not any(answers for _, answers in pairs)
     assert found == ('predicts "no answer" for every question' if silent else None)
 
 
 def test_rows_without_a_label_do_not_count():
     rows = [{"label": "calm"}, {"label": None}, {"label": "sad"}]
-    assert CLASSIFIER.collapse([of_class("calm"), of_class("sad"), of_class("calm")], rows) is not None
-    assert CLASSIFIER.collapse([of_class("calm")] * 2, rows[:2]) is None
+    assert Report.of(CLASSIFIER).collapse([of_class("calm"), of_class("sad"), of_class("calm")], rows) is not None
+    assert Report.of(CLASSIFIER).collapse([of_class("calm")] * 2, rows[:2]) is None
 
 
 def test_balanced_weights_are_named_where_they_apply_and_are_not_used():
-    assert CLASSIFIER.collapse_remedies == PairClassification(labels=LABELS).collapse_remedies
-    assert CLASSIFIER.collapse_remedies == ('class_weights = "balanced"',)
+    assert Fitting.of(CLASSIFIER).remedies == Fitting.of(PairClassification(labels=LABELS)).remedies
+    assert Fitting.of(CLASSIFIER).remedies == ('class_weights = "balanced"',)
     weighted = SequenceClassification(labels=LABELS, class_weights="balanced")
-    assert weighted.collapse_remedies == REGRESSION.collapse_remedies == TAGGER.collapse_remedies == ()
+    assert Fitting.of(weighted).remedies == Fitting.of(REGRESSION).remedies == Fitting.of(TAGGER).remedies == ()

@@ -29,6 +29,8 @@ from bert_tasks.serving.requests import BodyReader
 from bert_tasks.tasks import MultipleChoice
 from bert_tasks.tasks.shared.detection import UserHints
 from bert_tasks.tasks.shared.features import collate
+from bert_tasks.tasks.shared.outputs import distillation_loss
+from bert_tasks.tasks.shared.report import Report
 from support.hf_models import FAMILIES, Head, hf_config, hf_model, random_batch
 from support.parity import in_our_names, ours_from, packed_batch, packed_difference, shaped_difference
 from support.small_checkpoints import save_checkpoint
@@ -145,7 +147,7 @@ def test_distillation_leaves_out_what_a_row_lacks(model: TaskModel) -> None:
     rows = [{"context": "a", "choices": ["b", "c"]}, {"context": "a", "choices": ["b", "c", "d"]}]
     batch = collate(TASK.features(rows, model.require_tokenizer()), position_offset=0)
     student, teacher = torch.randn(5, 1), torch.randn(5, 1)
-    term = TASK.distillation_loss(student, teacher, batch, 2.0)
+    term = distillation_loss(TASK, model.head, student, teacher, batch, 2.0)
     parts = [(student[:2, 0], teacher[:2, 0]), (student[2:, 0], teacher[2:, 0])]
     expected = sum(
         4 * F.kl_div((s / 2).log_softmax(0), (t / 2).log_softmax(0), reduction="sum", log_target=True) for s, t in parts
@@ -517,7 +519,7 @@ def test_init_takes_no_other_rows_for_choices(row: dict[str, Any]) -> None:
 def test_the_report_shows_mistakes_with_their_choices(model: TaskModel) -> None:
     rows = [ROW | {"context": f"It rained {n} times.", "label": n % 2} for n in range(6)]
     predictions = model.predict([{k: v for k, v in row.items() if k != "label"} for row in rows])
-    sections = TASK.report_sections(predictions, rows)
+    sections = Report.of(TASK).sections(predictions, rows)
     metrics = evaluate(model, rows)
     assert sections.measure.values() == {"accuracy": pytest.approx(metrics["accuracy"])}
     assert sections.examples is not None
@@ -526,7 +528,7 @@ def test_the_report_shows_mistakes_with_their_choices(model: TaskModel) -> None:
     assert example.candidates[0][1] >= example.candidates[1][1]
     same = [prediction for prediction in predictions if prediction.label == 0][:1] * 2
     if same:
-        assert TASK.collapse(same, rows[:2]) == "predicts choice 0 for every row"
+        assert Report.of(TASK).collapse(same, rows[:2]) == "predicts choice 0 for every row"
     assert TASK.metrics(predictions, [{**row, "label": None} for row in rows]) == {}
 
 

@@ -16,6 +16,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from bert_tasks.tasks.shared.features import collate
+from bert_tasks.tasks.shared.fitting import Fitting
 from support.hf_models import FAMILIES, WITHOUT_SEGMENTS
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
@@ -170,14 +171,14 @@ def test_settings_are_checked_as_for_one_text(settings: dict[str, Any], message:
 
 def test_the_data_set_balanced_weights_and_thresholds() -> None:
     rows = [{"text": "a", "text_pair": "b", "label": label} for label in ("no", "no", "no", "yes")]
-    task = PairClassification(labels=("no", "yes"), class_weights="balanced").fit_to_train(rows)
-    alone = SequenceClassification(labels=("no", "yes"), class_weights="balanced").fit_to_train(rows)
+    task = Fitting.of(PairClassification(labels=("no", "yes"), class_weights="balanced")).fit_to_train(rows)
+    alone = Fitting.of(SequenceClassification(labels=("no", "yes"), class_weights="balanced")).fit_to_train(rows)
     assert task.balanced_weights == alone.balanced_weights == (4 / 6, 2.0)
     several = PairClassification(labels=("x", "y"), problem_type="multi_label_classification")
     scores = [{"x": 0.9, "y": 0.2}, {"x": 0.6, "y": 0.3}, {"x": 0.1, "y": 0.1}]
     guesses = [SequencePrediction(label="x", score=0.0, scores=score, labels=()) for score in scores]
     targets = [{"labels": ["x", "y"]}, {"labels": ["y"]}, {"labels": []}]
-    assert several.tune_on_validation(guesses, targets).thresholds == pytest.approx((0.75, 0.15))
+    assert Fitting.of(several).tune_on_validation(guesses, targets).thresholds == pytest.approx((0.75, 0.15))
 
 
 def graded(*scores: float) -> list[SequencePrediction]:

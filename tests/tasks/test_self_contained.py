@@ -1,4 +1,4 @@
-"""Everything the package knows about a built-in task is in ``bert_tasks/tasks``: other code names no task."""
+"""Everything the package knows about a task is in ``bert_tasks/tasks``. Other code names no task and asks for none."""
 
 import ast
 import re
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from bert_tasks.tasks import TASKS
+from bert_tasks.tasks import TASK_NAMES, TASKS
 from support.sources import Source, imports, package_sources
 
 CLASSES = {task.__name__ for task in TASKS.values()}
-ALIASES = {alias for task in TASKS.values() for alias in task.aliases}
+ALIASES = set(TASK_NAMES) - set(TASKS)
 NAMED = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, TASKS))})(?![\w-])")
 # The module of a task, or its folder.
 HOMES = {
@@ -39,6 +39,12 @@ def violations(source: Source) -> Iterator[str]:
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
         if name in CLASSES:
             yield f"{source.name}:{node.lineno}: names {name}"
+        if isinstance(node, ast.Compare) and any(
+            isinstance(part, ast.Name) and part.id in ("TASKS", "TASK_NAMES")
+            for operand in (node.left, *node.comparators)
+            for part in ast.walk(operand)
+        ):
+            yield f"{source.name}:{node.lineno}: asks whether a task is in the registry"
         text = node.value if isinstance(node, ast.Constant) and id(node) not in documentation else None
         if isinstance(text, str) and (text in ALIASES or NAMED.search(text)):
             yield f"{source.name}:{node.lineno}: names the task of {text!r}"
@@ -61,6 +67,8 @@ def test_tasks_are_named_only_where_they_are_defined() -> None:
         "if task.name == 'span-extraction': pass",
         "raise ValueError(f'pass task=sequence-classification, not {name}')",
         "NAMES = {'ner': 1}",
+        "is_known = type(model.task) in TASKS.values()",
+        "if name not in TASK_NAMES: pass",
     ],
 )
 def test_a_task_named_elsewhere_is_found(text: str) -> None:
@@ -71,7 +79,7 @@ def test_a_task_named_elsewhere_is_found(text: str) -> None:
     "text",
     [
         '"""Such as sequence-classification."""',
-        "from bert_tasks.tasks import TASKS, Task\nfrom bert_tasks.tasks.base import Feature",
+        "from bert_tasks.tasks import TASK_NAMES, TASKS, Task\nfrom bert_tasks.tasks.base import Feature",
         "ARCHITECTURE = 'BertForTokenClassification'",
         "name = 'word-span-extraction-2'",
     ],

@@ -17,6 +17,7 @@ from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.masked_language_modeling import sentences
 from bert_tasks.tasks.shared.features import collate
+from bert_tasks.tasks.shared.fitting import Fitting
 from support.hf_models import PREFIX, hf_config, widen
 from support.small_checkpoints import tokenizer_of
 from support.small_tokenizers import LINES
@@ -202,8 +203,8 @@ class TestSplitting:
     def test_a_missing_library_is_named_with_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sentences, "find_spec", lambda name: None)
         with pytest.raises(UsageError, match=r"sentencex not installed, .* pip install '\.\[sentences\]'"):
-            task_of("sop", sentence_language="en").check_split([], "train")
-        task_of("sop").check_split([], "train")
+            Fitting.of(task_of("sop", sentence_language="en")).check_split([], "train")
+        Fitting.of(task_of("sop")).check_split([], "train")
 
     @pytest.mark.parametrize(("objective", "language"), [("none", "en"), ("nsp", "English"), ("sop", "e")])
     def test_settings_that_make_no_sense_are_refused(self, objective: str, language: str) -> None:

@@ -24,6 +24,7 @@ from bert_tasks.tasks.masked_language_modeling.sentences import (
 )
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens
+from bert_tasks.tasks.shared.fitting import Fitting
 from support.small_tokenizers import LINES
 
 MAX_LENGTH = 43
@@ -332,6 +333,6 @@ def test_pairs_of_documents(wordpiece_tokenizer, template, source, objective):
 def test_a_split_of_one_document_is_refused_before_training():
     row = {"text": "One sentence.\nAnother one."}
     with pytest.raises(DataError, match=r"^validation: next sentence prediction needs at least two documents"):
-        MaskedLanguageModeling(sentence_objective="nsp").check_split([row], "validation")
-    MaskedLanguageModeling(sentence_objective="nsp").check_split([row, row], "validation")
-    MaskedLanguageModeling(sentence_objective="sop").check_split([row], "validation")
+        Fitting.of(MaskedLanguageModeling(sentence_objective="nsp")).check_split([row], "validation")
+    Fitting.of(MaskedLanguageModeling(sentence_objective="nsp")).check_split([row, row], "validation")
+    Fitting.of(MaskedLanguageModeling(sentence_objective="sop")).check_split([row], "validation")

@@ -21,6 +21,9 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification, SequencePrediction, sample_logits
 from bert_tasks.tasks.shared.features import collate
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.report import Report
 
 LABELS = ("negative", "neutral", "positive")
 SINGLE = SequenceClassification(labels=LABELS)
@@ -123,7 +126,7 @@ class TestLoss:
 
     def test_balanced_weights_need_the_training_rows(self) -> None:
         task = SequenceClassification(labels=LABELS, class_weights="balanced")
-        with pytest.raises(UsageError, match=r"call task\.fit_to_train"):
+        with pytest.raises(UsageError, match=r"call Fitting\.of\(task\)\.fit_to_train"):
             task.loss(logits_of(1, 3), batch_of([[1.0]]))
 
 
@@ -193,12 +196,12 @@ class TestFitting:
     def test_balanced_weights_are_those_of_sklearn(self, counts: tuple[int, ...]) -> None:
         values = [label for label, count in zip(LABELS, counts, strict=True) for _ in range(count)]
         task = SequenceClassification(labels=LABELS[::-1], class_weights="balanced")
-        fitted = task.fit_to_train([{"text": "", "label": value} for value in values] + [{"text": ""}])
+        fitted = Fitting.of(task).fit_to_train([{"text": "", "label": value} for value in values] + [{"text": ""}])
         expected = compute_class_weight("balanced", classes=np.array(LABELS[::-1]), y=np.array(values))
         assert fitted.balanced_weights == pytest.approx(tuple(expected))
         assert fitted.class_weights == "balanced"
         others = [{"label": label} for label in (*LABELS, LABELS[0])]
-        assert fitted.fit_to_train(others) == task.fit_to_train(others) != fitted
+        assert Fitting.of(fitted).fit_to_train(others) == Fitting.of(task).fit_to_train(others) != fitted
 
     def test_balanced_weights_of_several_labels(self) -> None:
         rows: list[dict[str, Any]] = [
@@ -210,7 +213,7 @@ class TestFitting:
         task = SequenceClassification(
             labels=LABELS, problem_type="multi_label_classification", class_weights="balanced"
         )
-        assert task.fit_to_train(rows).balanced_weights == (1.0, 3.0, 3.0)
+        assert Fitting.of(task).fit_to_train(rows).balanced_weights == (1.0, 3.0, 3.0)
 
     @pytest.mark.parametrize(
         ("problem_type", "values", "message"),
@@ -241,20 +244,20 @@ class TestFitting:
         column, stated = ("label", {}) if problem_type is None else ("labels", {"problem_type": problem_type})
         task = SequenceClassification(labels=LABELS, class_weights="balanced", **stated)
         with pytest.raises(DataError, match=re.escape(message)):
-            task.fit_to_train([{column: value} for value in values])
-        assert SINGLE.fit_to_train([{"label": "negative"}]) is SINGLE
+            Fitting.of(task).fit_to_train([{column: value} for value in values])
+        assert Fitting.of(SINGLE).fit_to_train([{"label": "negative"}]) is SINGLE
 
     def test_thresholds_raise_f1_on_the_rows_they_are_chosen_on(self) -> None:
         predictions = [several(0.4, 0.9, 0.1), several(0.35, 0.8, 0.2), several(0.2, 0.7, 0.1), several(0.1, 0.2, 0.3)]
         rows: list[dict[str, Any]] = [{"labels": ["negative"]}, {"labels": ["negative", "neutral"]}]
         rows += [{"labels": []}, {"labels": ["positive"]}]
-        fitted_fields = SEVERAL.tune_on_validation(predictions, rows)
-        low, middle, high = fitted_fields.thresholds
+        fitted = Fitting.of(SEVERAL).tune_on_validation(predictions, rows)
+        low, middle, high = fitted.thresholds
         assert 0.2 < low <= 0.35
         assert 0.1 < high <= 0.3
         assert 0 < middle < 0.9
-        assert SEVERAL.tune_on_validation(predictions, [{}, {}, {}, {}]) == SEVERAL
-        assert SINGLE.tune_on_validation([answered("neutral")], [{"label": "neutral"}]) == SINGLE
+        assert Fitting.of(SEVERAL).tune_on_validation(predictions, [{}, {}, {}, {}]) == SEVERAL
+        assert Fitting.of(SINGLE).tune_on_validation([answered("neutral")], [{"label": "neutral"}]) == SINGLE
 
     def test_metrics_map_labels_by_name_and_skip_unlabelled_rows(self) -> None:
         predictions = [answered("positive"), answered("neutral"), answered("negative"), answered("positive")]
@@ -288,7 +291,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"label_smoothing": 0.1, "problem_type": "regression"}, "for single-label classification only"),
     ({"long_texts": "windows", "max_length": 16, "doc_stride": 14}, "can overlap by 0 to 13"),
     ({"long_texts": "windows", "doc_stride": -1}, "doc_stride is -1"),
-    ({"labels": ("a", "b"), "class_weights": (1.0,)}, "class_weights holds 1 weights for 2 labels"),
+    ({"labels": ("a", "b"), "class_weights": (1.0,)}, "class_weights holds 1 weight for 2 labels"),
     ({"labels": ("a", "b"), "class_weights": (1.0, -1.0)}, "none of them negative"),
     ({"labels": ("a", "b"), "class_weights": (1.0, math.inf)}, "class_weights must be finite numbers"),
     ({"labels": ("a", "b"), "class_weights": (math.nan, 1.0)}, "class_weights must be finite numbers"),
@@ -296,7 +299,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"labels": ("a", "b"), "balanced_weights": (1.0, 2.0)}, "where class_weights = 'balanced'"),
     (
         {"labels": ("a", "b"), "class_weights": "balanced", "balanced_weights": (1.0,)},
-        "balanced_weights holds 1 weights for 2 labels",
+        "balanced_weights holds 1 weight for 2 labels",
     ),
     ({"class_weights": "balance"}, "class_weights is 'balance', expected 'balanced' or one weight per label"),
     ({"labels": ("a", "b"), "thresholds": (0.5, 0.5)}, "for multi-label classification only"),
@@ -317,7 +320,7 @@ class TestSettings:
             SequenceClassification(**settings)
 
     def test_stated_settings_leave_out_labels_and_thresholds(self) -> None:
-        assert SINGLE.settings() == {
+        assert Fitting.of(SINGLE).settings() == {
             "max_length": 128,
             "problem_type": "single_label_classification",
             "pooling": "cls",
@@ -328,12 +331,12 @@ class TestSettings:
         }
 
     def test_hf_config(self) -> None:
-        assert SINGLE.hf_config == {
+        assert HFConfig.of(SINGLE).entries == {
             "id2label": {"0": "negative", "1": "neutral", "2": "positive"},
             "label2id": {"negative": 0, "neutral": 1, "positive": 2},
             "problem_type": "single_label_classification",
         }
-        assert NUMBER.hf_config == {
+        assert HFConfig.of(NUMBER).entries == {
             "id2label": {"0": "LABEL_0"},
             "label2id": {"LABEL_0": 0},
             "problem_type": "regression",
@@ -350,9 +353,9 @@ class TestSettings:
 
 
 def test_a_report_draws_the_metrics_of_the_problem_type() -> None:
-    assert SINGLE.curve_metrics == ("accuracy", "macro_f1")
-    assert SEVERAL.curve_metrics == ("micro_f1", "f1")
-    assert NUMBER.curve_metrics == ("pearson", "spearmanr")
+    assert Report.of(SINGLE).curves == ("accuracy", "macro_f1")
+    assert Report.of(SEVERAL).curves == ("micro_f1", "f1")
+    assert Report.of(NUMBER).curves == ("pearson", "spearmanr")
 
 
 def test_predictions_that_stay_the_same() -> None:
@@ -364,10 +367,10 @@ def test_predictions_that_stay_the_same() -> None:
 
     numbers = SequenceClassification(problem_type="regression")
     exact = [number(score) for score in (0.0, 1.0, 2.0)]
-    assert numbers.same_predictions(exact, [number(score) for score in (0.05, 1.2, 2.0)]) == [True, False, True]
+    assert Report.of(numbers).same(exact, [number(score) for score in (0.05, 1.2, 2.0)]) == [True, False, True]
     with pytest.raises(DataError, match="the same number for all 2 rows, 1"):
-        numbers.same_predictions(exact[1:2] * 2, exact[:2])
+        Report.of(numbers).same(exact[1:2] * 2, exact[:2])
     single = SequenceClassification(labels=("a", "b"))
-    assert single.same_predictions([label("a"), label("a")], [label("a"), label("b")]) == [True, False]
+    assert Report.of(single).same([label("a"), label("a")], [label("a"), label("b")]) == [True, False]
     several = SequenceClassification(labels=("a", "b"), problem_type="multi_label_classification")
-    assert several.same_predictions([label("a", "a", "b")], [label("a", "a")]) == [False]
+    assert Report.of(several).same([label("a", "a", "b")], [label("a", "a")]) == [False]

@@ -11,6 +11,7 @@ from bert_tasks.data.table import RowTable, Samples, cached_features
 from bert_tasks.errors import DataError
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.shared.fitting import Fitting
 from support.small_tokenizers import LINES
 
 LABELS = ("negative", "neutral", "positive")
@@ -166,4 +167,4 @@ def test_the_windows_of_a_long_text_are_one_sample(
     table = RowTable.from_rows([row, row])
     features = cached_features(table, features=task.features, tokenizer=wordpiece_tokenizer, key={})
     assert len(features) >= 4
-    assert len(Samples.of(features, task.sample)) == (2 if is_one else len(features))
+    assert len(Samples.of(features, Fitting.of(task).sample)) == (2 if is_one else len(features))

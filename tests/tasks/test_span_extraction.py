@@ -28,6 +28,10 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.shared.detection import NO_HINTS
 from bert_tasks.tasks.shared.features import collate
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.shared.windows import Windows
 from bert_tasks.tasks.span_extraction.detection import detect_spans
 from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanExtraction, SpanPrediction
@@ -250,7 +254,7 @@ class TestDecode:
         assert guess.null_odds is not None
         assert guess.best.text
         for shift, empty in ((-0.01, True), (0.0, False), (0.01, False)):
-            task = SpanExtraction(**V2.settings(), null_threshold=guess.null_odds + shift)
+            task = SpanExtraction(**Fitting.of(V2).settings(), null_threshold=guess.null_odds + shift)
             (again,) = decoded(task, [row()], logits_for(features, 0), features)
             assert (again.answer == "") == empty
             assert (again.n_best, again.best, again.null_odds) == (guess.n_best, guess.best, guess.null_odds)
@@ -315,19 +319,19 @@ class TestMetrics:
         assert metrics["f1"] == metrics["exact"] == 75.0
         assert (metrics["HasAns_f1"], metrics["NoAns_f1"], metrics["total"]) == (50.0, 100.0, 4)
         assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (100.0, 1.0)
-        fitted_fields = V2.tune_on_validation(guesses, rows)
-        assert fitted_fields.null_threshold == 1.5  # the middle between the odds of a right answer and of a wrong one
-        assert fitted_fields.metrics(guesses, rows) == metrics
+        fitted = Fitting.of(V2).tune_on_validation(guesses, rows)
+        assert fitted.null_threshold == 1.5  # the middle between the odds of a right answer and of a wrong one
+        assert fitted.metrics(guesses, rows) == metrics
         decided = [guesses[0], predicted("ferry", null_odds=1.0), *guesses[2:]]  # as the tuned threshold does
         assert V2.metrics(decided, rows)["f1"] == metrics["best_f1"]
-        assert fitted_fields.drop_fitted_values() == V2
-        assert fitted_fields.settings() == V2.settings()
-        assert V1.tune_on_validation(guesses, rows) is V1
-        assert V2.tune_on_validation(guesses[:1], [{"question": "", "context": ""}]) is V2
+        assert Fitting.of(fitted).drop_fitted_values() == V2
+        assert Fitting.of(fitted).settings() == Fitting.of(V2).settings()
+        assert Fitting.of(V1).tune_on_validation(guesses, rows) is V1
+        assert Fitting.of(V2).tune_on_validation(guesses[:1], [{"question": "", "context": ""}]) is V2
 
     def test_what_no_window_holds_is_told(self) -> None:
-        assert V2.cut_notes(Truncation(rows=200, cut_rows=0)) == ()
-        cut, lost = V2.cut_notes(Truncation(rows=200, cut_rows=3, lost_answers=1))
+        assert Windows.of(V2).cut_notes(Truncation(rows=200, cut_rows=0)) == ()
+        cut, lost = Windows.of(V2).cut_notes(Truncation(rows=200, cut_rows=3, lost_answers=1))
         limit = f"max_query_length = {V2.max_query_length} tokens"
         assert cut == f"3 of 200 (1.5%) questions are longer than {limit} and were cut"
         assert lost.startswith("1 of 200 (0.5%) questions has an answer that no window of max_length = ")
@@ -336,11 +340,11 @@ class TestMetrics:
         rows = [row("", ("a", 0)), row(id="q7")]
         message = r"row 1 \(id 'q7'\): the question has no answer.* set version_2_with_negative = true"
         with pytest.raises(DataError, match=message):
-            V1.fit_to_train(rows)
+            Fitting.of(V1).fit_to_train(rows)
         with pytest.raises(DataError, match=message):
             V1.metrics([predicted("a"), predicted("a")], rows)
-        assert V1.fit_to_train([*rows[:1], {"question": "", "context": "", "answers": None}]) is V1
-        assert V2.fit_to_train(rows) is V2
+        assert Fitting.of(V1).fit_to_train([*rows[:1], {"question": "", "context": "", "answers": None}]) is V1
+        assert Fitting.of(V2).fit_to_train(rows) is V2
 
     @pytest.mark.parametrize("task", [V1, V2], ids=["v1", "v2"])
     def test_primary_metric_is_one_of_the_metrics(self, task: SpanExtraction) -> None:
@@ -354,26 +358,26 @@ class TestRender:
 
     def test_official_files(self) -> None:
         guesses = [predicted("harbour", null_odds=-2.5, name="a"), predicted("é", null_odds=4.0, answer="")]
-        files = self.read(V2.render(".json", guesses, [{}, {}]))
+        files = self.read(Rendering.of(V2).render(".json", guesses, [{}, {}]))
         entry = {"text": "harbour", "probability": 0.75, "start_logit": 1.5, "end_logit": 1.0}
         assert files[""] == {"a": "harbour", "1": ""}
         assert files["nbest.json"]["a"] == [entry]
         assert files["nbest.json"]["1"][0]["text"] == "é"
         assert files["null_odds.json"] == {"a": -2.5, "1": 4.0}
-        assert list(self.read(V1.render(".json", guesses, [{}, {}]))) == ["", "nbest.json"]
-        assert self.read(V2.render(".json", [], [])) == {"": {}, "nbest.json": {}, "null_odds.json": {}}
+        assert list(self.read(Rendering.of(V1).render(".json", guesses, [{}, {}]))) == ["", "nbest.json"]
+        assert self.read(Rendering.of(V2).render(".json", [], [])) == {"": {}, "nbest.json": {}, "null_odds.json": {}}
 
     def test_an_id_names_one_row(self) -> None:
         with pytest.raises(DataError, match="id '1' appears 2 times"):
-            V1.render(".json", [predicted("a", name="1"), predicted("b")], [{}, {}])
+            Rendering.of(V1).render(".json", [predicted("a", name="1"), predicted("b")], [{}, {}])
         for rows in ([{"id": "1"}, {}], [{"id": "a"}, {"id": "b"}, {"id": "a"}], [{"id": "2"}, {"id": None}, {}]):
             with pytest.raises(DataError, match="appears 2 times"):
-                V1.check_render(".json", rows)
-        assert V1.check_render(".json", [{"id": "0"}, {}, {"id": "2"}]) == ()
+                Rendering.of(V1).check(".json", rows)
+        assert Rendering.of(V1).check(".json", [{"id": "0"}, {}, {"id": "2"}]) == ()
 
     def test_other_formats_are_refused(self) -> None:
         with pytest.raises(UsageError, match=r"span-extraction has no output format '\.xml'"):
-            V1.render(".xml", [], [])
+            Rendering.of(V1).render(".xml", [], [])
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
@@ -396,7 +400,7 @@ class TestSettings:
             SpanExtraction(**stated)
 
     def test_stated_settings_leave_out_the_threshold(self) -> None:
-        assert SpanExtraction(doc_stride=316).settings() == {
+        assert Fitting.of(SpanExtraction(doc_stride=316)).settings() == {
             "max_length": 384,
             "doc_stride": 316,
             "max_query_length": 64,
@@ -407,7 +411,7 @@ class TestSettings:
 
     @pytest.mark.parametrize("usable", [6, 7, 10, 48, 128, 384, 512, 4096])
     def test_fit_small_models(self, usable: int) -> None:
-        task = SpanExtraction(**SpanExtraction.from_hf({}, ("a", "b", "c"), usable))
+        task = SpanExtraction(**HFConfig.of(SpanExtraction).implied_fields({}, ("a", "b", "c"), usable))
         assert task.max_length == min(384, usable)
         assert task.max_length - task.max_query_length - 4 > task.doc_stride
         if usable >= 384:
@@ -464,7 +468,7 @@ class TestFolders:
     ) -> None:
         tokenizer = dict(zip(("bert", "roberta", "albert"), tokenizers, strict=True))[family]
         save_checkpoint(tmp_path / "base", family, tokenizer, wide=True)
-        task = SpanExtraction(**V2.settings(), null_threshold=-1.25)
+        task = SpanExtraction(**Fitting.of(V2).settings(), null_threshold=-1.25)
         model = TaskModel.from_pretrained(tmp_path / "base", task=task)
         assert isinstance(model.head, PerTokenHead)
         model.save_pretrained(tmp_path / "saved")

@@ -14,6 +14,10 @@ from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.families import encoder_config
 from bert_tasks.tasks.base import Feature
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.outputs import with_logits
+from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.token_classification.task import EntitySpan, TokenClassification, TokenPrediction, entity_spans
 from support.hf_models import hf_config
 from support.taggers import LABELS
@@ -75,7 +79,7 @@ class TestDecode:
         windows = [feature_of(0, [0, 1]), feature_of(1, [0])]
         split = logits.split([2, 1])
         predictions = TASK.decode(split, windows, [{"words": ["a", "b"]}, {"words": ["c"]}])
-        found = TASK.with_logits(predictions, split, windows)
+        found = with_logits(TASK, predictions, split, windows)
         words = [tuple(row) for row in logits.tolist()]
         assert [prediction.logits for prediction in found] == [tuple(words[:2]), tuple(words[2:])]
 
@@ -170,7 +174,7 @@ class TestMetrics:
         answers = [answer("ab", row["tags"]) for row in rows]
         found = task.metrics(answers, rows)
         assert (found["overall_accuracy"], found["macro_f1"]) == (1.0, 1.0)
-        assert task.render(".conll", answers, rows)[""].splitlines()[0] == "a E-MAIL E-MAIL"
+        assert Rendering.of(task).render(".conll", answers, rows)[""].splitlines()[0] == "a E-MAIL E-MAIL"
 
     def test_tags_of_another_task_are_refused(self) -> None:
         with pytest.raises(DataError, match="none of the rows' tags, 'NOUN', 'VERB', is among them"):
@@ -178,10 +182,12 @@ class TestMetrics:
         assert TASK.metrics([answer("a", ["O"])], [{"tags": ["O"]}])["overall_accuracy"] == 1.0
 
     def test_scheme_of_the_training_rows_is_recorded(self) -> None:
-        fitted = TASK.fit_to_train([{"tags": ["O", "I-PER"]}, {}, {"tags": None}, {"tags": ["I-LOC", "B-LOC"]}])
+        fitted = Fitting.of(TASK).fit_to_train(
+            [{"tags": ["O", "I-PER"]}, {}, {"tags": None}, {"tags": ["I-LOC", "B-LOC"]}]
+        )
         assert fitted.scheme == "IOB1"
-        assert fitted.fit_to_train([{"tags": ["NN"]}]).scheme == "raw"
-        assert fitted.fit_to_train([{"words": []}]) is fitted
+        assert Fitting.of(fitted).fit_to_train([{"tags": ["NN"]}]).scheme == "raw"
+        assert Fitting.of(fitted).fit_to_train([{"words": []}]) is fitted
 
 
 class TestRender:
@@ -194,35 +200,37 @@ class TestRender:
 
     @pytest.mark.parametrize("extension", [".conll", ".txt"])
     def test_columns_of_conlleval(self, extension: str) -> None:
-        assert TASK.render(extension, self.ANSWERS, self.ROWS) == {
+        assert Rendering.of(TASK).render(extension, self.ANSWERS, self.ROWS) == {
             "": "Ana B-PER B-PER\n_ O O\nNew_York O I-LOC\n_a_b O O\n\n\nRom B-LOC O\n\n"
         }
 
     def test_without_tags_and_in_another_scheme(self) -> None:
         task = TokenClassification(labels=("O", "B-A", "I-A", "E-A", "S-A"))
-        found = task.render(".conll", [answer(["a", "b", "c"], ["B-A", "E-A", "S-A"])], [{"words": ["a", "b", "c"]}])
+        found = Rendering.of(task).render(
+            ".conll", [answer(["a", "b", "c"], ["B-A", "E-A", "S-A"])], [{"words": ["a", "b", "c"]}]
+        )
         assert found == {"": "a B-A\nb I-A\nc B-A\n\n"}
 
     @given(words=st.lists(st.text(st.sampled_from("ab_ \t\n\u00a0\u3000"), max_size=4), max_size=6))
     def test_words_that_are_written_otherwise_are_told(self, words: list[str]) -> None:
         """A line has as many columns as it should, and words that differ from the rows' are counted."""
-        written = TASK.render(".conll", [answer(words, ["O"] * len(words))], [{"words": words}])[""]
+        written = Rendering.of(TASK).render(".conll", [answer(words, ["O"] * len(words))], [{"words": words}])[""]
         found = [line.split() for line in written.splitlines()[: len(words)]]
         assert all(len(cells) == 2 for cells in found)
         changed = sum(cells[0] != word for cells, word in zip(found, words, strict=True))
-        notes = TASK.check_render(".conll", [{"words": words}])
+        notes = Rendering.of(TASK).check(".conll", [{"words": words}])
         assert [note.partition(" words")[0] for note in notes] == ([f"{changed} of {len(words)}"] if changed else [])
 
     def test_tags_with_white_space_are_refused(self) -> None:
         raw = TokenClassification(labels=("noun", "proper noun"))
         with pytest.raises(DataError, match="the tag 'proper noun' has white space"):
-            raw.check_render(".conll", [{"words": ["a"]}])
+            Rendering.of(raw).check(".conll", [{"words": ["a"]}])
         with pytest.raises(DataError, match="the tag 'B-a b' has white space"):
-            TASK.check_render(".conll", [{"words": ["a"], "tags": ["B-a b"]}])
+            Rendering.of(TASK).check(".conll", [{"words": ["a"], "tags": ["B-a b"]}])
 
     def test_other_formats_are_refused(self) -> None:
         with pytest.raises(UsageError, match=r"no output format '\.xml'"):
-            TASK.render(".xml", self.ANSWERS, self.ROWS)
+            Rendering.of(TASK).render(".xml", self.ANSWERS, self.ROWS)
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
@@ -244,14 +252,14 @@ class TestSettings:
             TokenClassification(**fields)
 
     def test_what_a_user_states_and_what_transformers_is_told(self) -> None:
-        assert TokenClassification(labels=LABELS, scheme="IOB1").settings() == {
+        assert Fitting.of(TokenClassification(labels=LABELS, scheme="IOB1")).settings() == {
             "max_length": 128,
             "labelling": "first",
             "doc_stride": 32,
             "crf": False,
             "context_tokens": 0,
         }
-        assert TokenClassification(labels=("O", "B-A")).hf_config == {
+        assert HFConfig.of(TokenClassification(labels=("O", "B-A"))).entries == {
             "id2label": {"0": "O", "1": "B-A"},
             "label2id": {"O": 0, "B-A": 1},
         }
@@ -266,9 +274,9 @@ class TestSettings:
 
     @pytest.mark.parametrize("usable", [3, 4, 16, 48, 512])
     def test_settings_implied_by_a_checkpoint_fit_it(self, usable: int) -> None:
-        task = TokenClassification(**TokenClassification.from_hf({}, LABELS, usable))
+        task = TokenClassification(**HFConfig.of(TokenClassification).implied_fields({}, LABELS, usable))
         assert (task.labels, task.max_length) == (LABELS, min(128, usable))
-        assert TokenClassification.from_hf({}, (), usable)["labels"] == ("LABEL_0", "LABEL_1")
+        assert HFConfig.of(TokenClassification).implied_fields({}, (), usable)["labels"] == ("LABEL_0", "LABEL_1")
 
     def test_a_head_needs_labels(self) -> None:
         config = encoder_config(hf_config("bert").to_dict())

@@ -8,6 +8,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bert_tasks.data.table import Truncation
 from bert_tasks.errors import DataError
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.windows import Windows
 from bert_tasks.tasks.token_classification.task import TokenClassification
 from support.small_tokenizers import LINES
 from support.taggers import LABELS, tagged, transformers_labels
@@ -118,9 +120,9 @@ class TestFeatures:
         assert sum(feature["lost_tokens"] for feature in features if feature["row"] < 2) == 0
         assert {word for feature in last for word in feature["word_ids"] or ()} == {0, 1}
         rows_cut = {feature["row"] for feature in features if feature["lost_tokens"]}
-        (note,) = task.cut_notes(Truncation(rows=len(rows), cut_rows=len(rows_cut)))
+        (note,) = Windows.of(task).cut_notes(Truncation(rows=len(rows), cut_rows=len(rows_cut)))
         assert note.startswith("1 of 3 (33.3%) rows has a word that alone is longer than max_length = 24 tokens")
-        assert task.cut_notes(Truncation(rows=3, cut_rows=0)) == ()
+        assert Windows.of(task).cut_notes(Truncation(rows=3, cut_rows=0)) == ()
 
     def test_context_is_of_the_same_document(self, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
         task = TokenClassification(labels=LABELS, max_length=128, context_tokens=5)
@@ -136,6 +138,6 @@ class TestFeatures:
         without = task.features([{"words": row["words"]} for row in rows], bpe_tokenizer)
         assert [feature["input_ids"] for feature in without] == [feature["input_ids"] for feature in alone]
         with pytest.raises(DataError, match="context_tokens = 5, but no row has a document"):
-            task.fit_to_train([{"words": row["words"], "tags": row["tags"]} for row in rows])
-        assert task.fit_to_train(rows).context_tokens == 5
-        assert (task.needs_document_context, TASK.needs_document_context) == (True, False)
+            Fitting.of(task).fit_to_train([{"words": row["words"], "tags": row["tags"]} for row in rows])
+        assert Fitting.of(task).fit_to_train(rows).context_tokens == 5
+        assert (Windows.of(task).needs_document_context, Windows.of(TASK).needs_document_context) == (True, False)

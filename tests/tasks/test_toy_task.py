@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import httpx2
 import pytest
@@ -27,7 +27,9 @@ from bert_tasks.errors import CheckpointError
 from bert_tasks.metrics.classification import pearson
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import Task
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction
+from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.hf_config import HFConfig, label_config
 from bert_tasks.tasks.shared.windows import WindowRules, document_windows, split_words
 from support.runs import PATIENCE
 from support.servers import Serving
@@ -42,11 +44,23 @@ class WordNumbers(Prediction):
     numbers: tuple[float, ...]
 
 
+class WordHead(HFConfig):
+    """transformers' head for a number per word: token classification with one output."""
+
+    default_head = "token"
+    has_labels = False
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        return label_config(("LABEL_0",))
+
+
 @dataclass(frozen=True, kw_only=True)
 class WordRegression(Task[WordNumbers]):
     """Settings of the task. ``scale``: what a number is divided by before it is learnt."""
 
     name: ClassVar[str] = "word-regression"
+    parts: ClassVar[tuple[type[Part], ...]] = (WordHead,)
     scale: float = 1.0
 
     @property
@@ -58,16 +72,8 @@ class WordRegression(Task[WordNumbers]):
         return "pearson"
 
     @property
-    def hf_head(self) -> Literal["token"]:
-        return "token"
-
-    @property
-    def hf_config(self) -> dict[str, Any]:
-        return {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": "regression"}
-
-    @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
-        return {"max_length": min(cls.max_length, usable_length)}
+    def output_kind(self) -> OutputKind:
+        return "value"
 
     def head(self, config: EncoderConfig) -> PerTokenHead:
         return PerTokenHead(config, 1, dropout=config.head.token_dropout)
@@ -104,13 +110,6 @@ class WordRegression(Task[WordNumbers]):
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         return {"words": float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
-
-    def distillation_loss(self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float) -> LossTerm:
-        total = (student - teacher).square().sum()
-        return LossTerm(name="distillation", total=total, count=student.new_full((), len(student)))
-
-    def distillation_count(self, features: Sequence[Feature]) -> float:
-        return float(sum(len(read) for feature in features if (read := feature.get("gather_positions"))))
 
     def decode(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[WordNumbers]:
         found: list[list[float]] = [[] for _ in rows]
@@ -213,7 +212,7 @@ def test_trains_through_the_command_line(
     served = Serving(folder, "--task", f"{here.stem}:WordRegression", folder=recipe.parent)
     try:
         examples = httpx2.get(f"{served.url}/model", timeout=PATIENCE).json()["examples"]
-        assert examples == list(model.task.example_rows)
+        assert examples == list(Card.of(model.task).example_rows)
         answer = httpx2.post(f"{served.url}/predict", json={"inputs": examples}, timeout=PATIENCE)
         assert [len(one["numbers"]) for one in answer.json()["predictions"]] == [len(one["words"]) for one in examples]
     finally:

@@ -137,7 +137,7 @@ def other_direction(student, teacher, temperature):
 def test_the_formula_would_show_the_usual_mistakes(wide_checkpoint, monkeypatch, fault):
     kind = fault if isinstance(fault, type) else Distillation
     if kind is Distillation:
-        monkeypatch.setattr("bert_tasks.tasks.sequence_classification.task.softmax_divergence", fault)
+        monkeypatch.setattr("bert_tasks.tasks.shared.outputs.softmax_divergence", fault)
     rows = make_rows(9, unlabelled=(2, 5))
     objective = pair(wide_checkpoint, kind, temperature=3.0)
     expected = plain(copy.deepcopy(objective), rows, temperature=3.0, weight=0.5).item()

@@ -18,6 +18,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DataError, DivergedError, StoppedError, UsageError
 from bert_tasks.inference import Evaluation, evaluate_samples, evaluation
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.training.sampling import learning_rate_factor
 from bert_tasks.training.step import OptimizerSteps
 from support.training_runs import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_steps, weights_of
@@ -446,7 +447,7 @@ def test_a_second_training_run_fits_to_its_own_rows(checkpoint, tmp_path):
     assert first.metrics["f1"] == evaluate(again, single[:12])["f1"]  # carried for prediction
     assert "untuned_f1" in first.metrics
     second = fit(again, both, single[:12], output_dir=tmp_path / "second", **{**QUICK, "learning_rate": 1e-12})
-    assert type(task)(**again.task.settings(), labels=again.task.labels) == task
+    assert type(task)(**Fitting.of(again.task).settings(), labels=again.task.labels) == task
     assert again.task.balanced_weights == (8 / 24, 16 / 16)
     assert second.metrics["untuned_f1"] == first.metrics["untuned_f1"]  # that of thresholds of 0.5, not of the first
 

@@ -18,6 +18,8 @@ from bert_tasks.encoder.heads import Head, select_first_tokens
 from bert_tasks.encoder.packing import Layout, Selection
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.tasks import SequenceClassification
+from bert_tasks.tasks.base import Part
+from bert_tasks.tasks.sequence_classification.task import TextHFConfig
 from support.training_runs import LABELS, load_model, make_rows, weights_of
 
 QUICK: dict[str, Any] = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
@@ -50,13 +52,16 @@ class TwoLayers(Head):
         return logits + 0.0 * self.norm.weight.sum() + 0.0 * self.norm.bias.sum()
 
 
+class NoHead(TextHFConfig):
+    @property
+    def head(self) -> None:
+        return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnHead(SequenceClassification):
     name: ClassVar[str] = "own-head"
-
-    @property
-    def hf_head(self) -> None:
-        return None
+    parts: ClassVar[tuple[type[Part], ...]] = (NoHead, *SequenceClassification.parts)
 
     def head(self, config: EncoderConfig) -> Any:
         return TwoLayers(config.hidden_size, len(self.labels))
@@ -65,10 +70,7 @@ class OwnHead(SequenceClassification):
 @dataclass(frozen=True, kw_only=True)
 class MisnamedHead(OwnHead):
     name: ClassVar[str] = "misnamed-head"
-
-    @property
-    def hf_head(self) -> Any:
-        return "sequence"
+    parts: ClassVar[tuple[type[Part], ...]] = SequenceClassification.parts
 
 
 TASK = OwnHead(labels=LABELS, max_length=40)
@@ -105,7 +107,7 @@ def test_an_own_head_is_trained_saved_and_loaded(checkpoint: Path, tmp_path: Pat
 
 def test_a_head_that_is_not_the_one_it_names_is_refused(checkpoint: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"hf_head is 'sequence', but the head has no head\.dense\.bias.*hf_head is None"
+        UsageError, match=r"HFConfig\.head is 'sequence', but the head has no head\.dense\.bias.*HFConfig\.head is None"
     ):
         load_model(checkpoint, MisnamedHead(labels=LABELS, max_length=40))
 

@@ -25,6 +25,7 @@ from bert_tasks.tasks import ReplacedTokens
 from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.masked_language_modeling.masking import MaskingRule
 from bert_tasks.tasks.shared.features import collate
+from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
 from support.hf_models import hf_config, widen
 from support.meta_device import META, on_meta_device
@@ -246,7 +247,7 @@ def test_a_report_shows_replaced_tokens(folder: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(tmp_path)
     task, table = model.task, RowTable.from_rows(ROWS, columns=model.task.columns)
     predictions = evaluated_predictions(model, table)
-    sections = task.report_sections(predictions, list(table))
+    sections = Report.of(task).sections(predictions, list(table))
     assert sections.measure.values() == pytest.approx(task.metrics(predictions, ROWS), abs=1e-12)
     seen = np.array([token for one in predictions for token in one.measured])
     assert task.metrics(predictions, ROWS)["auc"] == pytest.approx(roc_auc_score(seen[:, 1], seen[:, 0]), abs=1e-12)

@@ -15,6 +15,7 @@ from bert_tasks.report.charts import loss_chart
 from bert_tasks.report.collect import gather
 from bert_tasks.tasks import PairClassification, SpanExtraction
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.tasks.shared.report import Report
 from bert_tasks.tasks.token_classification.task import TokenClassification
 from bert_tasks.training.evaluation import metric_metadata, rank_of
 from bert_tasks.training.state import TrainerState
@@ -101,7 +102,7 @@ def test_ambiguous_names_of_sets_are_refused_before_training(checkpoint, tmp_pat
 def test_counts_and_thresholds_are_declared_by_the_task():
     golds, guesses = [["noon"], []], ["noon", "rain"]
     found = squad_v2_metrics(golds, guesses, [0.5, 1.5])
-    assert {"total", "HasAns_total", "best_f1_thresh"} < SpanExtraction().neutral_metrics <= found.keys()
+    assert {"total", "HasAns_total", "best_f1_thresh"} < Report.of(SpanExtraction()).neutral_metrics <= found.keys()
     pairs = PairClassification(labels=LABELS)
-    assert pairs.neutral_metrics < ranking_metrics(["a"], [True], [0.5]).keys()
-    assert TASK.neutral_metrics == TAGGER.neutral_metrics == frozenset()
+    assert Report.of(pairs).neutral_metrics < ranking_metrics(["a"], [True], [0.5]).keys()
+    assert Report.of(TASK).neutral_metrics == Report.of(TAGGER).neutral_metrics == frozenset()

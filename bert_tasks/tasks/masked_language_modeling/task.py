@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
@@ -27,7 +26,7 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PretrainingHead, PretrainingOutput, VocabularyHead, VocabularyOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, Prediction
+from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction
 from bert_tasks.tasks.masked_language_modeling import report
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
 from bert_tasks.tasks.masked_language_modeling.scoring import Score, TextScore, scored_copies, text_score
@@ -41,11 +40,21 @@ from bert_tasks.tasks.masked_language_modeling.sentences import (
     split_sentences,
 )
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
-from bert_tasks.tasks.shared.corpus import MASK, CorpusTask, mask_token_id, tokenized_texts, window_feature
-from bert_tasks.tasks.shared.detection import Suggestion, TaskGuess, UserHints, count_pieces
-from bert_tasks.tasks.shared.outputs import DISTILLATION, softmax_divergence
-from bert_tasks.tasks.shared.report import ReportSections
-from bert_tasks.tasks.shared.windows import WindowRules
+from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.corpus import (
+    MASK,
+    CorpusFitting,
+    CorpusHFConfig,
+    CorpusTask,
+    mask_token_id,
+    tokenized_texts,
+    window_feature,
+)
+from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, UserHints, count_pieces
+from bert_tasks.tasks.shared.outputs import vocabulary_output
+from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.shared.report import Report, ReportSections
+from bert_tasks.tasks.shared.windows import WindowRules, Windows
 
 MASKED_LM = "masked_lm"  # the term of the loss
 PAIR_TERMS = {"nsp": "next_sentence", "sop": "sentence_order"}
@@ -117,6 +126,141 @@ class MaskPrediction(Prediction):
     pairs: tuple[tuple[int, int], ...] = field(default=(), metadata=NOT_WRITTEN)
 
 
+class MaskedDetection(Detection):
+    """How ``init`` recognises rows of masked language modelling."""
+
+    task: "MaskedLanguageModeling"
+    row_needs: ClassVar[str] = "one column of texts, and no other"
+
+    def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
+        chosen = [one for one in profiles if one.name in hints.texts] if hints.texts else list(profiles)
+        if hints.label is not None or len(chosen) != 1 or (hints.texts and hints.task is None):
+            return None
+        (column,) = chosen
+        if column.is_number or column.nested or column.distinct < 2 or column.words < _FEWEST_WORDS:
+            return None
+        return TaskGuess(
+            task=self.task.name,
+            columns={"text": column.name},
+            words=percentile([count_pieces(row, [column.name]) for row in rows]),
+            reasons=(f"{column.name}: texts of {column.words:.0f} words on average, and nothing to learn beside them",),
+        )
+
+    def settings(self, words: int, longest: int) -> list[Suggestion]:
+        return [
+            Suggestion(
+                "max_length", min(self.task.max_length, longest), "tokens of a window; longer texts are several"
+            ),
+            Suggestion("whole_word_mask", True, "masks whole words in place of single tokens", is_active=False),
+        ]
+
+
+class MaskedCard(Card):
+    """Examples of masked language modelling for the server and model cards."""
+
+    task: "MaskedLanguageModeling"
+    pipeline_tag: ClassVar[str] = "fill-mask"
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        return [
+            {"text": "Paris is the capital of [MASK]."},
+            {"text": "We waited an hour and the soup was [MASK]."},
+            {"text": "The [MASK] leaves at nine from platform [MASK]."},
+        ]
+
+
+class MaskedRendering(Rendering):
+    """How predictions of masked language modelling are written."""
+
+    task: "MaskedLanguageModeling"
+
+    @property
+    def prediction_type(self) -> type[Prediction]:
+        return MaskPrediction if self.task.score == "none" else TextScore
+
+    def with_texts(
+        self, predictions: Sequence[Any], tokenizer: PreTrainedTokenizerBase
+    ) -> Sequence[MaskPrediction | TextScore]:
+        """The same with the texts of tokens; of those that were masked, the least probable one of a row gets its."""
+        if self.task.score != "none":
+            return predictions
+        texts: dict[int, str] = {}
+
+        def text(token: int) -> str:
+            if token not in texts:
+                texts[token] = str(tokenizer.decode([token]))
+            return texts[token]
+
+        return [_with_texts(prediction, tokenizer, text) for prediction in predictions]
+
+
+class MaskedFitting(CorpusFitting):
+    """What training needs to know of masked language modelling."""
+
+    task: "MaskedLanguageModeling"
+
+    def check_split(self, rows: RowTable, source: str) -> None:
+        if self.task.sentence_language:
+            split_sentences((), self.task.sentence_language)
+        if self.task.sentence_objective == "nsp" and len(rows) < 2:
+            raise DataError(
+                f"{source}: next sentence prediction needs at least two documents, because a sentence that does not "
+                'follow comes from another one; give more documents, or set sentence_objective = "sop"'
+            )
+
+
+class MaskedHFConfig(CorpusHFConfig):
+    """Masked language modelling in a config of transformers."""
+
+    task: "MaskedLanguageModeling"
+    default_head: ClassVar[Literal["masked-lm"]] = "masked-lm"
+
+    @property
+    def head(self) -> Literal["masked-lm", "pretraining"]:
+        return "masked-lm" if self.task.sentence_objective == "none" else "pretraining"
+
+
+class MaskedWindows(Windows):
+    """What features of masked language modelling leave out."""
+
+    task: "MaskedLanguageModeling"
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return (SPLITTER,) if self.task.sentence_language else ()
+
+    def copies(self, feature: Feature, tokenizer: PreTrainedTokenizerBase) -> Iterable[Feature]:
+        if self.task.score == "none":
+            return (feature,)
+        return scored_copies(feature, mask_id=mask_token_id(tokenizer, self.task.name), score=self.task.score)
+
+
+class MaskedReport(Report):
+    """What a report shows of masked language modelling."""
+
+    task: "MaskedLanguageModeling"
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"perplexity"})
+
+    def same(self, predictions: Sequence[MaskPrediction], others: Sequence[MaskPrediction]) -> list[bool]:
+        """For each mask whether the best candidate is the same.
+
+        Raises:
+            DataError: no text has a mask.
+        """
+        masks, theirs = (
+            [candidates for one in side for candidates in (*one.masks, *(mask.candidates for mask in one.measured))]
+            for side in (predictions, others)
+        )
+        if not masks:
+            raise DataError("no text has a mask ([MASK] or <mask>), so that the predictions cannot be compared")
+        pairs = zip(masks, theirs, strict=True)
+        return [one[0].token == other[0].token for one, other in pairs]
+
+    def sections(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> ReportSections:
+        return report.masked_sections(list(zip(rows, predictions, strict=True)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class MaskedLanguageModeling(CorpusTask[Any]):
     """Settings of masked language modelling.
@@ -139,11 +283,16 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     """
 
     name: ClassVar[str] = "masked-language-modeling"
-    aliases: ClassVar[tuple[str, ...]] = ("fill-mask",)
-    default_head: ClassVar[Literal["masked-lm"]] = "masked-lm"
-    pipeline_tag: ClassVar[str] = "fill-mask"
-    row_needs: ClassVar[str] = "one column of texts, and no other"
-    lower_is_better: ClassVar[frozenset[str]] = frozenset({"perplexity"})
+    parts: ClassVar[tuple[type[Part], ...]] = (
+        MaskedDetection,
+        MaskedCard,
+        MaskedRendering,
+        MaskedFitting,
+        MaskedHFConfig,
+        MaskedWindows,
+        MaskedReport,
+        *CorpusTask.parts,
+    )
     max_ngram: int = 1
     mask_smoothing: float = 0.0
     masking: Literal["dynamic", "static"] = "dynamic"
@@ -177,37 +326,14 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         return (*super().columns, Column(name="sentences", kind="texts", required=False))
 
     @property
+    def output_kind(self) -> OutputKind:
+        return "vocabulary"
+
+    @property
     def primary_metric(self) -> str:
         return "perplexity"
 
-    @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        """See ``Task.detect``: texts and nothing else, or a column of texts if the task is stated."""
-        chosen = [one for one in profiles if one.name in hints.texts] if hints.texts else list(profiles)
-        if hints.label is not None or len(chosen) != 1 or (hints.texts and hints.task is None):
-            return None
-        (column,) = chosen
-        if column.is_number or column.nested or column.distinct < 2 or column.words < _FEWEST_WORDS:
-            return None
-        return TaskGuess(
-            task=cls.name,
-            columns={"text": column.name},
-            words=percentile([count_pieces(row, [column.name]) for row in rows]),
-            reasons=(f"{column.name}: texts of {column.words:.0f} words on average, and nothing to learn beside them",),
-        )
-
-    @classmethod
-    def suggested_settings(cls, words: int, longest: int) -> list[Suggestion]:
-        return [
-            Suggestion("max_length", min(cls.max_length, longest), "tokens of a window; longer texts are several"),
-            Suggestion("whole_word_mask", True, "masks whole words in place of single tokens", is_active=False),
-        ]
-
     # The head, here and in transformers.
-
-    @property
-    def hf_head(self) -> Literal["masked-lm", "pretraining"]:
-        return "masked-lm" if self.sentence_objective == "none" else "pretraining"
 
     def head(self, config: EncoderConfig) -> VocabularyHead:
         """See ``Task``.
@@ -263,19 +389,6 @@ class MaskedLanguageModeling(CorpusTask[Any]):
                 starts = [before + start for start in window.starts]
                 yield {**window_feature(whole, mask_id), "sentence_starts": starts}
 
-    @property
-    def feature_libraries(self) -> tuple[str, ...]:
-        return (SPLITTER,) if self.sentence_language else ()
-
-    def check_split(self, rows: RowTable, source: str) -> None:
-        if self.sentence_language:
-            split_sentences((), self.sentence_language)
-        if self.sentence_objective == "nsp" and len(rows) < 2:
-            raise DataError(
-                f"{source}: next sentence prediction needs at least two documents, because a sentence that does not "
-                'follow comes from another one; give more documents, or set sentence_objective = "sop"'
-            )
-
     def prepare(
         self,
         features: Sequence[Feature],
@@ -306,7 +419,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
 
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
         """Cross entropy of the masked tokens of windows that were prepared, and that of their pairs."""
-        masked = self._masked_loss(_vocabulary_output(logits), batch)
+        masked = self._masked_loss(vocabulary_output(logits), batch)
         # A teacher's head may have pairs that its student does not learn, or none.
         if self.sentence_objective == "none" or not isinstance(logits, PretrainingOutput):
             return (masked,)
@@ -334,33 +447,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         pairs = sum(_pair_label(feature) != NO_PAIR for feature in features)
         return masked | {PAIR_TERMS[self.sentence_objective]: float(pairs)}
 
-    def distillation_loss(
-        self, student: VocabularyOutput, teacher: VocabularyOutput, batch: PackedBatch, temperature: float
-    ) -> LossTerm:
-        """See ``Task``: the divergence over the vocabulary for each masked token.
-
-        The logits of some tokens exist at a time; the backward pass computes them again.
-        """
-        found, given = (_vocabulary_output(one) for one in (student, teacher))
-        sizes = [min(found.chunk_rows, len(found) - start) for start in range(0, max(1, len(found)), found.chunk_rows)]
-        totals = [
-            checkpoint(_divergence, *pair, temperature, use_reentrant=False, preserve_rng_state=False)
-            for pair in zip(found.split(sizes), given.split(sizes), strict=True)
-        ]
-        total = torch.stack(totals).sum()
-        return LossTerm(name=DISTILLATION, total=total, count=total.new_full((), len(found)).detach())
-
-    def distillation_count(self, features: Sequence[Feature]) -> float:
-        """See ``Task``: the masked tokens."""
-        return float(sum(len(positions) for one in features if (positions := one.get("gather_positions"))))
-
     # Predictions.
-
-    def inputs_of(self, feature: Feature, tokenizer: PreTrainedTokenizerBase) -> Iterable[Feature]:
-        """See ``Task``: to score a text, a copy of the window for each of its tokens."""
-        if self.score == "none":
-            return (feature,)
-        return scored_copies(feature, mask_id=mask_token_id(tokenizer, self.name), score=self.score)
 
     def compact_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[R, 2 + 2 K + context]`` for each window: label, its log-probability, the best ids, their probabilities.
@@ -368,7 +455,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         The ids around the token follow where it has a label. With a sentence objective the first row is the pair's:
         its label and the prediction.
         """
-        outputs = [_vocabulary_output(one) for one in logits]
+        outputs = [vocabulary_output(one) for one in logits]
         whole = VocabularyOutput.cat(outputs)
         if self.score != "none":  # [R] for each window
             masked = [one["labels"] for one in features if one["labels"] is not None]
@@ -417,48 +504,6 @@ class MaskedLanguageModeling(CorpusTask[Any]):
             )
         return predictions
 
-    def with_texts(
-        self, predictions: Sequence[Any], tokenizer: PreTrainedTokenizerBase
-    ) -> Sequence[MaskPrediction | TextScore]:
-        """The same with the texts of tokens; of those that were masked, the least probable one of a row gets its."""
-        if self.score != "none":
-            return predictions
-        texts: dict[int, str] = {}
-
-        def text(token: int) -> str:
-            if token not in texts:
-                texts[token] = str(tokenizer.decode([token]))
-            return texts[token]
-
-        return [_with_texts(prediction, tokenizer, text) for prediction in predictions]
-
-    def same_predictions(self, predictions: Sequence[MaskPrediction], others: Sequence[MaskPrediction]) -> list[bool]:
-        """For each mask whether the best candidate is the same.
-
-        Raises:
-            DataError: no text has a mask.
-        """
-        masks, theirs = (
-            [candidates for one in side for candidates in (*one.masks, *(mask.candidates for mask in one.measured))]
-            for side in (predictions, others)
-        )
-        if not masks:
-            raise DataError("no text has a mask ([MASK] or <mask>), so that the predictions cannot be compared")
-        pairs = zip(masks, theirs, strict=True)
-        return [one[0].token == other[0].token for one, other in pairs]
-
-    @property
-    def prediction_type(self) -> type[Prediction]:
-        return MaskPrediction if self.score == "none" else TextScore
-
-    @property
-    def example_rows(self) -> Sequence[Row]:
-        return [
-            {"text": "Paris is the capital of [MASK]."},
-            {"text": "We waited an hour and the soup was [MASK]."},
-            {"text": "The [MASK] leaves at nine from platform [MASK]."},
-        ]
-
     # Metrics and reports.
 
     def metrics(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> dict[str, float]:
@@ -475,13 +520,6 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         if pairs := [label == predicted for one in predictions for label, predicted in one.pairs]:
             found[f"{PAIR_TERMS[self.sentence_objective]}_accuracy"] = sum(pairs) / len(pairs)
         return found
-
-    def report_sections(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> ReportSections:
-        return report.masked_sections(list(zip(rows, predictions, strict=True)))
-
-
-def _divergence(student: VocabularyOutput, teacher: VocabularyOutput, temperature: float) -> Tensor:
-    return softmax_divergence(student.logits(), teacher.logits(), temperature)
 
 
 def _sentences(row: Row, language: str) -> Sequence[str]:
@@ -504,13 +542,6 @@ def _pair_row(logits: Any, feature: Feature, rows: Tensor) -> Tensor:
     else:
         row[0, 0] = NO_PAIR
     return row
-
-
-def _vocabulary_output(logits: Any) -> VocabularyOutput:
-    """The logits of masked tokens, also where an exported graph gives them or a head gives others beside them."""
-    if isinstance(logits, PretrainingOutput):
-        return logits.vocabulary
-    return VocabularyOutput.of_logits(logits) if isinstance(logits, Tensor) else logits
 
 
 def _notes(feature: Feature) -> list[list[int]]:

@@ -4,12 +4,22 @@ Pair classification uses the same rules: the two tasks differ in how many column
 """
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from bert_tasks.data.checks import imbalance_hint
 from bert_tasks.data.columns import LABEL_SEPARATOR, Row
 from bert_tasks.data.problems import counted
 from bert_tasks.data.profile import ColumnProfile, listed, percentile
-from bert_tasks.tasks.shared.detection import LABEL_NAMES, QUESTION_NAMES, TaskGuess, UserHints, count_pieces
+from bert_tasks.tasks.shared.detection import (
+    LABEL_NAMES,
+    QUESTION_NAMES,
+    Detection,
+    Suggestion,
+    TaskGuess,
+    UserHints,
+    count_pieces,
+    needed_tokens,
+)
 
 _PAIR_NAMES = (
     ("text", "text_pair"),
@@ -24,51 +34,64 @@ _PAIR_NAMES = (
 )
 
 
-def detect_texts(
-    task: str, count: int, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
-) -> TaskGuess | None:
-    """See ``Task.detect``.
+class TextDetection(Detection):
+    """How ``init`` recognises texts, or pairs of texts, with a label, several labels or a number."""
 
-    Args:
-        task: the name of the task.
-        count: how many columns of texts it reads, 1 or 2.
-    """
-    if hints.label is None:
-        candidates = _label_columns([column for column in profiles if column.name not in hints.texts])
-    else:
-        candidates = [column for column in profiles if column.name == hints.label]
-    for label in candidates:
-        if hints.texts:
-            texts = [column for name in hints.texts for column in profiles if column.name == name]
+    row_needs: ClassVar[str] = "a text and a label or number"
+
+    def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
+        count = len(self.task.texts)
+        if hints.label is None:
+            candidates = _label_columns([column for column in profiles if column.name not in hints.texts])
         else:
-            texts = _text_columns([column for column in profiles if column is not label])
-        if not texts or (hints.task is not None and len(texts) < count):
-            continue
-        longest = sorted(texts, key=lambda column: -column.words)[: 2 if hints.task is None else count]
-        chosen = [column for column in texts if column in longest]  # in the order of the file, or of the pair's names
-        if len(chosen) != count:
-            return None
-        problem, reason = _problem_type(label, is_joined=hints.separator is not None)
-        several = problem == "multi_label_classification"
-        names = label.names if several else tuple(sorted(value for value, _ in label.common))
-        columns = dict(zip(("text", "text_pair"), (column.name for column in chosen), strict=False))
-        others = [column for column in candidates if column is not label]
-        spare: tuple[tuple[str, str, str], ...] = ()
-        first = chosen[0]
-        if count == 2 and first.distinct <= first.rows / 2 and label.distinct == 2:  # it repeats with two labels
-            spare = (("group", first.name, "ranks the rows of each, by the second label, and reports map and mrr"),)
-        return TaskGuess(
-            task=task,
-            columns=columns | {"labels" if several else "label": label.name},
-            words=percentile([count_pieces(row, [column.name for column in chosen]) for row in rows]),
-            settings={"problem_type": problem},
-            labels=() if problem == "regression" else names,
-            reasons=tuple(_reasons(chosen, label, problem, reason)),
-            alternatives=tuple(_alternatives(texts, chosen, label, others, hints)),
-            spare=spare,
-            separator=label.separator if several and label.lists < 1 else LABEL_SEPARATOR,
-        )
-    return None
+            candidates = [column for column in profiles if column.name == hints.label]
+        for label in candidates:
+            if hints.texts:
+                texts = [column for name in hints.texts for column in profiles if column.name == name]
+            else:
+                texts = _text_columns([column for column in profiles if column is not label])
+            if not texts or (hints.task is not None and len(texts) < count):
+                continue
+            longest = sorted(texts, key=lambda column: -column.words)[: 2 if hints.task is None else count]
+            chosen = [
+                column for column in texts if column in longest
+            ]  # in the order of the file, or of the pair's names
+            if len(chosen) != count:
+                return None
+            problem, reason = _problem_type(label, is_joined=hints.separator is not None)
+            several = problem == "multi_label_classification"
+            names = label.names if several else tuple(sorted(value for value, _ in label.common))
+            columns = dict(zip(("text", "text_pair"), (column.name for column in chosen), strict=False))
+            others = [column for column in candidates if column is not label]
+            spare: tuple[tuple[str, str, str], ...] = ()
+            first = chosen[0]
+            if count == 2 and first.distinct <= first.rows / 2 and label.distinct == 2:  # it repeats with two labels
+                spare = (("group", first.name, "ranks the rows of each, by the second label, and reports map and mrr"),)
+            return TaskGuess(
+                task=self.task.name,
+                columns=columns | {"labels" if several else "label": label.name},
+                words=percentile([count_pieces(row, [column.name for column in chosen]) for row in rows]),
+                settings={"problem_type": problem},
+                labels=() if problem == "regression" else names,
+                reasons=tuple(_reasons(chosen, label, problem, reason)),
+                alternatives=tuple(_alternatives(texts, chosen, label, others, hints)),
+                spare=spare,
+                separator=label.separator if several and label.lists < 1 else LABEL_SEPARATOR,
+            )
+        return None
+
+    def settings(self, words: int, longest: int) -> list[Suggestion]:
+        suggestions = super().settings(words, longest)
+        if len(self.task.texts) == 1 and needed_tokens(words) > longest:
+            comment = "reads all of a long text; without it the end is cut off"
+            suggestions.append(Suggestion("long_texts", "windows", comment, is_active=False))
+        return suggestions
+
+
+class PairDetection(TextDetection):
+    """How ``init`` recognises pairs of texts."""
+
+    row_needs: ClassVar[str] = "two texts and a label or number"
 
 
 def _label_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:

@@ -7,12 +7,12 @@ Shape legend: B sequences (windows), S samples (rows), L labels.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from statistics import fmean, pstdev
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.problems import counted
-from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head, Pooling, PoolingHead, SequenceHead
 from bert_tasks.encoder.packing import PackedBatch
@@ -33,28 +32,25 @@ from bert_tasks.metrics.classification import (
     tune_thresholds,
 )
 from bert_tasks.metrics.tables import MetricTable, metric_table
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled, sole_prediction
 from bert_tasks.tasks.sequence_classification import report
-from bert_tasks.tasks.sequence_classification.detection import detect_texts
-from bert_tasks.tasks.shared.detection import Suggestion, TaskGuess, UserHints, needed_tokens
+from bert_tasks.tasks.sequence_classification.detection import TextDetection
+from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.explanation import (
     Explainable,
     ExplainedLogit,
     Explanation,
     TokenSpan,
-    windows_by_row,
 )
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
-from bert_tasks.tasks.shared.labels import label_config, label_places
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig, label_config, label_places
 from bert_tasks.tasks.shared.outputs import (
-    DISTILLATION,
-    mean_sigmoid,
-    mean_softmax,
-    mean_values,
-    sigmoid_divergence,
-    softmax_divergence,
+    sample_logits,
+    windows_by_row,
 )
-from bert_tasks.tasks.shared.report import ReportSections
+from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.shared.report import Report, ReportSections
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -99,8 +95,236 @@ class SequencePrediction(Prediction):
     explanation: Explanation | None = None
 
 
+class TextCard(Card):
+    """Examples of classification of texts and pairs for the server and model cards."""
+
+    task: "TextClassification"
+    pipeline_tag: ClassVar[str] = "text-classification"
+
+
+class TextRendering(Rendering):
+    """How predictions of classification of texts and pairs are written."""
+
+    task: "TextClassification"
+
+    @property
+    def prediction_fields(self) -> tuple[str, ...]:
+        match self.task.problem_type:
+            case "regression":
+                return ("score",)
+            case "multi_label_classification":
+                return ("label", "labels", "score", "scores")
+            case "single_label_classification":
+                return ("label", "score", "scores")
+
+
+class TextFitting(Fitting):
+    """What training needs to know of classification of texts and pairs."""
+
+    task: "TextClassification"
+    fields: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds")
+
+    def fit_to_train(self, rows: Iterable[Row]) -> Any:
+        """Computes what ``balanced`` class weights come to on these rows.
+
+        Raises:
+            DataError: a label has no training row, so that its weight would be infinite, or of several labels one has
+                all of them, so that its weight would be 0.
+        """
+        if self.task.class_weights != "balanced":
+            return self.task
+        column, is_multi_label = _LABEL_COLUMNS[self.task.problem_type].name, self.task.problem_type == _MULTI_LABEL
+        values = [value for row in rows if (value := row.get(column)) is not None]
+        counts = Counter(label for value in values for label in (value if is_multi_label else [value]))
+        for label in self.task.labels:
+            if not counts[label] or (is_multi_label and counts[label] == len(values)):
+                share, weight, remedy = ("every", "0", "without") if counts[label] else ("no", "infinite", "with")
+                raise DataError(
+                    f"class_weights = 'balanced': {share} training row has the label {label!r}, so its weight would be "
+                    f"{weight}. Add rows {remedy} it, remove the label, or set class_weights to one number per label"
+                )
+        if is_multi_label:
+            return replace(
+                self.task, balanced_weights=tuple((len(values) - counts[n]) / counts[n] for n in self.task.labels)
+            )
+        return replace(
+            self.task, balanced_weights=tuple(len(values) / len(self.task.labels) / counts[n] for n in self.task.labels)
+        )
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        has_remedy = self.task.problem_type != _REGRESSION and self.task.class_weights is None
+        return ('class_weights = "balanced"',) if has_remedy else ()
+
+    def tune_on_validation(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> Any:
+        """Several labels: the threshold of each label that gives it the best F1 on these rows."""
+        pairs = self.task._labelled_pairs(predictions, rows)
+        if self.task.problem_type != _MULTI_LABEL or not pairs:
+            return self.task
+        labels = [[label in value for label in self.task.labels] for _, value in pairs]
+        probabilities = [[prediction.scores[label] for label in self.task.labels] for prediction, _ in pairs]
+        return replace(self.task, thresholds=tune_thresholds(labels, probabilities))
+
+
+class TextHFConfig(HFConfig):
+    """Classification of texts and pairs in a config of transformers."""
+
+    task: "TextClassification"
+    default_head: ClassVar[Literal["sequence"]] = "sequence"
+
+    @property
+    def head(self) -> Literal["sequence"] | None:
+        return "sequence" if self.task.pooling == "cls" else None
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        labels = ("LABEL_0",) if self.task.problem_type == _REGRESSION else self.task.labels
+        return {**label_config(labels), "problem_type": self.task.problem_type}
+
+    def implied_fields(
+        self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
+    ) -> dict[str, Any]:
+        """Without a problem type one label means regression, as transformers infers it."""
+        names = labels if labels else ("LABEL_0", "LABEL_1")  # transformers' default: two classes
+        stated = hf_config.get("problem_type")
+        inferred = "regression" if len(names) == 1 else "single_label_classification"
+        problem = inferred if stated is None else stated
+        fields = {"problem_type": problem, "max_length": min(self.task.max_length, usable_length)}
+        return fields if problem == "regression" else {**fields, "labels": names}
+
+    def compatible_fields(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Values for each label follow the labels' order; fields that the problem type does not have are left out."""
+        compatible = super().compatible_fields(known, given)
+        if given.get("labels") and compatible.get("problem_type") == "regression":
+            del compatible["problem_type"]  # labels were given, so the model is a classifier
+        stored_problem = known.get("problem_type", self.task.problem_type)
+        problem = {**compatible, **given}.get("problem_type", self.task.problem_type)
+        compatible = {name: value for name, value in compatible.items() if problem in _APPLY_TO.get(name, (problem,))}
+        if problem != stored_problem or given.get("class_weights", "balanced") != "balanced":
+            compatible.pop("balanced_weights", None)  # they were computed for other settings
+        known_labels = known.get("labels", ())
+        labels = given.get("labels", known_labels)
+        if labels == known_labels:
+            return compatible
+        places = label_places(known_labels, labels)
+        for name, nothing in (("class_weights", None), ("balanced_weights", ()), ("thresholds", ())):
+            values = compatible.get(name)
+            if isinstance(values, tuple) and values:
+                compatible[name] = nothing if places is None else tuple(values[place] for place in places)
+        return compatible
+
+
+class TextExplainable(Explainable):
+    """Which logit of classification of texts and pairs an explanation is about."""
+
+    task: "TextClassification"
+
+    def token_spans(
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
+    ) -> Sequence[Sequence[TokenSpan | None]]:
+        """See ``Explainable``."""
+        texts = [[row[name] for row in rows] for name in self.task.texts]
+        encoding = encoded_texts(
+            texts, tokenizer, max_length=self.task.max_length, overlap=self.task.overlap, offsets=True
+        )
+        return [
+            [
+                None if side is None else TokenSpan(self.task.texts[side], *offsets)
+                for side, offsets in zip(encoding.sequence_ids(window), encoding["offset_mapping"][window], strict=True)
+            ]
+            for window in range(len(encoding["input_ids"]))
+        ]
+
+    def explained_logits(
+        self,
+        predictions: Sequence[SequencePrediction],
+        compact: Sequence[Tensor],
+        features: Sequence[Feature],
+        rows: Sequence[Row],
+    ) -> list[ExplainedLogit]:
+        """The logit of the most probable label, or the number: its mean over the windows of the row."""
+        return [
+            ExplainedLogit(
+                label=one.label,
+                texts={name: row[name] for name in self.task.texts},
+                terms=tuple(
+                    (window, 0 if one.label is None else self.task.labels.index(one.label), 1 / len(own))
+                    for window in own
+                ),
+            )
+            for one, own, row in zip(predictions, windows_by_row(features), rows, strict=True)
+        ]
+
+
+class TextReport(Report):
+    """What a report shows of classification of texts and pairs."""
+
+    task: "TextClassification"
+
+    def table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """``f1`` and ``macro_f1`` are one number unless there are two classes; the more telling name stays."""
+        word, repeated = "class", {"f1": "macro_f1"}
+        if self.task.problem_type == _MULTI_LABEL:  # f1 picks the best model, and untuned_f1 is compared with it
+            word, repeated = "label", {"macro_f1": "f1"}
+        elif len(self.task.labels) == 2 or "macro_f1" not in metrics:
+            repeated = {}
+        return metric_table(
+            metrics, self.task.labels, lambda name, score: f"{score}_{name}", word=word, repeated=repeated
+        )
+
+    @property
+    def curves(self) -> tuple[str, ...]:
+        if self.task.problem_type == _REGRESSION:
+            return ("pearson", "spearmanr")
+        return ("micro_f1", "f1") if self.task.problem_type == _MULTI_LABEL else ("accuracy", "macro_f1")
+
+    def sections(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> ReportSections:
+        pairs = labelled(rows, predictions, _LABEL_COLUMNS[self.task.problem_type].name)
+        if self.task.problem_type == _REGRESSION:
+            return report.regression_sections(pairs)
+        return (report.multilabel_sections if self.task.problem_type == _MULTI_LABEL else report.class_sections)(
+            pairs, self.task.labels
+        )
+
+    def collapse(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> str | None:
+        pairs = self.task._labelled_pairs(predictions, rows)
+        if self.task.problem_type == _REGRESSION:
+            numbers, labels = [prediction.score for prediction, _ in pairs], [float(value) for _, value in pairs]
+            if not pairs or max(numbers) - min(numbers) >= _NO_SPREAD * (max(labels) - min(labels)):
+                return None
+            return f"predicts a number close to {sum(numbers) / len(numbers):.4g} for every row"
+        if self.task.problem_type == _MULTI_LABEL:
+            chosen = sole_prediction(
+                (_chosen(prediction) for prediction, _ in pairs), (frozenset(value) for _, value in pairs)
+            )
+            if chosen is None:
+                return None
+            return (
+                f"predicts {', '.join(map(repr, chosen))} for every row" if chosen else "predicts no label for any row"
+            )
+        label = sole_prediction((prediction.label for prediction, _ in pairs), (value for _, value in pairs))
+        return None if label is None else f"predicts {label!r} for every row"
+
+    def same(self, predictions: Sequence[SequencePrediction], others: Sequence[SequencePrediction]) -> list[bool]:
+        """See ``Task``. A number stays the same if it moves by at most 0.1 standard deviations of the numbers.
+
+        Raises:
+            DataError: all predicted numbers are alike.
+        """
+        pairs = list(zip(predictions, others, strict=True))
+        if self.task.problem_type != _REGRESSION:
+            return [
+                one.label == other.label if one.labels is None else one.labels == other.labels for one, other in pairs
+            ]
+        numbers = [one.score for one, _ in pairs]
+        spread = pstdev(numbers) if numbers else 0.0
+        if numbers and spread <= _ALIKE * max(1.0, abs(fmean(numbers))):
+            raise DataError(f"the model predicts the same number for all {len(numbers)} rows, {numbers[0]:.6g}")
+        return [abs(one.score - other.score) <= _NEAR * spread for one, other in pairs]
+
+
 @dataclass(frozen=True, kw_only=True)
-class TextClassification(Explainable, Task[SequencePrediction]):
+class TextClassification(Task[SequencePrediction]):
     """What classification of texts and classification of pairs of texts share.
 
     Attributes:
@@ -114,10 +338,17 @@ class TextClassification(Explainable, Task[SequencePrediction]):
         thresholds: one per label, tuned on validation (several labels only); empty: 0.5.
     """
 
+    parts: ClassVar[tuple[type[Part], ...]] = (
+        TextDetection,
+        TextCard,
+        TextRendering,
+        TextFitting,
+        TextHFConfig,
+        TextExplainable,
+        TextReport,
+    )
+
     texts: ClassVar[tuple[str, ...]] = ("text",)
-    default_head: ClassVar[Literal["sequence"]] = "sequence"
-    pipeline_tag: ClassVar[str] = "text-classification"
-    fitted_fields: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds")
     problem_type: ProblemType = "single_label_classification"
     pooling: Pooling = "cls"
     class_weights: Literal["balanced"] | tuple[float, ...] | None = None
@@ -165,49 +396,18 @@ class TextClassification(Explainable, Task[SequencePrediction]):
         return (*(Column(name=name, kind="text") for name in self.texts), _LABEL_COLUMNS[self.problem_type])
 
     @property
+    def output_kind(self) -> OutputKind:
+        match self.problem_type:
+            case "regression":
+                return "value"
+            case "multi_label_classification":
+                return "sigmoid"
+            case "single_label_classification":
+                return "softmax"
+
+    @property
     def primary_metric(self) -> str:
         return {"regression": "pearson", "multi_label_classification": "f1"}.get(self.problem_type, "accuracy")
-
-    @property
-    def hf_head(self) -> Literal["sequence"] | None:
-        return "sequence" if self.pooling == "cls" else None
-
-    @property
-    def hf_config(self) -> dict[str, Any]:
-        labels = ("LABEL_0",) if self.problem_type == _REGRESSION else self.labels
-        return {**label_config(labels), "problem_type": self.problem_type}
-
-    @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
-        """Without a problem type one label means regression, as transformers infers it."""
-        names = labels if labels else ("LABEL_0", "LABEL_1")  # transformers' default: two classes
-        stated = hf_config.get("problem_type")
-        inferred = "regression" if len(names) == 1 else "single_label_classification"
-        problem = inferred if stated is None else stated
-        fields = {"problem_type": problem, "max_length": min(cls.max_length, usable_length)}
-        return fields if problem == "regression" else {**fields, "labels": names}
-
-    @classmethod
-    def compatible_fields(cls, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Values for each label follow the labels' order; fields that the problem type does not have are left out."""
-        compatible = super().compatible_fields(known, given)
-        if given.get("labels") and compatible.get("problem_type") == "regression":
-            del compatible["problem_type"]  # labels were given, so the model is a classifier
-        stored_problem = known.get("problem_type", cls.problem_type)
-        problem = {**compatible, **given}.get("problem_type", cls.problem_type)
-        compatible = {name: value for name, value in compatible.items() if problem in _APPLY_TO.get(name, (problem,))}
-        if problem != stored_problem or given.get("class_weights", "balanced") != "balanced":
-            compatible.pop("balanced_weights", None)  # they were computed for other settings
-        known_labels = known.get("labels", ())
-        labels = given.get("labels", known_labels)
-        if labels == known_labels:
-            return compatible
-        places = label_places(known_labels, labels)
-        for name, nothing in (("class_weights", None), ("balanced_weights", ()), ("thresholds", ())):
-            values = compatible.get(name)
-            if isinstance(values, tuple) and values:
-                compatible[name] = nothing if places is None else tuple(values[place] for place in places)
-        return compatible
 
     def head(self, config: EncoderConfig) -> Head:
         if self.problem_type != _REGRESSION and not self.labels:
@@ -236,39 +436,6 @@ class TextClassification(Explainable, Task[SequencePrediction]):
                 lost_tokens=lost.get(row, 0),
             )
             for position, row in enumerate(sources)
-        ]
-
-    def token_spans(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
-    ) -> Sequence[Sequence[TokenSpan | None]]:
-        """See ``Explainable``."""
-        texts = [[row[name] for row in rows] for name in self.texts]
-        encoding = encoded_texts(texts, tokenizer, max_length=self.max_length, overlap=self.overlap, offsets=True)
-        return [
-            [
-                None if side is None else TokenSpan(self.texts[side], *offsets)
-                for side, offsets in zip(encoding.sequence_ids(window), encoding["offset_mapping"][window], strict=True)
-            ]
-            for window in range(len(encoding["input_ids"]))
-        ]
-
-    def explained_logits(
-        self,
-        predictions: Sequence[SequencePrediction],
-        compact: Sequence[Tensor],
-        features: Sequence[Feature],
-        rows: Sequence[Row],
-    ) -> list[ExplainedLogit]:
-        """The logit of the most probable label, or the number: its mean over the windows of the row."""
-        return [
-            ExplainedLogit(
-                label=one.label,
-                texts={name: row[name] for name in self.texts},
-                terms=tuple(
-                    (window, 0 if one.label is None else self.labels.index(one.label), 1 / len(own)) for window in own
-                ),
-            )
-            for one, own, row in zip(predictions, windows_by_row(features), rows, strict=True)
         ]
 
     def _labels(self, row: Row) -> list[float] | None:
@@ -325,60 +492,15 @@ class TextClassification(Explainable, Task[SequencePrediction]):
             return {self.name: float(sum(weights[int(label)] for (label,) in labels))}
         return {self.name: float(sum(map(len, labels)))}
 
-    def distillation_loss(self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float) -> LossTerm:
-        """Per sample the divergence of its classes, that of each of its labels, or the squared distance of numbers."""
-        samples, given = (sample_logits(logits, batch.windows) for logits in (student, teacher))  # [S, L]
-        count = len(samples)
-        match self.problem_type:
-            case "regression":
-                total = F.mse_loss(samples, given, reduction="sum")
-            case "multi_label_classification":
-                total, count = sigmoid_divergence(samples, given, temperature), samples.numel()
-            case "single_label_classification":
-                total = softmax_divergence(samples, given, temperature)
-        return LossTerm(name=DISTILLATION, total=total, count=student.new_full((), count))
-
-    def distillation_count(self, features: Sequence[Feature]) -> float:
-        """See ``Task``: samples, times the labels if there may be several."""
-        samples = len(windows_by_row(features))
-        return float(samples * (len(self.labels) if self.problem_type == _MULTI_LABEL else 1))
-
-    def mean_logits(self, logits: Iterable[Tensor], windows: Sequence[int]) -> Tensor:
-        """See ``Task``: the mean of each row's probabilities or numbers, the same for all of its windows."""
-        mean = {_REGRESSION: mean_values, _MULTI_LABEL: mean_sigmoid}.get(self.problem_type, mean_softmax)
-        rows = mean(sample_logits(one, windows) for one in logits)  # [S, L]
-        return rows.repeat_interleave(torch.tensor(windows, device=rows.device), dim=0)
-
     def _class_weights(self) -> tuple[float, ...] | None:
         if self.class_weights is None:
             return None
         weights = self.balanced_weights if self.class_weights == "balanced" else self.class_weights
         if not weights:
-            raise UsageError("class_weights = 'balanced' needs the training rows: call task.fitted_to(rows) first")
+            raise UsageError(
+                "class_weights = 'balanced' needs the training rows: call Fitting.of(task).fit_to_train(rows) first"
+            )
         return weights
-
-    def fit_to_train(self, rows: Iterable[Row]) -> Self:
-        """Computes what ``balanced`` class weights come to on these rows.
-
-        Raises:
-            DataError: a label has no training row, so that its weight would be infinite, or of several labels one has
-                all of them, so that its weight would be 0.
-        """
-        if self.class_weights != "balanced":
-            return self
-        column, is_multi_label = _LABEL_COLUMNS[self.problem_type].name, self.problem_type == _MULTI_LABEL
-        values = [value for row in rows if (value := row.get(column)) is not None]
-        counts = Counter(label for value in values for label in (value if is_multi_label else [value]))
-        for label in self.labels:
-            if not counts[label] or (is_multi_label and counts[label] == len(values)):
-                share, weight, remedy = ("every", "0", "without") if counts[label] else ("no", "infinite", "with")
-                raise DataError(
-                    f"class_weights = 'balanced': {share} training row has the label {label!r}, so its weight would be "
-                    f"{weight}. Add rows {remedy} it, remove the label, or set class_weights to one number per label"
-                )
-        if is_multi_label:
-            return replace(self, balanced_weights=tuple((len(values) - counts[n]) / counts[n] for n in self.labels))
-        return replace(self, balanced_weights=tuple(len(values) / len(self.labels) / counts[n] for n in self.labels))
 
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
@@ -402,14 +524,6 @@ class TextClassification(Explainable, Task[SequencePrediction]):
             predictions.append(prediction)
         return predictions
 
-    def with_logits(
-        self, predictions: Sequence[SequencePrediction], compact: Sequence[Tensor], features: Sequence[Feature]
-    ) -> Sequence[SequencePrediction]:
-        if not predictions:
-            return predictions
-        samples = sample_logits(torch.stack(list(compact)), Counter(one["row"] for one in features).values())  # [S, L]
-        return [replace(one, logits=tuple(values)) for one, values in zip(predictions, samples.tolist(), strict=True)]
-
     def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
         pairs = self._labelled_pairs(predictions, rows)
         if self.problem_type == _REGRESSION:
@@ -422,99 +536,28 @@ class TextClassification(Explainable, Task[SequencePrediction]):
         indices = [index[value] for _, value in pairs]
         return classification_metrics(indices, [index[str(prediction.label)] for prediction, _ in pairs], self.labels)
 
-    def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """``f1`` and ``macro_f1`` are one number unless there are two classes; the more telling name stays."""
-        word, repeated = "class", {"f1": "macro_f1"}
-        if self.problem_type == _MULTI_LABEL:  # f1 picks the best model, and untuned_f1 is compared with it
-            word, repeated = "label", {"macro_f1": "f1"}
-        elif len(self.labels) == 2 or "macro_f1" not in metrics:
-            repeated = {}
-        return metric_table(metrics, self.labels, lambda name, score: f"{score}_{name}", word=word, repeated=repeated)
-
-    @property
-    def curve_metrics(self) -> tuple[str, ...]:
-        if self.problem_type == _REGRESSION:
-            return ("pearson", "spearmanr")
-        return ("micro_f1", "f1") if self.problem_type == _MULTI_LABEL else ("accuracy", "macro_f1")
-
-    def report_sections(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> ReportSections:
-        """See ``Task``: classes, labels or numbers, by the problem type."""
-        pairs = labelled(rows, predictions, _LABEL_COLUMNS[self.problem_type].name)
-        if self.problem_type == _REGRESSION:
-            return report.regression_sections(pairs)
-        return (report.multilabel_sections if self.problem_type == _MULTI_LABEL else report.class_sections)(
-            pairs, self.labels
-        )
-
-    def collapse(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> str | None:
-        """See ``Task``. Numbers count as equal if they differ by less than a hundredth of the labels' range."""
-        pairs = self._labelled_pairs(predictions, rows)
-        if self.problem_type == _REGRESSION:
-            numbers, labels = [prediction.score for prediction, _ in pairs], [float(value) for _, value in pairs]
-            if not pairs or max(numbers) - min(numbers) >= _NO_SPREAD * (max(labels) - min(labels)):
-                return None
-            return f"predicts a number close to {sum(numbers) / len(numbers):.4g} for every row"
-        if self.problem_type == _MULTI_LABEL:
-            chosen = sole_prediction(
-                (_chosen(prediction) for prediction, _ in pairs), (frozenset(value) for _, value in pairs)
-            )
-            if chosen is None:
-                return None
-            return (
-                f"predicts {', '.join(map(repr, chosen))} for every row" if chosen else "predicts no label for any row"
-            )
-        label = sole_prediction((prediction.label for prediction, _ in pairs), (value for _, value in pairs))
-        return None if label is None else f"predicts {label!r} for every row"
-
-    @property
-    def collapse_remedies(self) -> tuple[str, ...]:
-        has_remedy = self.problem_type != _REGRESSION and self.class_weights is None
-        return ('class_weights = "balanced"',) if has_remedy else ()
-
-    def same_predictions(
-        self, predictions: Sequence[SequencePrediction], others: Sequence[SequencePrediction]
-    ) -> list[bool]:
-        """See ``Task``. A number stays the same if it moves by at most 0.1 standard deviations of the numbers.
-
-        Raises:
-            DataError: all predicted numbers are alike.
-        """
-        pairs = list(zip(predictions, others, strict=True))
-        if self.problem_type != _REGRESSION:
-            return [
-                one.label == other.label if one.labels is None else one.labels == other.labels for one, other in pairs
-            ]
-        numbers = [one.score for one, _ in pairs]
-        spread = pstdev(numbers) if numbers else 0.0
-        if numbers and spread <= _ALIKE * max(1.0, abs(fmean(numbers))):
-            raise DataError(f"the model predicts the same number for all {len(numbers)} rows, {numbers[0]:.6g}")
-        return [abs(one.score - other.score) <= _NEAR * spread for one, other in pairs]
-
-    @property
-    def prediction_fields(self) -> tuple[str, ...]:
-        if self.problem_type == _REGRESSION:
-            return ("score",)
-        return (
-            ("label", "labels", "score", "scores")
-            if self.problem_type == _MULTI_LABEL
-            else ("label", "score", "scores")
-        )
-
-    def tune_on_validation(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> Self:
-        """Several labels: the threshold of each label that gives it the best F1 on these rows."""
-        pairs = self._labelled_pairs(predictions, rows)
-        if self.problem_type != _MULTI_LABEL or not pairs:
-            return self
-        labels = [[label in value for label in self.labels] for _, value in pairs]
-        probabilities = [[prediction.scores[label] for label in self.labels] for prediction, _ in pairs]
-        return replace(self, thresholds=tune_thresholds(labels, probabilities))
-
     def _labelled_pairs(
         self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]
     ) -> list[tuple[SequencePrediction, Any]]:
         """Predictions beside their labels, for the rows that have one."""
         name = _LABEL_COLUMNS[self.problem_type].name
         return [(prediction, row[name]) for row, prediction in labelled(rows, predictions, name)]
+
+
+class SequenceCard(TextCard):
+    """Examples of sequence classification for the server and model cards."""
+
+    task: "SequenceClassification"
+    rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "text_pair": "text_pair is not read: the model is served as one of single texts; if it reads pairs, "
+            "its operator starts it with --task pair-classification"
+        }
+    )
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        return ("Longer texts are cut, not read in windows.",) if self.task.long_texts == "truncate" else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -527,15 +570,8 @@ class SequenceClassification(TextClassification):
     """
 
     name: ClassVar[str] = "sequence-classification"
-    aliases: ClassVar[tuple[str, ...]] = ("text-classification", "sentiment-analysis")
-    row_needs: ClassVar[str] = "a text and a label or number"
+    parts: ClassVar[tuple[type[Part], ...]] = (SequenceCard, *TextClassification.parts)
     # A folder of transformers does not say how many texts its classifier reads.
-    rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "text_pair": "text_pair is not read: the model is served as one of single texts; if it reads pairs, "
-            "its operator starts it with --task pair-classification"
-        }
-    )
     long_texts: Literal["truncate", "windows"] = "truncate"
     doc_stride: int = 32
 
@@ -543,30 +579,6 @@ class SequenceClassification(TextClassification):
     def overlap(self) -> int | None:
         return self.doc_stride if self.long_texts == "windows" else None
 
-    @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        """See ``Task.detect``."""
-        return detect_texts(cls.name, 1, profiles, rows, hints)
-
-    @classmethod
-    def suggested_settings(cls, words: int, longest: int) -> list[Suggestion]:
-        suggestions = super().suggested_settings(words, longest)
-        if needed_tokens(words) > longest:
-            comment = "reads all of a long text; without it the end is cut off"
-            suggestions.append(Suggestion("long_texts", "windows", comment, is_active=False))
-        return suggestions
-
-    @property
-    def limits(self) -> tuple[str, ...]:
-        return ("Longer texts are cut, not read in windows.",) if self.long_texts == "truncate" else ()
-
 
 def _chosen(prediction: SequencePrediction) -> tuple[str, ...]:
     return () if prediction.labels is None else prediction.labels
-
-
-def sample_logits(logits: Tensor, windows: Collection[int]) -> Tensor:
-    """``[B, L] -> [S, L]`` mean over the windows of each sample; ``windows``: how many each has."""
-    if len(windows) == logits.shape[0]:
-        return logits
-    return torch.segment_reduce(logits, "mean", lengths=torch.tensor(list(windows), device=logits.device))

@@ -5,10 +5,11 @@ Owns the types and the small readers of cells that the rules of several tasks sh
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from bert_tasks.data.columns import LABEL_SEPARATOR, BadValueError, Kind, canonical
+from bert_tasks.data.columns import LABEL_SEPARATOR, BadValueError, Kind, Row, canonical
 from bert_tasks.data.profile import ColumnProfile, pieces
+from bert_tasks.tasks.base import Part
 
 COMPARED_ROWS = 1000  # where two columns must fit together
 
@@ -72,6 +73,41 @@ class UserHints:
 
 
 NO_HINTS = UserHints()
+
+
+class Detection(Part):
+    """How ``init`` recognises the rows of a task, and the settings that it starts a recipe with.
+
+    Its task is the class of the task.
+
+    Attributes:
+        row_needs: The rows that ``guess`` looks for, in words. Empty if ``init`` cannot detect the task.
+        has_dense_labels: True if a row trains many of its tokens. ``init`` then suggests a higher learning rate and,
+            for many rows, fewer epochs.
+    """
+
+    row_needs: ClassVar[str] = ""
+    has_dense_labels: ClassVar[bool] = False
+
+    def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
+        """Returns the columns and settings with which rows fit the task, or None if they do not fit.
+
+        Args:
+            profiles: What is in each column.
+            rows: A sample of the rows, as the file has them.
+            hints: What the user says about the columns.
+        """
+        return None
+
+    def settings(self, words: int, longest: int) -> "list[Suggestion]":
+        """Returns the lengths with which ``init`` starts a recipe.
+
+        Args:
+            words: Number of words and punctuation marks that 95 of 100 rows have at most.
+            longest: Maximum number of tokens that the model reads.
+        """
+        comment = f"tokens; 95 of 100 rows have at most {words} words and marks"
+        return [Suggestion("max_length", suggested_length(words, longest), comment)]
 
 
 class Suggestion(NamedTuple):

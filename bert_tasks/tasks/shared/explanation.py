@@ -7,18 +7,16 @@ A word is what ``word_spans`` finds. Tokenizers cut texts in other places: words
 that a token never belongs to two.
 """
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Row, word_spans
-from bert_tasks.tasks.base import Feature, PredictionT
+from bert_tasks.tasks.base import Feature, Part, PredictionT, Task
 
 TOLERANCE = 0.01  # of the difference of the logits: by how much contributions may miss it
 
@@ -89,30 +87,33 @@ class Explanation:
         return self.completeness_error <= TOLERANCE
 
 
-def windows_by_row(features: Sequence[Feature]) -> list[list[int]]:
-    """The indices of the features of each row."""
-    return [list(group) for _, group in groupby(range(len(features)), key=lambda index: features[index]["row"])]
+class Explainable(Part):
+    """What a task needs so that its predictions can be explained; they have a field ``explanation``.
 
+    The default has no explanations.
+    """
 
-class Explainable(ABC):
-    """What a task adds to ``Task`` so that its predictions can be explained; they have a field ``explanation``."""
+    @classmethod
+    def has(cls, task: Task) -> bool:
+        """Returns True if predictions of a task can be explained."""
+        return any(issubclass(part, cls) for part in task.parts)
 
-    @abstractmethod
     def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> TokenSpans:
-        """What each token of each feature stands for, in the order of ``features``."""
+        """Returns what each token of each feature stands for, in the order of ``Task.features``."""
+        raise NotImplementedError
 
-    @abstractmethod
     def explained_logits(
         self, predictions: Sequence[Any], compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[ExplainedLogit]:
-        """The logit of each prediction.
+        """Returns the logit of each prediction.
 
         Args:
-            predictions: as ``decode`` gave them.
-            reduced: what ``compact_logits`` gave for each feature.
-            features: of the rows.
-            rows: as many as predictions.
+            predictions: Predictions of ``Task.decode``.
+            compact: The result of ``Task.compact_logits`` for each feature.
+            features: The features of the rows.
+            rows: As many rows as predictions.
         """
+        raise NotImplementedError
 
 
 class TextWords:

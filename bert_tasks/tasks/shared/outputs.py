@@ -1,18 +1,34 @@
-"""How far a student's logits are from a teacher's: the divergences of which tasks make their distillation term.
+"""What follows from the meaning of the logits (``Task.output_kind``): distillation, means of models, shown logits.
 
-Each is a sum, so that a step divides it by a count over all processes and micro-batches; the gradient goes to the
-student. The divergences are multiplied by the square of the temperature, which keeps the size of the gradient (Hinton,
+Divergences are sums, so that a step divides them by a count over all processes and micro-batches, and the gradient goes
+to the student. They are multiplied by the square of the temperature, which keeps the size of the gradient (Hinton,
 Vinyals and Dean, arXiv:1503.02531).
 
-Shape legend: R rows of logits, L labels.
+The mean of several models averages probabilities, not logits: a model whose logits are far apart counts no more than
+another. The means are returned as logits, for the loss, decoding and thresholds of one model.
+
+Shape legend: N tokens, B sequences (windows), S samples, R rows of logits, C choices, L labels, T tokens of the longest
+window.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import fields, replace
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
+
+from bert_tasks.encoder.heads import Head, PretrainingOutput, VocabularyOutput
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import UsageError
+from bert_tasks.tasks.base import Feature, LossTerm, Task
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.windows import word_starts
 
 # The term's name in the loss, the counts and the log.
 DISTILLATION = "distillation"
@@ -20,12 +36,116 @@ DISTILLATION = "distillation"
 NO_LOGIT = -1e30
 
 
-def softmax_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Kullback-Leibler divergence of the student's distribution from the teacher's, summed over all rows.
+def windows_by_row(features: Sequence[Feature]) -> list[list[int]]:
+    """Returns the indices of the features of each row."""
+    return [list(group) for _, group in groupby(range(len(features)), key=lambda index: features[index]["row"])]
+
+
+def sample_logits(logits: Tensor, windows: Collection[int]) -> Tensor:
+    """``[B, L] -> [S, L]`` Returns the mean over the windows of each sample.
 
     Args:
-        student, teacher: ``[R, L]`` logits; ``NO_LOGIT`` in the same places of both has no share.
-        temperature: the logits are divided by it before the softmax.
+        logits: The logits of all windows.
+        windows: Number of windows of each sample.
+    """
+    if len(windows) == logits.shape[0]:
+        return logits
+    return torch.segment_reduce(logits, "mean", lengths=torch.tensor(list(windows), device=logits.device))
+
+
+def choice_logits(logits: Tensor, windows: Collection[int], *, absent: float) -> Tensor:
+    """``[B, 1] -> [S, C]`` Returns the logits of each row's windows, with ``absent`` if a row has fewer than others."""
+    return pad_sequence(list(torch.split(logits.squeeze(-1), list(windows))), batch_first=True, padding_value=absent)
+
+
+def position_logits(parts: Sequence[Tensor], *, absent: float) -> Tensor:
+    """``B x [tokens, 2] -> [2 B, T]`` Returns the start and the end logits of windows, with ``absent`` as padding."""
+    padded = pad_sequence(list(parts), batch_first=True, padding_value=absent)  # [B, T, 2]
+    return padded.transpose(1, 2).flatten(0, 1)
+
+
+def vocabulary_output(logits: Any) -> VocabularyOutput:
+    """Returns the logits of tokens over the vocabulary, also of an exported graph or a head with further outputs."""
+    if isinstance(logits, PretrainingOutput):
+        return logits.vocabulary
+    return VocabularyOutput.of_logits(logits) if isinstance(logits, Tensor) else logits
+
+
+def joins_windows(task: Task, head: Head) -> bool:
+    """Returns True if a prediction is made of the logits of all windows of a row."""
+    return not head.per_token and Fitting.of(task).sample == "row"
+
+
+# Distillation.
+
+
+def check_teachable(task: Task) -> None:
+    """Raises UsageError if a model of this task cannot learn from a teacher."""
+    if Fitting.of(task).generator() is not None:
+        raise UsageError(f"{task.name} cannot learn from a teacher")
+    if task.output_kind == "chain":
+        raise UsageError(
+            "crf = true: a CRF scores sequences of tags and has no scores of single words, which distillation "
+            "compares; use crf = false in the model and in its teacher"
+        )
+
+
+def distillation_count(task: Task, head: Head, features: Sequence[Feature]) -> float:
+    """Returns the count of ``distillation_loss`` for a batch of these features, with or without labels."""
+    if task.output_kind == "position":
+        return float(head.num_logits * len(features))
+    if head.per_token:
+        reads = (feature.get("gather_positions") for feature in features)
+        count = sum(len(f["input_ids"] if read is None else read) for f, read in zip(features, reads, strict=True))
+    else:
+        rows = task.output_kind == "choice" or joins_windows(task, head)
+        count = len(windows_by_row(features)) if rows else len(features)
+    return float(count * (head.num_logits if task.output_kind == "sigmoid" else 1))
+
+
+def distillation_loss(
+    task: Task, head: Head, student: Any, teacher: Any, batch: PackedBatch, temperature: float
+) -> LossTerm:
+    """Returns how far the logits of a student are from those of its teacher for the same batch.
+
+    Args:
+        task: The task of both.
+        head: The head of the student.
+        student: Logits as ``Task.loss`` gets them, with a gradient.
+        teacher: Logits of the teacher.
+        batch: The batch, with or without labels.
+        temperature: Logits of classes are divided by it.
+    """
+    if task.output_kind == "vocabulary":
+        total, count = _vocabulary_divergence(vocabulary_output(student), vocabulary_output(teacher), temperature)
+        return LossTerm(name=DISTILLATION, total=total, count=total.new_full((), count).detach())
+    own, other = (_distributions(task, head, logits, batch) for logits in (student, teacher))
+    count = len(own)
+    match task.output_kind:
+        case "value":
+            total = F.mse_loss(own, other, reduction="sum")
+        case "sigmoid":
+            total, count = sigmoid_divergence(own, other, temperature), own.numel()
+        case _:
+            total = softmax_divergence(own, other, temperature)
+    return LossTerm(name=DISTILLATION, total=total, count=student.new_full((), count))
+
+
+def _distributions(task: Task, head: Head, logits: Tensor, batch: PackedBatch) -> Tensor:
+    """Returns a row of logits for each distribution or number that two models are compared by."""
+    if task.output_kind == "choice":
+        return choice_logits(logits, batch.windows, absent=NO_LOGIT)
+    if task.output_kind == "position":
+        return position_logits(torch.split(logits, list(batch.layout.gather_counts)), absent=NO_LOGIT)
+    return sample_logits(logits, batch.windows) if joins_windows(task, head) else logits
+
+
+def softmax_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Returns the Kullback-Leibler divergence of the student's distribution from the teacher's, summed over all rows.
+
+    Args:
+        student, teacher: ``[R, L]`` logits. ``NO_LOGIT`` in the same places of both has no share.
+        temperature: Divides the logits before the softmax.
 
     Returns:
         0-dimensional: the sum over rows of KL(teacher || student), times ``temperature`` squared.
@@ -37,38 +157,127 @@ def softmax_divergence(student: Tensor, teacher: Tensor, temperature: float) -> 
 
 
 def sigmoid_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """The same for labels of which each is there or not, whatever the others are: ``[R, L]`` logits, summed over both.
+    """Returns the divergence of labels that are present or absent, summed over rows and labels.
+
+    Args:
+        student, teacher: ``[R, L]`` logits.
+        temperature: Divides the logits before the sigmoid.
 
     Returns:
-        0-dimensional: the sum over rows and labels of KL(teacher || student) of two outcomes, times ``temperature``
-        squared.
+        0-dimensional: the sum of KL(teacher || student) of two outcomes, times ``temperature`` squared.
     """
-    given, found = teacher / temperature, student / temperature
-    share = given.sigmoid()
-    there = share * (F.logsigmoid(given) - F.logsigmoid(found))
-    absent = (1 - share) * (F.logsigmoid(-given) - F.logsigmoid(-found))
-    return (there + absent).sum() * temperature**2
+    known, own = teacher / temperature, student / temperature
+    probability = known.sigmoid()
+    present = probability * (F.logsigmoid(known) - F.logsigmoid(own))
+    absent = (1 - probability) * (F.logsigmoid(-known) - F.logsigmoid(-own))
+    return (present + absent).sum() * temperature**2
+
+
+def _vocabulary_divergence(
+    student: VocabularyOutput, teacher: VocabularyOutput, temperature: float
+) -> tuple[Tensor, int]:
+    """Returns the divergence over the vocabulary and the number of tokens.
+
+    The logits of some tokens exist at a time. The backward pass computes them again.
+    """
+
+    def divergence(own: VocabularyOutput, other: VocabularyOutput) -> Tensor:
+        return softmax_divergence(own.logits(), other.logits(), temperature)
+
+    rows = len(student)
+    sizes = [min(student.chunk_rows, rows - start) for start in range(0, max(1, rows), student.chunk_rows)]
+    totals = [
+        checkpoint(divergence, *pair, use_reentrant=False, preserve_rng_state=False)
+        for pair in zip(student.split(sizes), teacher.split(sizes), strict=True)
+    ]
+    return torch.stack(totals).sum(), rows
+
+
+# Means of several models.
+
+
+def mean_logits(task: Task, head: Head, logits: Iterable[Any], windows: Sequence[int]) -> Any:
+    """Returns the logits of the mean of the predictions of several models for a batch.
+
+    Args:
+        task: The task of all models.
+        head: The head of one of them.
+        logits: The logits of each model. An iterator may compute them, so each is read once.
+        windows: Number of sequences of each row. If samples are rows, these are all sequences of the row.
+
+    Raises:
+        UsageError: The task has no such mean.
+    """
+    kind = task.output_kind
+    if kind == "vocabulary":
+        raise UsageError(f"{task.name} has no mean of the predictions of several models: name one of the models")
+    if kind == "choice":
+        by_row = zip(*(torch.split(each, list(windows)) for each in logits), strict=True)  # [C, 1] of each model
+        return torch.cat([mean_softmax([choices.t() for choices in row]).t() for row in by_row])
+    mean = {"softmax": mean_softmax, "sigmoid": mean_sigmoid}.get(kind, mean_values)
+    if not joins_windows(task, head):
+        return mean(logits)
+    rows = mean(sample_logits(each, windows) for each in logits)  # [S, L]
+    return rows.repeat_interleave(torch.tensor(windows, device=rows.device), dim=0)
 
 
 def mean_softmax(logits: Iterable[Tensor]) -> Tensor:
-    """``[..., L]`` the logarithms of the mean probabilities of classes that exclude each other."""
-    found = torch.stack([one.log_softmax(dim=-1) for one in logits])
-    return found.logsumexp(dim=0) - math.log(len(found))
+    """``M x [..., L] -> [..., L]`` Returns the logarithms of the mean probabilities of classes."""
+    stacked = torch.stack([each.log_softmax(dim=-1) for each in logits])
+    return stacked.logsumexp(dim=0) - math.log(len(stacked))
 
 
 def mean_sigmoid(logits: Iterable[Tensor]) -> Tensor:
-    """The log-odds of the mean probabilities of labels of which each is there or not, whatever the others are."""
-    found = torch.stack(list(logits))
-    there, absent = (F.logsigmoid(sign * found).logsumexp(dim=0) for sign in (1, -1))
-    return there - absent
+    """Returns the log-odds of the mean probabilities of labels that are present or absent."""
+    stacked = torch.stack(list(logits))
+    present, absent = (F.logsigmoid(sign * stacked).logsumexp(dim=0) for sign in (1, -1))
+    return present - absent
 
 
 def mean_values(logits: Iterable[Tensor]) -> Tensor:
-    """The mean of numbers, of which two tensors are in memory at a time: the sum and those of one model."""
+    """Returns the mean of numbers. Two tensors are in memory at a time: the sum and the numbers of one model."""
     remaining = iter(logits)
     total, count = next(remaining).clone(), 1
-    for one in remaining:
-        total += one
+    for each in remaining:
+        total += each
         count += 1
-        del one  # before the next model computes
+        del each  # before the next model computes
     return total.div_(count)
+
+
+# Logits in predictions.
+
+
+def with_logits(
+    task: Task, predictions: Sequence[Any], compact: Sequence[Tensor], features: Sequence[Feature]
+) -> Sequence[Any]:
+    """Returns predictions with the logits that they were made of: of each label, choice, or word and label.
+
+    Args:
+        task: The task.
+        predictions: Predictions of ``Task.decode`` for all rows of the features.
+        compact: The result of ``Task.compact_logits`` for each feature.
+        features: The features.
+
+    Raises:
+        UsageError: A prediction of the task has no such logits.
+    """
+    if task.output_kind == "chain":
+        raise UsageError("a tagger with crf = true scores sequences of tags, not words: predict without logits")
+    if not predictions or task.output_kind == "position":  # n_best has the start and end logit of every span
+        return predictions
+    if "logits" not in {field.name for field in fields(predictions[0])}:
+        raise UsageError(f"{task.name} gives no logits: predict without them")
+    rows = []
+    for own in windows_by_row(features):
+        windows = [compact[index] for index in own]
+        if windows[0].dim() == 2:  # of each word's first token
+            starts = [start for index in own for start in word_starts(features[index].get("word_ids"))]
+            first = torch.tensor(starts, dtype=torch.bool).nonzero().squeeze(1)
+            words = torch.cat(windows).index_select(0, first).tolist()
+            rows.append(tuple(map(tuple, words)))
+        elif task.output_kind == "choice":
+            rows.append(tuple(torch.cat(windows).tolist()))
+        else:
+            rows.append(tuple(sample_logits(torch.stack(windows), [len(windows)])[0].tolist()))
+    return [replace(prediction, logits=logits) for prediction, logits in zip(predictions, rows, strict=True)]

@@ -10,12 +10,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
 from bert_tasks.metrics.classification import Calibration
 from bert_tasks.metrics.formulas import MetricFormula
+from bert_tasks.metrics.tables import MetricTable
+from bert_tasks.tasks.base import Part
 
 MOST_EXAMPLES = 20
 MOST_CHARACTERS = 500  # of one text
@@ -318,6 +320,66 @@ class ReportSections:
     charts: tuple[Chart, ...] = ()
     examples: Examples | None = None
     figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Report(Part):
+    """How the metrics and predictions of a task are shown.
+
+    Attributes:
+        lower_is_better: Keys of ``Task.metrics`` for which lower is better. For all others higher is better.
+        neutral_metrics: Keys of ``Task.metrics`` that are no scores (a number of questions, a threshold).
+    """
+
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    neutral_metrics: ClassVar[frozenset[str]] = frozenset()
+
+    def table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """Returns metrics (and the loss) for people: each number once, those of single classes in a table."""
+        return MetricTable(overall=metrics)
+
+    @property
+    def curves(self) -> tuple[str, ...]:
+        """Keys of ``Task.metrics`` that a report draws as learning curves."""
+        return (self.task.primary_metric,)
+
+    def sections(self, predictions: Sequence[Any], rows: Sequence[Row]) -> "ReportSections | None":
+        """Returns what a report shows of the labelled rows. None: only metrics, curves and settings of the run."""
+        return None
+
+    def collapse(self, predictions: Sequence[Any], rows: Sequence[Row]) -> str | None:
+        """Returns what the model predicts for every row although the labels differ, "predicts 'calm' for every row".
+
+        None if the predictions differ, if all labels are equal, and for tasks without such a rule. Rows without labels
+        do not count.
+        """
+        return None
+
+    def same(self, predictions: Sequence[Any], others: Sequence[Any]) -> list[bool]:
+        """Returns whether two models agree, for each label, number or span that they predict for the same rows.
+
+        Export to int8 keeps a graph only if enough predictions stay the same. The default compares ``to_json`` without
+        floating-point numbers, which are scores.
+
+        Args:
+            predictions: Predictions of the model.
+            others: Predictions of the model that is compared with it, in the same order.
+
+        Returns:
+            One value for each row, or for each word or other item that has a prediction of its own.
+
+        Raises:
+            DataError: These predictions cannot show whether the models agree.
+        """
+        pairs = zip(predictions, others, strict=True)
+        return [_without_scores(each.to_json()) == _without_scores(other.to_json()) for each, other in pairs]
+
+
+def _without_scores(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_scores(item) for key, item in value.items() if not isinstance(item, float)}
+    if isinstance(value, list | tuple):
+        return [_without_scores(item) for item in value if not isinstance(item, float)]
+    return value
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:

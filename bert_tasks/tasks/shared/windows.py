@@ -6,13 +6,43 @@ Shape legend: W words of a row, N tokens of a window.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.data.table import Truncation
 from bert_tasks.errors import DataError
+from bert_tasks.tasks.base import Feature, Part
+
+
+class Windows(Part):
+    """What the windows of a task depend on beside a row and the tokenizer, and what they leave out."""
+
+    @property
+    def needs_document_context(self) -> bool:
+        """True if the features of a row depend on the rows around it, so that all rows come in one call."""
+        return False
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Libraries whose versions decide what the features are. The key of the cache contains them."""
+        return ()
+
+    def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
+        """Returns sentences about rows that no window holds completely. Default: a sentence about ``max_length``."""
+        if not cuts.cut_rows:
+            return ()
+        limit = f"max_length = {self.task.max_length} tokens"
+        return (f"{cuts.share(cuts.cut_rows)} rows are longer than {limit} and were cut",)
+
+    def copies(self, feature: Feature, tokenizer: PreTrainedTokenizerBase) -> Iterable[Feature]:
+        """Returns what the model reads to predict for a feature. ``decode`` sees their results together.
+
+        Default: the feature. A task whose model reads a feature several times overrides this method.
+        """
+        return (feature,)
 
 
 @dataclass(frozen=True, kw_only=True)

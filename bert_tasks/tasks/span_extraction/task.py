@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
@@ -28,18 +27,24 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.metrics.tables import MetricTable, metric_table
-from bert_tasks.tasks.base import NOT_WRITTEN, Feature, LossTerm, Prediction, Task, labelled
-from bert_tasks.tasks.shared.detection import Suggestion, TaskGuess, UserHints
+from bert_tasks.tasks.base import NOT_WRITTEN, Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
+from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, UserHints
 from bert_tasks.tasks.shared.explanation import (
     Explainable,
     ExplainedLogit,
     Explanation,
     TokenSpan,
+)
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.outputs import (
+    position_logits,
     windows_by_row,
 )
-from bert_tasks.tasks.shared.labels import unnamed_outputs
-from bert_tasks.tasks.shared.outputs import DISTILLATION, NO_LOGIT, mean_values, softmax_divergence
-from bert_tasks.tasks.shared.report import ReportSections
+from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.shared.report import Report, ReportSections
+from bert_tasks.tasks.shared.windows import Windows
 from bert_tasks.tasks.span_extraction import report
 from bert_tasks.tasks.span_extraction.detection import detect_spans
 from bert_tasks.tasks.span_extraction.search import Span, merge_windows, window_candidates
@@ -85,8 +90,228 @@ class SpanPrediction(Prediction):
     explanation: Explanation | None = None
 
 
+class SpanDetection(Detection):
+    """How ``init`` recognises rows of span extraction."""
+
+    task: "SpanExtraction"
+    row_needs: ClassVar[str] = "a question, its context, and answers that are copied from it"
+    has_dense_labels: ClassVar[bool] = True
+
+    def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
+        return detect_spans(self.task.name, profiles, rows, hints)
+
+    def settings(self, words: int, longest: int) -> list[Suggestion]:
+        length = min(self.task.max_length, longest)
+        return [
+            Suggestion("max_length", length, "tokens of a window; longer contexts are read in several"),
+            Suggestion("doc_stride", min(self.task.doc_stride, length // 3), "OVERLAP in tokens of two windows"),
+            Suggestion(
+                "max_query_length", min(self.task.max_query_length, length // 4), "tokens; longer questions are cut"
+            ),
+        ]
+
+
+class SpanCard(Card):
+    """Examples of span extraction for the server and model cards."""
+
+    task: "SpanExtraction"
+    pipeline_tag: ClassVar[str] = "question-answering"
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        notice = (
+            "The library opens at nine on weekdays and at ten on Saturdays. It is closed on Sundays. "
+            "Members may borrow six books for three weeks."
+        )
+        return [
+            {"question": "Who wrote it?", "context": "The letter was written by Ada in May."},
+            {"question": "How many books may members borrow?", "context": notice},
+            {"question": "Who founded the library?", "context": notice},
+        ]
+
+
+class SpanRendering(Rendering):
+    """How predictions of span extraction are written."""
+
+    task: "SpanExtraction"
+    file_formats: ClassVar[tuple[str, ...]] = (".json",)
+
+    def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
+        """The official files have one answer for each id.
+
+        Raises:
+            DataError: two rows have the same id.
+        """
+        _file_ids(row.get("id") for row in rows)
+        return ()
+
+    def render(self, extension: str, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> Mapping[str, str]:
+        """The official files: answers by id, and beside them ``nbest.json`` and ``null_odds.json`` (2.0 only).
+
+        Rows without an id have their number, from 0.
+
+        Raises:
+            DataError: two rows have the same id.
+        """
+        if extension not in self.file_formats:
+            return super().render(extension, predictions, rows)
+        named = dict(zip(_file_ids(prediction.id for prediction in predictions), predictions, strict=True))
+        official = {"text": "text", "probability": "score", "start_logit": "start_logit", "end_logit": "end_logit"}
+        files: dict[str, Mapping[str, Any]] = {
+            "": {name: prediction.answer for name, prediction in named.items()},
+            "nbest.json": {
+                name: [{key: getattr(span, field) for key, field in official.items()} for span in one.n_best]
+                for name, one in named.items()
+            },
+        }
+        if self.task.version_2_with_negative:
+            files["null_odds.json"] = {name: prediction.null_odds for name, prediction in named.items()}
+        return {name: json.dumps(content, indent=4) + "\n" for name, content in files.items()}
+
+
+class SpanFitting(Fitting):
+    """What training needs to know of span extraction."""
+
+    task: "SpanExtraction"
+    fields: ClassVar[tuple[str, ...]] = ("null_threshold",)
+    sample: ClassVar[Literal["row", "window"]] = "window"
+
+    def fit_to_train(self, rows: Iterable[Row]) -> Any:
+        """The same task. Raises DataError for questions without an answer, unless the settings expect them."""
+        if not self.task.version_2_with_negative:
+            for number, row in enumerate(rows):
+                _refuse_unanswerable(number, row)
+        return self.task
+
+    def tune_on_validation(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> Any:
+        """With ``version_2_with_negative``: the threshold that gives the best F1 on these rows."""
+        answered, labels = _answered_rows(predictions, rows)
+        if not self.task.version_2_with_negative or not answered:
+            return self.task
+        spans, odds = [one.best.text for one in answered], list(map(_null_odds, answered))
+        return replace(self.task, null_threshold=tune_null_threshold(labels, spans, odds))
+
+
+class SpanHFConfig(HFConfig):
+    """Span extraction in a config of transformers."""
+
+    task: "SpanExtraction"
+    has_labels: ClassVar[bool] = False
+    default_head: ClassVar[Literal["span"]] = "span"
+
+    def implied_fields(
+        self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
+    ) -> dict[str, Any]:
+        """The defaults, made smaller for models that cannot read so long a window."""
+        max_length = min(self.task.max_length, usable_length)
+        max_query_length = min(self.task.max_query_length, max_length // 4)
+        room = max_length - max_query_length - MOST_SPECIAL_TOKENS
+        doc_stride = min(self.task.doc_stride, room // 2)
+        return {"max_length": max_length, "max_query_length": max_query_length, "doc_stride": doc_stride}
+
+
+class SpanWindows(Windows):
+    """What features of span extraction leave out."""
+
+    task: "SpanExtraction"
+
+    def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
+        """Questions that were cut, and those whose answer is in no window."""
+        notes = []
+        if cuts.cut_rows:
+            limit = f"max_query_length = {self.task.max_query_length} tokens"
+            are, were = ("is", "was") if cuts.cut_rows == 1 else ("are", "were")
+            notes.append(f"{cuts.share(cuts.cut_rows)} questions {are} longer than {limit} and {were} cut")
+        if cuts.lost_answers:
+            have = "has" if cuts.lost_answers == 1 else "have"
+            notes.append(
+                f"{cuts.share(cuts.lost_answers)} questions {have} an answer that no window of max_length = "
+                f"{self.task.max_length} tokens holds whole: training takes them for questions without an "
+                "answer; raise max_length, or doc_stride to the length of the longest answer"
+            )
+        return tuple(notes)
+
+
+class SpanExplainable(Explainable):
+    """Which logit of span extraction an explanation is about."""
+
+    task: "SpanExtraction"
+
+    def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
+        """See ``Explainable``."""
+        if not rows:
+            return []
+        frame = Frame.of(tokenizer)
+        contexts = tokenized_contexts([row["context"] for row in rows], tokenizer)
+        texts = [row["question"] for row in rows]
+        questions = tokenized([text.lstrip() for text in texts], tokenizer, offsets=True)["offset_mapping"]
+        before, between, after = ([None] * len(part.ids) for part in (frame.before, frame.between, frame.after))
+        found: list[list[TokenSpan | None]] = []
+        for row, text, offsets in zip(rows, texts, questions, strict=True):
+            shift, context = len(text) - len(text.lstrip()), contexts[row["context"]]
+            asked = [TokenSpan("question", start + shift, end + shift) for start, end in offsets]
+            asked = asked[: self.task.max_query_length]
+            read = zip(context.starts.tolist(), context.ends.tolist(), strict=True)
+            spans = [TokenSpan("context", start, end) for start, end in read]
+            found += [
+                [*before, *asked, *between, *spans[window.start : window.stop], *after]
+                for window in self.task._windows(asked, context, frame)
+            ]
+        return found
+
+    def explained_logits(
+        self,
+        predictions: Sequence[SpanPrediction],
+        compact: Sequence[Tensor],
+        features: Sequence[Feature],
+        rows: Sequence[Row],
+    ) -> list[ExplainedLogit]:
+        """Start and end logit of the answer in the window that it was found in; of "no answer" those of token 0."""
+        return [
+            ExplainedLogit(
+                label=one.answer,
+                texts={"question": row["question"], "context": row["context"]},
+                terms=_answer_terms(one, {window: compact[window] for window in own}, features),
+            )
+            for one, own, row in zip(predictions, windows_by_row(features), rows, strict=True)
+        ]
+
+
+class SpanReport(Report):
+    """What a report shows of span extraction."""
+
+    task: "SpanExtraction"
+    neutral_metrics: ClassVar[frozenset[str]] = frozenset(
+        {"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"}
+    )
+
+    def table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
+        kinds = [kind for kind in ("HasAns", "NoAns") if f"{kind}_total" in metrics]
+        key = "{}_{}".format
+        table = metric_table(metrics, kinds, key, word="questions", columns=("exact", "f1"), support="total")
+        return MetricTable(overall=table.overall) if len(kinds) == 1 else table  # one kind alone is all questions
+
+    @property
+    def curves(self) -> tuple[str, ...]:
+        return ("exact" if self.task.version_2_with_negative else "exact_match", "f1")
+
+    def sections(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> ReportSections:
+        pairs = labelled(rows, predictions, "answers")
+        return report.answer_sections(pairs, self.task.null_threshold, version_2=self.task.version_2_with_negative)
+
+    def collapse(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> str | None:
+        answered, labels = _answered_rows(predictions, rows)
+        is_silent = len(answered) > 1 and any(labels) and not any(one.answer for one in answered)
+        return 'predicts "no answer" for every question' if is_silent else None
+
+    def same(self, predictions: Sequence[SpanPrediction], others: Sequence[SpanPrediction]) -> list[bool]:
+        pairs = zip(predictions, others, strict=True)
+        return [(one.start, one.answer) == (other.start, other.answer) for one, other in pairs]
+
+
 @dataclass(frozen=True, kw_only=True)
-class SpanExtraction(Explainable, Task[SpanPrediction]):
+class SpanExtraction(Task[SpanPrediction]):
     """Settings of span extraction.
 
     Attributes:
@@ -102,16 +327,15 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
     """
 
     name: ClassVar[str] = "span-extraction"
-    aliases: ClassVar[tuple[str, ...]] = ("question-answering",)
-    fitted_fields: ClassVar[tuple[str, ...]] = ("null_threshold",)
-    sample: ClassVar[Literal["row", "window"]] = "window"
-    default_head: ClassVar[Literal["span"]] = "span"
-    pipeline_tag: ClassVar[str] = "question-answering"
-    row_needs: ClassVar[str] = "a question, its context, and answers that are copied from it"
-    has_dense_labels: ClassVar[bool] = True
-    file_formats: ClassVar[tuple[str, ...]] = (".json",)
-    neutral_metrics: ClassVar[frozenset[str]] = frozenset(
-        {"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"}
+    parts: ClassVar[tuple[type[Part], ...]] = (
+        SpanDetection,
+        SpanCard,
+        SpanRendering,
+        SpanFitting,
+        SpanHFConfig,
+        SpanWindows,
+        SpanExplainable,
+        SpanReport,
     )
     max_length: int = 384
     doc_stride: int = 128
@@ -157,35 +381,12 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         )
 
     @property
-    def primary_metric(self) -> str:
-        return "f1"
+    def output_kind(self) -> OutputKind:
+        return "position"
 
     @property
-    def hf_config(self) -> dict[str, Any]:
-        return unnamed_outputs()
-
-    @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
-        """The defaults, made smaller for models that cannot read so long a window."""
-        max_length = min(cls.max_length, usable_length)
-        max_query_length = min(cls.max_query_length, max_length // 4)
-        room = max_length - max_query_length - MOST_SPECIAL_TOKENS
-        doc_stride = min(cls.doc_stride, room // 2)
-        return {"max_length": max_length, "max_query_length": max_query_length, "doc_stride": doc_stride}
-
-    @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        """See ``Task.detect``."""
-        return detect_spans(cls.name, profiles, rows, hints)
-
-    @classmethod
-    def suggested_settings(cls, words: int, longest: int) -> list[Suggestion]:
-        length = min(cls.max_length, longest)
-        return [
-            Suggestion("max_length", length, "tokens of a window; longer contexts are read in several"),
-            Suggestion("doc_stride", min(cls.doc_stride, length // 3), "OVERLAP in tokens of two windows"),
-            Suggestion("max_query_length", min(cls.max_query_length, length // 4), "tokens; longer questions are cut"),
-        ]
+    def primary_metric(self) -> str:
+        return "f1"
 
     def head(self, config: EncoderConfig) -> PerTokenHead:
         return PerTokenHead(config, 2, dropout=config.head.span_dropout)
@@ -248,76 +449,19 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         capacity = self.max_length - len(question) - frame.size
         return window_ranges(len(context.ids), capacity=capacity, overlap=self.doc_stride)
 
-    def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
-        """See ``Explainable``."""
-        if not rows:
-            return []
-        frame = Frame.of(tokenizer)
-        contexts = tokenized_contexts([row["context"] for row in rows], tokenizer)
-        texts = [row["question"] for row in rows]
-        questions = tokenized([text.lstrip() for text in texts], tokenizer, offsets=True)["offset_mapping"]
-        before, between, after = ([None] * len(part.ids) for part in (frame.before, frame.between, frame.after))
-        found: list[list[TokenSpan | None]] = []
-        for row, text, offsets in zip(rows, texts, questions, strict=True):
-            shift, context = len(text) - len(text.lstrip()), contexts[row["context"]]
-            asked = [TokenSpan("question", start + shift, end + shift) for start, end in offsets]
-            asked = asked[: self.max_query_length]
-            read = zip(context.starts.tolist(), context.ends.tolist(), strict=True)
-            spans = [TokenSpan("context", start, end) for start, end in read]
-            found += [
-                [*before, *asked, *between, *spans[window.start : window.stop], *after]
-                for window in self._windows(asked, context, frame)
-            ]
-        return found
-
-    def explained_logits(
-        self,
-        predictions: Sequence[SpanPrediction],
-        compact: Sequence[Tensor],
-        features: Sequence[Feature],
-        rows: Sequence[Row],
-    ) -> list[ExplainedLogit]:
-        """Start and end logit of the answer in the window that it was found in; of "no answer" those of token 0."""
-        return [
-            ExplainedLogit(
-                label=one.answer,
-                texts={"question": row["question"], "context": row["context"]},
-                terms=_answer_terms(one, {window: compact[window] for window in own}, features),
-            )
-            for one, own, row in zip(predictions, windows_by_row(features), rows, strict=True)
-        ]
-
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """Cross-entropy of the start and of the end over all tokens of each labelled window."""
         parts = torch.split(logits, list(batch.layout.gather_counts))
         labelled = [part for part, count in zip(parts, batch.label_counts, strict=True) if count]
         if not labelled:
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
-        padded = pad_sequence(labelled, batch_first=True, padding_value=-torch.inf)  # [B, T, 2]
-        scores = padded.transpose(1, 2).flatten(0, 1)  # [2 B, T]
+        scores = position_logits(labelled, absent=-torch.inf)  # [2 B, T]
         total = F.cross_entropy(scores, batch.labels.long(), reduction="sum")
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(scores))),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Task``: the start and the end of each labelled window."""
         return {self.name: 2.0 * sum(bool(feature.get("labels")) for feature in features)}
-
-    def distillation_loss(self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float) -> LossTerm:
-        """The divergence of the start and of the end over all tokens of each window."""
-        counts = list(batch.layout.gather_counts)
-        parts = (list(torch.split(logits, counts)) for logits in (student, teacher))
-        padded = (pad_sequence(part, batch_first=True, padding_value=NO_LOGIT) for part in parts)  # [B, T, 2]
-        found, given = (scores.transpose(1, 2).flatten(0, 1) for scores in padded)  # [2 B, T]
-        total = softmax_divergence(found, given, temperature)
-        return LossTerm(name=DISTILLATION, total=total, count=student.new_full((), 2 * len(counts)))
-
-    def distillation_count(self, features: Sequence[Feature]) -> float:
-        """See ``Task``: the start and the end of each window."""
-        return 2.0 * len(features)
-
-    def mean_logits(self, logits: Iterable[Tensor], windows: Sequence[int]) -> Tensor:
-        """See ``Task``: the mean start and end logits, by whose sums spans of different windows are compared."""
-        return mean_values(logits)
 
     def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[K + 1, 4]`` for each window: "no answer" and the best spans, see ``window_candidates``."""
@@ -356,19 +500,6 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
             )
         return predictions
 
-    def with_logits(
-        self, predictions: Sequence[SpanPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
-    ) -> Sequence[SpanPrediction]:
-        """The same: ``n_best`` has the start and end logit of every span."""
-        return predictions
-
-    def fit_to_train(self, rows: Iterable[Row]) -> Self:
-        """The same task. Raises DataError for questions without an answer, unless the settings expect them."""
-        if not self.version_2_with_negative:
-            for number, row in enumerate(rows):
-                _refuse_unanswerable(number, row)
-        return self
-
     def metrics(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> dict[str, float]:
         """SQuAD's, 0 to 100: 2.0's with ``version_2_with_negative``, else 1.1's.
 
@@ -386,100 +517,6 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         for number, row in enumerate(rows):
             _refuse_unanswerable(number, row)
         return squad_v1_metrics(labels, answers)
-
-    def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
-        kinds = [kind for kind in ("HasAns", "NoAns") if f"{kind}_total" in metrics]
-        key = "{}_{}".format
-        table = metric_table(metrics, kinds, key, word="questions", columns=("exact", "f1"), support="total")
-        return MetricTable(overall=table.overall) if len(kinds) == 1 else table  # one kind alone is all questions
-
-    @property
-    def curve_metrics(self) -> tuple[str, ...]:
-        return ("exact" if self.version_2_with_negative else "exact_match", "f1")
-
-    def report_sections(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> ReportSections:
-        """See ``Task``; with ``version_2_with_negative`` the scores by threshold, too."""
-        pairs = labelled(rows, predictions, "answers")
-        return report.answer_sections(pairs, self.null_threshold, version_2=self.version_2_with_negative)
-
-    def collapse(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> str | None:
-        """See ``Task``: "no answer" to every question although some have one."""
-        answered, labels = _answered_rows(predictions, rows)
-        is_silent = len(answered) > 1 and any(labels) and not any(one.answer for one in answered)
-        return 'predicts "no answer" for every question' if is_silent else None
-
-    def same_predictions(self, predictions: Sequence[SpanPrediction], others: Sequence[SpanPrediction]) -> list[bool]:
-        pairs = zip(predictions, others, strict=True)
-        return [(one.start, one.answer) == (other.start, other.answer) for one, other in pairs]
-
-    @property
-    def example_rows(self) -> Sequence[Row]:
-        notice = (
-            "The library opens at nine on weekdays and at ten on Saturdays. It is closed on Sundays. "
-            "Members may borrow six books for three weeks."
-        )
-        return [
-            {"question": "Who wrote it?", "context": "The letter was written by Ada in May."},
-            {"question": "How many books may members borrow?", "context": notice},
-            {"question": "Who founded the library?", "context": notice},
-        ]
-
-    def tune_on_validation(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> Self:
-        """With ``version_2_with_negative``: the threshold that gives the best F1 on these rows."""
-        answered, labels = _answered_rows(predictions, rows)
-        if not self.version_2_with_negative or not answered:
-            return self
-        spans, odds = [one.best.text for one in answered], list(map(_null_odds, answered))
-        return replace(self, null_threshold=tune_null_threshold(labels, spans, odds))
-
-    def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
-        """Questions that were cut, and those whose answer is in no window."""
-        notes = []
-        if cuts.cut_rows:
-            limit = f"max_query_length = {self.max_query_length} tokens"
-            are, were = ("is", "was") if cuts.cut_rows == 1 else ("are", "were")
-            notes.append(f"{cuts.share(cuts.cut_rows)} questions {are} longer than {limit} and {were} cut")
-        if cuts.lost_answers:
-            have = "has" if cuts.lost_answers == 1 else "have"
-            notes.append(
-                f"{cuts.share(cuts.lost_answers)} questions {have} an answer that no window of max_length = "
-                f"{self.max_length} tokens holds whole: training takes them for questions without an "
-                "answer; raise max_length, or doc_stride to the length of the longest answer"
-            )
-        return tuple(notes)
-
-    def check_render(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
-        """The official files have one answer for each id.
-
-        Raises:
-            DataError: two rows have the same id.
-        """
-        _file_ids(row.get("id") for row in rows)
-        return ()
-
-    def render(self, extension: str, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> Mapping[str, str]:
-        """The official files: answers by id, and beside them ``nbest.json`` and ``null_odds.json`` (2.0 only).
-
-        Rows without an id have their number, from 0.
-
-        Raises:
-            DataError: two rows have the same id.
-        """
-        if extension not in self.file_formats:
-            return super().render(extension, predictions, rows)
-        named = dict(zip(_file_ids(prediction.id for prediction in predictions), predictions, strict=True))
-        official = {"text": "text", "probability": "score", "start_logit": "start_logit", "end_logit": "end_logit"}
-        files: dict[str, Mapping[str, Any]] = {
-            "": {name: prediction.answer for name, prediction in named.items()},
-            "nbest.json": {
-                name: [{key: getattr(span, field) for key, field in official.items()} for span in one.n_best]
-                for name, one in named.items()
-            },
-        }
-        if self.version_2_with_negative:
-            files["null_odds.json"] = {name: prediction.null_odds for name, prediction in named.items()}
-        return {name: json.dumps(content, indent=4) + "\n" for name, content in files.items()}
 
 
 def _answer_terms(

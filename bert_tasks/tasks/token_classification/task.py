@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from statistics import fmean
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -42,13 +42,16 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
-from bert_tasks.tasks.shared.detection import Suggestion, TaskGuess, UserHints, suggested_length
-from bert_tasks.tasks.shared.labels import label_config
-from bert_tasks.tasks.shared.outputs import DISTILLATION, mean_softmax, mean_values, softmax_divergence
-from bert_tasks.tasks.shared.report import ReportSections
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled, sole_prediction
+from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, UserHints, suggested_length
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.shared.report import Report, ReportSections
 from bert_tasks.tasks.shared.windows import (
     WindowRules,
+    Windows,
     WordWindow,
     document_windows,
     documents,
@@ -97,6 +100,186 @@ class TokenPrediction(Prediction):
     logits: tuple[tuple[float, ...], ...] | None = None
 
 
+class TokenDetection(Detection):
+    """How ``init`` recognises rows of token classification."""
+
+    task: "TokenClassification"
+    row_needs: ClassVar[str] = "as many words as tags in every row"
+    has_dense_labels: ClassVar[bool] = True
+
+    def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
+        return detect_tags(self.task.name, profiles, rows, hints)
+
+    def settings(self, words: int, longest: int) -> list[Suggestion]:
+        overlap = min(self.task.doc_stride, suggested_length(words, longest) // 4)
+        comment = "OVERLAP in tokens of two windows of a sentence"
+        return [*super().settings(words, longest), Suggestion("doc_stride", overlap, comment)]
+
+
+class TokenCard(Card):
+    """Examples of token classification for the server and model cards."""
+
+    task: "TokenClassification"
+    pipeline_tag: ClassVar[str] = "token-classification"
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        texts = (
+            "Ada Lovelace met Charles Babbage in London in 1833 .",
+            "The European Commission met in Brussels on Monday .",
+            "Please book a table at Luigi 's for four on Friday evening .",
+        )
+        return [{"words": text.split()} for text in texts]
+
+
+class TokenRendering(Rendering):
+    """How predictions of token classification are written."""
+
+    task: "TokenClassification"
+    file_formats: ClassVar[tuple[str, ...]] = (".conll", ".txt")
+    renders_labels: ClassVar[bool] = True
+
+    def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
+        """Counts words that ``render`` changes. Tags are not changed: they would be other classes.
+
+        Raises:
+            DataError: a label, or a tag of the rows, has white space, which would split it into columns.
+        """
+        tags, count, changed = dict.fromkeys(self.task.labels), 0, Counter[str]()
+        for row in rows:
+            tags |= dict.fromkeys(row["tags"] if row.get("tags") is not None else ())
+            count += len(row["words"])
+            changed.update(word for word in row["words"] if _column(word) != word)
+        wrong = next((tag for tag in tags if _column(tag) != tag), None)
+        if wrong is not None:
+            raise DataError(
+                f"the tag {wrong!r} has white space, which separates the columns of {extension}: write .jsonl"
+            )
+        if not changed:
+            return ()
+        example = next(iter(changed))
+        return (
+            f"{changed.total()} of {count} words have white space or are empty, which columns cannot hold: {extension} "
+            f"has _ in its place ({_column(example)} for {shortened(example)}, ...); .jsonl keeps words as they are",
+        )
+
+    def render(self, extension: str, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> Mapping[str, str]:
+        """Columns that conlleval reads: word, its tag if all rows have tags, predicted tag; entities in IOB2.
+
+        A blank line ends each row. White space within a word, which would separate columns, becomes ``_``, as does an
+        empty word; ``check_render`` says how many.
+        """
+        if extension not in self.file_formats:
+            return super().render(extension, predictions, rows)
+        with_tags = all(row.get("tags") is not None for row in rows)
+        lines: list[str] = []
+        for prediction, row in zip(predictions, rows, strict=True):
+            given = [self.task._as_compared(row["tags"])] if with_tags else []
+            columns = zip(map(_column, prediction.words), *given, self.task._in_iob2(prediction.tags), strict=True)
+            lines += [*map(" ".join, columns), ""]
+        return {"": "".join(f"{line}\n" for line in lines)}
+
+
+class TokenFitting(Fitting):
+    """What training needs to know of token classification."""
+
+    task: "TokenClassification"
+    fields: ClassVar[tuple[str, ...]] = ("scheme",)
+    sample: ClassVar[Literal["window"]] = "window"
+
+    def fit_to_train(self, rows: Iterable[Row]) -> Any:
+        """Records the scheme of the training tags.
+
+        Raises:
+            DataError: ``context_tokens`` finds no document, or a tag's name is that of a metric over all tags.
+        """
+        tags: list[Sequence[str]] = []
+        documented = False
+        for row in rows:
+            documented |= row.get("document") is not None
+            tags += [row["tags"]] if row.get("tags") is not None else []
+        if self.task.context_tokens and not documented:
+            raise DataError(
+                f"context_tokens = {self.task.context_tokens}, but no row has a document: name the column that says "
+                "which sentences belong together (in CoNLL files the -DOCSTART- lines do), or set context_tokens = 0"
+            )
+        fitted = replace(self.task, scheme=detect_scheme(tags)) if tags else self.task
+        check_names(fitted.labels, raw=fitted._label_scheme == "raw")
+        return fitted
+
+
+class TokenHFConfig(HFConfig):
+    """Token classification in a config of transformers."""
+
+    task: "TokenClassification"
+    default_head: ClassVar[Literal["token"]] = "token"
+
+    @property
+    def has_head(self) -> bool:
+        """transformers has the scores of single tags, not the CRF over them."""
+        return not self.task.crf
+
+    def implied_fields(
+        self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
+    ) -> dict[str, Any]:
+        """Without labels there are two, as transformers takes it; short windows overlap by a quarter at most."""
+        names = labels if labels else ("LABEL_0", "LABEL_1")
+        max_length = min(self.task.max_length, usable_length)
+        return {"labels": names, "max_length": max_length, "doc_stride": min(self.task.doc_stride, max_length // 4)}
+
+
+class TokenWindows(Windows):
+    """What features of token classification leave out."""
+
+    task: "TokenClassification"
+
+    @property
+    def needs_document_context(self) -> bool:
+        return self.task.context_tokens > 0
+
+    def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
+        """Rows with words of which only the first sub-words are read; a long sentence has several windows."""
+        if not cuts.cut_rows:
+            return ()
+        have = "has" if cuts.cut_rows == 1 else "have"
+        limit = f"max_length = {self.task.max_length} tokens"
+        return (
+            f"{cuts.share(cuts.cut_rows)} rows {have} a word that alone is longer than {limit}: of such words only the "
+            "beginning is read; each of them is tagged",
+        )
+
+
+class TokenReport(Report):
+    """What a report shows of token classification."""
+
+    task: "TokenClassification"
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"invalid_transitions"})
+
+    def table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """A row for each entity type, or for each tag where the labels mark no entities."""
+        names = [name.removesuffix("_number") for name in metrics if name.endswith("_number")]
+        word = "tag" if self.task._label_scheme == "raw" else "type"
+        return metric_table(metrics, names, "{}_{}".format, word=word, support="number")
+
+    @property
+    def curves(self) -> tuple[str, ...]:
+        if self.task._label_scheme == "raw":
+            return ("overall_accuracy", "macro_f1")
+        return ("overall_f1", "overall_precision", "overall_recall")
+
+    def sections(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> ReportSections:
+        return report.tag_sections(labelled(rows, predictions, "tags"), self.task.labels)
+
+    def collapse(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> str | None:
+        pairs = [(row["tags"], one.tags) for row, one in labelled(rows, predictions, "tags")]
+        tag = sole_prediction(chain.from_iterable(p for _, p in pairs), chain.from_iterable(tags for tags, _ in pairs))
+        return None if tag is None else f"predicts {tag!r} for every word"
+
+    def same(self, predictions: Sequence[TokenPrediction], others: Sequence[TokenPrediction]) -> list[bool]:
+        pairs = zip(predictions, others, strict=True)
+        return [tag == other_tag for one, other in pairs for tag, other_tag in zip(one.tags, other.tags, strict=True)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenClassification(Task[TokenPrediction]):
     """Settings of token classification.
@@ -113,16 +296,15 @@ class TokenClassification(Task[TokenPrediction]):
     """
 
     name: ClassVar[str] = "token-classification"
-    aliases: ClassVar[tuple[str, ...]] = ("ner",)
-    fitted_fields: ClassVar[tuple[str, ...]] = ("scheme",)
-    sample: ClassVar[Literal["window"]] = "window"
-    default_head: ClassVar[Literal["token"]] = "token"
-    pipeline_tag: ClassVar[str] = "token-classification"
-    row_needs: ClassVar[str] = "as many words as tags in every row"
-    has_dense_labels: ClassVar[bool] = True
-    file_formats: ClassVar[tuple[str, ...]] = (".conll", ".txt")
-    renders_labels: ClassVar[bool] = True
-    lower_is_better: ClassVar[frozenset[str]] = frozenset({"invalid_transitions"})
+    parts: ClassVar[tuple[type[Part], ...]] = (
+        TokenDetection,
+        TokenCard,
+        TokenRendering,
+        TokenFitting,
+        TokenHFConfig,
+        TokenWindows,
+        TokenReport,
+    )
     labelling: Literal["first", "continuation", "all"] = "first"
     doc_stride: int = 32
     crf: bool = False
@@ -158,39 +340,12 @@ class TokenClassification(Task[TokenPrediction]):
         return label_scheme(self.labels)
 
     @property
+    def output_kind(self) -> OutputKind:
+        return "chain" if self.crf else "softmax"
+
+    @property
     def primary_metric(self) -> str:
         return "overall_accuracy" if self._label_scheme == "raw" else "overall_f1"
-
-    @property
-    def needs_document_context(self) -> bool:
-        return self.context_tokens > 0
-
-    @property
-    def has_hf_head(self) -> bool:
-        """transformers has the scores of single tags, not the CRF over them."""
-        return not self.crf
-
-    @property
-    def hf_config(self) -> dict[str, Any]:
-        return label_config(self.labels)
-
-    @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
-        """Without labels there are two, as transformers takes it; short windows overlap by a quarter at most."""
-        names = labels if labels else ("LABEL_0", "LABEL_1")
-        max_length = min(cls.max_length, usable_length)
-        return {"labels": names, "max_length": max_length, "doc_stride": min(cls.doc_stride, max_length // 4)}
-
-    @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        """See ``Task.detect``."""
-        return detect_tags(cls.name, profiles, rows, hints)
-
-    @classmethod
-    def suggested_settings(cls, words: int, longest: int) -> list[Suggestion]:
-        overlap = min(cls.doc_stride, suggested_length(words, longest) // 4)
-        comment = "OVERLAP in tokens of two windows of a sentence"
-        return [*super().suggested_settings(words, longest), Suggestion("doc_stride", overlap, comment)]
 
     def head(self, config: EncoderConfig) -> PerTokenHead:
         if not self.labels:
@@ -291,24 +446,6 @@ class TokenClassification(Task[TokenPrediction]):
         """See ``Task``: the number of labelled sub-words."""
         return {self.name: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
 
-    def distillation_loss(self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float) -> LossTerm:
-        """The divergence of the labels of each sub-word that the head reads: with ``first`` one for each word."""
-        total = softmax_divergence(student, teacher, temperature)
-        return LossTerm(name=DISTILLATION, total=total, count=student.new_full((), len(student)))
-
-    def distillation_count(self, features: Sequence[Feature]) -> float:
-        """See ``Task``: the sub-words that the head reads."""
-        if self.crf:
-            raise UsageError(
-                "crf = true: a CRF scores sequences of tags and has no scores of single words, which distillation "
-                "compares; use crf = false in the model and in its teacher"
-            )
-        return float(sum(len(read) for feature in features if (read := feature.get("gather_positions"))))
-
-    def mean_logits(self, logits: Iterable[Tensor], windows: Sequence[int]) -> Tensor:
-        """See ``Task``: the mean of each sub-word's probabilities; with a CRF, of the scores of sequences of tags."""
-        return mean_values(logits) if self.crf else mean_softmax(logits)
-
     def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         return [crf.compressed(words) for words in logits] if self.crf else logits
 
@@ -339,17 +476,6 @@ class TokenClassification(Task[TokenPrediction]):
             return logits
         firsts = [first for feature in features for first in word_starts(feature.get("word_ids"))]
         return logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
-
-    def with_logits(
-        self, predictions: Sequence[TokenPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
-    ) -> Sequence[TokenPrediction]:
-        """See ``Task``. Raises UsageError for a CRF, which scores sequences of tags."""
-        if self.crf:
-            raise UsageError("a tagger with crf = true scores sequences of tags, not words: predict without logits")
-        if not predictions:
-            return predictions
-        words = iter(self._word_logits(compact, features).tolist())
-        return [replace(one, logits=tuple(tuple(next(words)) for _ in one.words)) for one in predictions]
 
     def _crf_labels(
         self, compact: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
@@ -390,42 +516,6 @@ class TokenClassification(Task[TokenPrediction]):
             "invalid_transitions": float(sum(invalid_transitions(t, self._label_scheme) for _, t in pairs)),
         }
 
-    def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """A row for each entity type, or for each tag where the labels mark no entities."""
-        names = [name.removesuffix("_number") for name in metrics if name.endswith("_number")]
-        word = "tag" if self._label_scheme == "raw" else "type"
-        return metric_table(metrics, names, "{}_{}".format, word=word, support="number")
-
-    @property
-    def curve_metrics(self) -> tuple[str, ...]:
-        if self._label_scheme == "raw":
-            return ("overall_accuracy", "macro_f1")
-        return ("overall_f1", "overall_precision", "overall_recall")
-
-    def report_sections(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> ReportSections:
-        """See ``Task``: entities, or words where the labels are raw."""
-        return report.tag_sections(labelled(rows, predictions, "tags"), self.labels)
-
-    def collapse(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> str | None:
-        """See ``Task``; here it is the words that all have one tag."""
-        pairs = [(row["tags"], one.tags) for row, one in labelled(rows, predictions, "tags")]
-        tag = sole_prediction(chain.from_iterable(p for _, p in pairs), chain.from_iterable(tags for tags, _ in pairs))
-        return None if tag is None else f"predicts {tag!r} for every word"
-
-    def same_predictions(self, predictions: Sequence[TokenPrediction], others: Sequence[TokenPrediction]) -> list[bool]:
-        """See ``Task``: one value for each word."""
-        pairs = zip(predictions, others, strict=True)
-        return [tag == other_tag for one, other in pairs for tag, other_tag in zip(one.tags, other.tags, strict=True)]
-
-    @property
-    def example_rows(self) -> Sequence[Row]:
-        texts = (
-            "Ada Lovelace met Charles Babbage in London in 1833 .",
-            "The European Commission met in Brussels on Monday .",
-            "Please book a table at Luigi 's for four on Friday evening .",
-        )
-        return [{"words": text.split()} for text in texts]
-
     def _as_compared(self, tags: Sequence[str]) -> list[str]:
         """The tags of a row in IOB2; as they are where the labels are raw."""
         return list(tags) if self._label_scheme == "raw" else to_iob2(tags)
@@ -434,76 +524,6 @@ class TokenClassification(Task[TokenPrediction]):
         """Predicted tags in IOB2; tags of a model whose labels are in IOB2 stay as they are, faults included."""
         plain = all(label == "O" or label.startswith(("B-", "I-")) for label in self.labels)
         return list(tags) if self._label_scheme == "raw" or (plain and self._label_scheme == "IOB2") else to_iob2(tags)
-
-    def fit_to_train(self, rows: Iterable[Row]) -> Self:
-        """Records the scheme of the training tags.
-
-        Raises:
-            DataError: ``context_tokens`` finds no document, or a tag's name is that of a metric over all tags.
-        """
-        tags: list[Sequence[str]] = []
-        documented = False
-        for row in rows:
-            documented |= row.get("document") is not None
-            tags += [row["tags"]] if row.get("tags") is not None else []
-        if self.context_tokens and not documented:
-            raise DataError(
-                f"context_tokens = {self.context_tokens}, but no row has a document: name the column that says which "
-                "sentences belong together (in CoNLL files the -DOCSTART- lines do), or set context_tokens = 0"
-            )
-        fitted = replace(self, scheme=detect_scheme(tags)) if tags else self
-        check_names(fitted.labels, raw=fitted._label_scheme == "raw")
-        return fitted
-
-    def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
-        """Rows with words of which only the first sub-words are read; a long sentence has several windows."""
-        if not cuts.cut_rows:
-            return ()
-        have = "has" if cuts.cut_rows == 1 else "have"
-        return (
-            f"{cuts.share(cuts.cut_rows)} rows {have} a word that alone is longer than max_length = {self.max_length} "
-            "tokens: of such words only the beginning is read; each of them is tagged",
-        )
-
-    def check_render(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
-        """Counts words that ``render`` changes. Tags are not changed: they would be other classes.
-
-        Raises:
-            DataError: a label, or a tag of the rows, has white space, which would split it into columns.
-        """
-        tags, count, changed = dict.fromkeys(self.labels), 0, Counter[str]()
-        for row in rows:
-            tags |= dict.fromkeys(row["tags"] if row.get("tags") is not None else ())
-            count += len(row["words"])
-            changed.update(word for word in row["words"] if _column(word) != word)
-        wrong = next((tag for tag in tags if _column(tag) != tag), None)
-        if wrong is not None:
-            raise DataError(
-                f"the tag {wrong!r} has white space, which separates the columns of {extension}: write .jsonl"
-            )
-        if not changed:
-            return ()
-        example = next(iter(changed))
-        return (
-            f"{changed.total()} of {count} words have white space or are empty, which columns cannot hold: {extension} "
-            f"has _ in its place ({_column(example)} for {shortened(example)}, ...); .jsonl keeps words as they are",
-        )
-
-    def render(self, extension: str, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> Mapping[str, str]:
-        """Columns that conlleval reads: word, its tag if all rows have tags, predicted tag; entities in IOB2.
-
-        A blank line ends each row. White space within a word, which would separate columns, becomes ``_``, as does an
-        empty word; ``check_render`` says how many.
-        """
-        if extension not in self.file_formats:
-            return super().render(extension, predictions, rows)
-        with_tags = all(row.get("tags") is not None for row in rows)
-        lines: list[str] = []
-        for prediction, row in zip(predictions, rows, strict=True):
-            given = [self._as_compared(row["tags"])] if with_tags else []
-            columns = zip(map(_column, prediction.words), *given, self._in_iob2(prediction.tags), strict=True)
-            lines += [*map(" ".join, columns), ""]
-        return {"": "".join(f"{line}\n" for line in lines)}
 
 
 def entity_spans(

@@ -1,0 +1,43 @@
+"""What the server and model cards show of a task: examples, the name on the hub, limits."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from bert_tasks.data.columns import Row
+from bert_tasks.tasks.base import Part
+
+_TEXTS = (
+    "The room was clean and the staff were kind.",
+    "We waited an hour and the soup was cold.",
+    "The train leaves at nine from platform two.",
+)
+
+
+class Card(Part):
+    """What a reader of a model card or a visitor of the server sees of a task.
+
+    Attributes:
+        pipeline_tag: The name of the task on the hub. None if the hub has none.
+        rejected_columns: Columns that a request to the server must not hold -> the reason.
+    """
+
+    pipeline_tag: ClassVar[str | None] = None
+    rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        """Three rows without labels, in plain English."""
+        columns = [column for column in self.task.columns if column.required]
+        return [
+            {column.name: text.split() if column.kind == "words" else text for column in columns} for text in _TEXTS
+        ]
+
+    def pipeline_inputs(self, row: Row) -> Sequence[Any]:
+        """Returns the arguments of a tokenizer of transformers for a row: texts, or lists of texts."""
+        return [row[column.name] for column in self.task.columns if column.required]
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Sentences about what these settings do not read, in addition to ``max_length``."""
+        return ()

@@ -1,0 +1,62 @@
+"""What a run asks of a task beside its loss: samples, values fitted to data, checks of the rows, a generator."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar, Literal
+
+from bert_tasks.data.columns import Row
+from bert_tasks.data.table import RowTable
+from bert_tasks.tasks.base import Part, Task
+
+
+class Fitting(Part):
+    """What training needs to know of a task.
+
+    Attributes:
+        fields: Names of the settings that are fitted to data and that a user never sets.
+        sample: What has one joint loss and counts for ``batch_size``: a row with all of its windows, or each window.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ()
+    sample: ClassVar[Literal["row", "window"]] = "row"
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the fields that a user sets: all fields except ``labels`` and those that are fitted to data."""
+        names = [field.name for field in fields(self.task) if field.name not in ("labels", *self.fields)]
+        return {name: getattr(self.task, name) for name in names}
+
+    def values(self) -> dict[str, Any]:
+        """Returns the fields that are fitted to data."""
+        return {name: getattr(self.task, name) for name in self.fields}
+
+    def drop_fitted_values(self) -> Any:
+        """Returns the task with its labels and settings only."""
+        return type(self.task)(labels=self.task.labels, **self.settings())
+
+    def fit_to_train(self, rows: Iterable[Row]) -> Any:
+        """Returns the task with the fields that are computed from the training rows."""
+        return self.task
+
+    def tune_on_validation(self, predictions: Sequence[Any], rows: Sequence[Row]) -> Any:
+        """Returns the task with decision thresholds that are chosen on validation predictions."""
+        return self.task
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """Settings that are not in use and may keep a model from predicting one label only, as a recipe has them."""
+        return ()
+
+    def check_split(self, rows: RowTable, source: str) -> None:
+        """Checks what only all rows of a split can tell, before a run begins.
+
+        Args:
+            rows: The training set or a validation set.
+            source: The name of the set in messages.
+
+        Raises:
+            DataError: ``Task.prepare`` would fail for these rows.
+        """
+
+    def generator(self) -> tuple[Task, float] | None:
+        """Returns the task of a smaller model that makes the inputs of training, and its width as a share."""
+        return None

@@ -1,0 +1,83 @@
+"""The bridge between a task and a config of transformers: its head, its labels, the settings that a config implies."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from bert_tasks.encoder.heads import HeadKind
+from bert_tasks.tasks.base import Part
+
+# For people, about a saved model whose head transformers lacks.
+NO_HF_HEAD = (
+    "transformers lacks this model's head: use the folder with bert_tasks. Pipelines of transformers end in an error "
+    "or give other predictions, with LABEL_0, LABEL_1, ... in place of the labels."
+)
+
+
+class HFConfig(Part):
+    """What a task and a config of transformers say about each other.
+
+    Attributes:
+        default_head: The head of transformers that models of this task have. None if transformers has none. A folder of
+            transformers is read as the first task with its head.
+        has_labels: True if the outputs of the head are the labels of the task.
+    """
+
+    default_head: ClassVar[HeadKind | None] = None
+    has_labels: ClassVar[bool] = True
+
+    @property
+    def head(self) -> HeadKind | None:
+        """The head of transformers that has the parameters of this head. None if there is none."""
+        return self.default_head
+
+    @property
+    def has_head(self) -> bool:
+        """True if transformers computes the same logits from a saved folder.
+
+        Otherwise the folder holds the labels under our key only, so that transformers does not print them beside the
+        scores of a head that it draws at random.
+        """
+        return self.head is not None
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """The entries of transformers' config: id2label, label2id, problem_type."""
+        return label_config(self.task.labels) if self.has_labels else unnamed_outputs()
+
+    def implied_fields(
+        self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
+    ) -> dict[str, Any]:
+        """Returns the settings that a config of transformers implies.
+
+        Args:
+            hf_config: The config.
+            labels: The labels of its id2label. Empty if it has none.
+            usable_length: Number of tokens that the model can read.
+        """
+        length = {"max_length": min(self.task.max_length, usable_length)}
+        return {"labels": labels, **length} if self.has_labels else length
+
+    def compatible_fields(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the known fields that remain valid beside the given fields. Default: all that are not given."""
+        return {name: value for name, value in known.items() if name not in given}
+
+
+def label_config(labels: Sequence[str]) -> dict[str, Any]:
+    """The names of the outputs as transformers' config has them."""
+    return {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+
+
+def unnamed_outputs() -> dict[str, Any]:
+    """The config of two outputs without labels: transformers' default names, not those of a fine-tuned model."""
+    return {**label_config(("LABEL_0", "LABEL_1")), "problem_type": None}
+
+
+def label_places(file_labels: Sequence[str], labels: Sequence[str]) -> list[int] | None:
+    """The index of each label among those of a file, regardless of case if need be; None if they are not the same."""
+    for known, wanted in ((file_labels, labels), ([*map(str.casefold, file_labels)], [*map(str.casefold, labels)])):
+        if sorted(known) == sorted(wanted) and len(set(known)) == len(known):
+            return [known.index(label) for label in wanted]
+    return None

@@ -1,0 +1,76 @@
+"""How predictions are written: texts of tokens, vectors, and file formats of a task's field."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar, get_args
+
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.columns import Row
+from bert_tasks.data.writers import FORMS
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.errors import UsageError
+from bert_tasks.tasks.base import ON_REQUEST, Part, Prediction
+
+
+class Rendering(Part):
+    """The formats of a task's predictions.
+
+    Attributes:
+        file_formats: Extensions that ``render`` knows.
+        row_formats: Formats in which predictions can be written row by row.
+        renders_labels: True if ``render`` writes the labels of the rows beside the predictions.
+    """
+
+    file_formats: ClassVar[tuple[str, ...]] = ()
+    row_formats: ClassVar[tuple[str, ...]] = FORMS
+    renders_labels: ClassVar[bool] = False
+
+    @property
+    def prediction_type(self) -> type[Prediction]:
+        """The dataclass of the task's predictions. Default: the type argument of ``Task``."""
+        for base in type(self.task).__mro__:
+            for argument in (part for generic in getattr(base, "__orig_bases__", ()) for part in get_args(generic)):
+                if isinstance(argument, type) and issubclass(argument, Prediction):
+                    return argument
+        return Prediction
+
+    @property
+    def prediction_fields(self) -> tuple[str, ...]:
+        """The fields that predictions with these settings have, without those that are computed on request only."""
+        names = [field.name for field in fields(self.prediction_type) if not field.metadata.get("exclude")]
+        return tuple(name for name in names if name not in ON_REQUEST)
+
+    def vector_columns(self, config: EncoderConfig) -> Mapping[str, int]:
+        """Returns the fields of ``to_json`` that are vectors, as base64 of float32 numbers, and their sizes."""
+        return {}
+
+    def with_texts(self, predictions: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> Sequence[Any]:
+        """Returns the predictions with the texts of tokens that they name by id. Default: unchanged."""
+        return predictions
+
+    def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
+        """Checks rows that ``render`` will get, before they are predicted.
+
+        Args:
+            extension: One of ``file_formats``.
+            rows: The rows in the order of their predictions.
+
+        Returns:
+            Sentences about what the format cannot hold, so that ``render`` changes it.
+
+        Raises:
+            DataError: The format cannot hold these rows.
+        """
+        return ()
+
+    def render(self, extension: str, predictions: Sequence[Any], rows: Sequence[Row]) -> Mapping[str, str]:
+        """Returns the predictions in one of ``file_formats``.
+
+        Returns:
+            Mapping from the suffix of a file name to the text of the file. The suffix "" is the requested file.
+
+        Raises:
+            UsageError: The task does not have this format.
+        """
+        raise UsageError(f"{self.task.name} has no output format {extension!r}")
