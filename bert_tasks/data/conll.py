@@ -9,13 +9,12 @@ since ``B`` and ``I`` are parts of speech in some tag sets) is raw and stays as 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bert_tasks.data.problems import counted, shortened
 from bert_tasks.data.records import Record, open_text
-from bert_tasks.errors import DataError
 
 Scheme = Literal["IOB1", "IOB2", "BIOES", "raw"]
 
@@ -205,7 +204,6 @@ def _fresh_begins(pieces: Sequence[_Piece]) -> int:
 
 _DOCUMENT = re.compile(r"-DOCSTART-(?![^ \t])")
 _BLANK = " \t"
-_LOOKED_AT = 100  # lines
 _UNIVERSAL = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _CHUNK_TAG = re.compile(r"O|[BIESLUM]-\D.*")
 _WORD_ID = re.compile(r"\d+")
@@ -239,20 +237,6 @@ class _Sentence:
         elif self.rows:
             cells = cells_of([list(column) for column in zip(*self.rows, strict=True)])
             yield Record(self.line, cells | ({"document": str(documents - 1)} if documents else {}))
-
-
-def looks_like_conll(path: Path) -> bool:
-    """Whether the lines of a text file are words with tags; false for a file that cannot be read.
-
-    Then all have the same number of columns, two or more, apart from blank lines and comments.
-    """
-    try:
-        with open_text(path, encoding="utf-8", newline="\n") as lines:
-            start = [line.split() for line in islice(lines, _LOOKED_AT)]
-    except (OSError, DataError):
-        return False
-    widths = {len(cells) for cells in start if cells and cells[0] not in ("#", "-DOCSTART-")}
-    return len(widths) == 1 and min(widths) > 1
 
 
 def conll_rows(lines: Iterable[str], path: Path, encoding: str | None) -> Iterator[Record]:

@@ -6,16 +6,15 @@ does not grow with them; an unchanged file that is read in the same way is not p
 installed.
 """
 
-import csv
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from inspect import signature
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar
 
 from bert_tasks.data.choices import numbered_columns
 from bert_tasks.data.columns import (
@@ -29,20 +28,12 @@ from bert_tasks.data.columns import (
     column_of,
     read_for_others,
 )
-from bert_tasks.data.conll import conll_rows, conllu_rows
-from bert_tasks.data.formats import Format, file_format, named_format
+from bert_tasks.data.formats import file_format, named_format
 from bert_tasks.data.problems import did_you_mean, first_few, missing_path
 from bert_tasks.data.records import (
-    SENTENCES,
-    TEXT,
+    ParseOptions,
     Records,
     dataset_records,
-    json_rows,
-    open_text,
-    parquet_records,
-    squad_rows,
-    table_records,
-    text_rows,
 )
 from bert_tasks.data.table import (
     HubSplit,
@@ -62,7 +53,6 @@ if TYPE_CHECKING:
 
 GivenRow = TypeVar("GivenRow")  # a row as the caller wrote it: a dict, a text, a tuple of texts
 
-_LARGEST_CELL = 2**31 - 1
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _VERSION = 4  # part of the cache's key and of the fingerprint: raise it when reading changes
 
@@ -123,7 +113,7 @@ class ReadingArguments(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions:
+class ReadOptions(ParseOptions):
     """How to read a file.
 
     Attributes:
@@ -143,17 +133,7 @@ class ReadOptions:
 
     columns: Mapping[str, str] | None = None
     format: str | None = None
-    delimiter: str | None = None
-    encoding: str | None = None
-    header: bool | None = None
     label_separator: str | None = None
-    document: Document | None = None
-
-    def __post_init__(self) -> None:
-        if self.delimiter == "\\t":  # neither a shell nor a literal string of TOML makes a tab of it
-            object.__setattr__(self, "delimiter", "\t")
-        if self.document is not None and self.document not in get_args(Document):
-            raise DataError(f"document = {self.document!r}: expected one of {', '.join(map(repr, get_args(Document)))}")
 
     @classmethod
     def from_arguments(
@@ -297,11 +277,11 @@ def read_table(
         "format": layout.name,
         "version": _VERSION,
     }
-    how |= {"document": options.document} if layout.name == "text" else {}
+    how |= {"document": options.document} if layout.has_documents else {}
     read = [{**asdict(field), "mapped": field.column.name in stated} for field in mapping.fields]
     further = [] if passthrough == "none" and not skip_faulty else [passthrough, skip_faulty]
     fingerprint = sha256_json(digest, how, read, labels, *further)
-    records = file_records(path, layout, options, wanted=None if carried == "all" or has_choices else wanted)
+    records = layout.open(path, options, wanted=None if carried == "all" or has_choices else wanted)
     try:
         stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, mapping))
     except MemoryError as error:
@@ -462,59 +442,6 @@ def existing_file(path: Path) -> Path:
     return path
 
 
-@contextmanager
-def file_records(
-    path: Path, layout: Format, options: ReadOptions, *, wanted: Sequence[str] | None = None
-) -> Iterator[Records]:
-    """The records of a file in its format. Of parquet files only the ``wanted`` columns are read; None: all.
-
-    Raises:
-        DataError: the options do not fit the format, or the file cannot be read.
-    """
-    delimiter = layout.delimiter if options.delimiter is None else options.delimiter
-    if layout.delimiter is None:
-        if options.header is False:
-            raise DataError(f"{path}: header = false is for csv and tsv files; {layout.name} has no header line")
-    elif delimiter is None or len(delimiter) != 1 or delimiter in '"\r\n':
-        raise DataError(
-            f"{path}: delimiter = {delimiter!r}: expected one character that is neither a quote nor a line end"
-        )
-    if layout.name == "parquet":
-        with parquet_records(path, wanted=wanted) as records:
-            yield records
-        return
-    is_csv = layout.delimiter is not None and layout.quoted
-    limit = csv.field_size_limit(_LARGEST_CELL)  # it belongs to the whole process, so it is put back afterwards
-    try:
-        with open_text(path, encoding=options.encoding, newline="" if is_csv else "\n") as lines:
-            match layout.name:
-                case "jsonl":
-                    yield Records(None, lines.rows(json_rows(lines, path)))
-                case "squad":
-                    yield Records(None, squad_rows(lines, path))
-                case "text":
-                    has_sentences = options.document in ("blank-line", "file")
-                    columns = (TEXT, SENTENCES) if has_sentences else (TEXT,)
-                    yield Records(columns, lines.rows(text_rows(lines, options.document)))
-                case "conll":
-                    yield Records(None, lines.rows(conll_rows(lines, path, options.encoding)))
-                case "conllu":
-                    yield Records(None, lines.rows(conllu_rows(lines)))
-                case _:
-                    table = table_records(
-                        lines,
-                        path,
-                        delimiter=str(delimiter),
-                        header=options.header is not False,
-                        quoted=layout.quoted,
-                        headless=layout.headless,
-                        skips_short_rows=layout.skips_short_rows,
-                    )
-                    yield table._replace(rows=lines.rows(table.rows))
-    finally:
-        csv.field_size_limit(limit)
-
-
 def column_names(path: Path, options: ReadOptions, columns: Sequence[Column] | None = None) -> list[str]:
     """The names of a file's columns: those of its header, or of its first row.
 
@@ -526,8 +453,8 @@ def column_names(path: Path, options: ReadOptions, columns: Sequence[Column] | N
     Raises:
         DataError: the file cannot be read.
     """
-    layout = file_format(options.format, existing_file(path), columns)
-    with file_records(path, layout, options) as records:
+    format = file_format(options.format, existing_file(path), columns)
+    with format.open(path, options) as records:
         return peeked(records)[1]
 
 

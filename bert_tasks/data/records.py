@@ -10,25 +10,24 @@ import csv
 import gzip
 import io
 import json
-import re
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from bert_tasks.data.columns import ENCODING_EXAMPLE, Document
 from bert_tasks.data.problems import counted
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.errors import DataError
 
 _GZIP = b"\x1f\x8b"
 _UTF8 = "utf-8-sig"  # it reads files without a mark, too
 _LOOKED_AT = 400
 LARGEST_ROW = 64 * 2**20  # characters of one row
 LARGEST_JSON = 4 * LARGEST_ROW  # characters of a file that is one JSON value; the largest of SQuAD has 42 million
-_MANY_ZEROS, _FEW_ZEROS = 0.4, 0.1  # shares of zero bytes
 # Longer marks first: that of UTF-32 begins as that of UTF-16 does.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -66,6 +65,22 @@ class Records(NamedTuple):
     rows: Iterator[Record]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParseOptions:
+    """How to parse a file. ``ReadOptions`` describes the attributes."""
+
+    delimiter: str | None = None
+    encoding: str | None = None
+    header: bool | None = None
+    document: Document | None = None
+
+    def __post_init__(self) -> None:
+        if self.delimiter == "\\t":  # neither a shell nor a literal string of TOML makes a tab of it
+            object.__setattr__(self, "delimiter", "\t")
+        if self.document is not None and self.document not in get_args(Document):
+            raise DataError(f"document = {self.document!r}: expected one of {', '.join(map(repr, get_args(Document)))}")
+
+
 class BoundedText(io.TextIOWrapper):
     """A text file that rejects a row which is too large, before the row is in memory.
 
@@ -77,6 +92,13 @@ class BoundedText(io.TextIOWrapper):
         self._path, self._limit = path, LARGEST_JSON if is_array else LARGEST_ROW
         self._line = self._first_line = 1
         self._characters = 0  # of the row
+        self._ahead = ""
+
+    def peek_line(self) -> str:
+        """Returns the first line, and leaves it to be read."""
+        self._ahead = self.readline()
+        self._line, self._characters = 1, 0
+        return self._ahead
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]  # its bases disagree
         """Returns the next line as a whole, whatever ``size`` is. Iteration calls it.
@@ -84,7 +106,7 @@ class BoundedText(io.TextIOWrapper):
         Raises:
             DataError: the row is too large.
         """
-        line = super().readline(self._limit + 1 - self._characters)
+        line, self._ahead = self._ahead or super().readline(self._limit + 1 - self._characters), ""
         self._characters += len(line)
         if self._characters > self._limit:
             raise _too_large(f"{self._path}:{self._first_line}: the row that begins here", self._limit)
@@ -154,34 +176,6 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def found_encoding(path: Path, stated: str | None) -> str | None:
-    """The encoding that the first bytes of a file show, where it is not the stated one.
-
-    Args:
-        path: A text file; where it is compressed, its content is looked at.
-        stated: A Python encoding; None: utf-8.
-
-    Returns:
-        The encoding of a byte order mark; or, for a file that is said to be utf-8, UTF-16 without such a mark, in which
-        every second byte of Latin letters is zero.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    try:
-        with open_text(path, encoding=stated, newline="") as text:
-            start, encoding = bytes(text.buffer.read(_LOOKED_AT)), text.encoding
-    except OSError as error:
-        raise DataError(f"{path}: the file cannot be read: {error}") from error
-    marked = next((name for mark, name in _MARKS if start.startswith(mark)), None)
-    if marked is not None or encoding != _UTF8:
-        return marked
-    zeros = [half.count(0) / max(len(half), 1) for half in (start[0::2], start[1::2])]
-    if max(zeros) > _MANY_ZEROS and min(zeros) < _FEW_ZEROS:
-        return "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
-    return None
 
 
 def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
@@ -322,7 +316,6 @@ def _class_names(features: Mapping[str, Any]) -> Mapping[str, list[str]]:
 
 
 TEXT, SENTENCES = "text", "sentences"  # the columns that the lines are
-_DELIMITERS = re.compile(r"[,;\t|]")
 
 
 def text_rows(lines: Iterable[str], document: Document | None = None) -> Iterator[Record]:
@@ -351,50 +344,6 @@ def text_rows(lines: Iterable[str], document: Document | None = None) -> Iterato
             sentences = []
     if sentences:
         yield Record(first, {TEXT: "\n".join(sentences), SENTENCES: sentences})
-
-
-@contextmanager
-def detected_records(path: Path, *, encoding: str | None, headers: Collection[str], name: str) -> Iterator[Records]:
-    """The rows of JSON or of texts, as the first line shows; see ``detected_format``."""
-    with open_text(path, encoding=encoding, newline="\n") as lines:
-        first = next(lines, "")
-        if _format_of(first, headers, name) == "jsonl":
-            yield Records(None, lines.rows(json_rows(chain([first], lines), path)))
-        else:
-            yield Records((TEXT,), lines.rows(text_rows(chain([first] if first else [], lines))))
-
-
-def detected_format(path: Path, *, encoding: str | None, headers: Collection[str], name: str) -> str:
-    """jsonl or text, as the first line shows.
-
-    Args:
-        headers: names of columns; a first line with one of them is the header of a table.
-        name: the file's name in messages.
-
-    Raises:
-        UsageError: it is a table or a parquet file, whose format must be stated.
-    """
-    with open_text(path, encoding=encoding, newline="\n") as lines:
-        return _format_of(next(lines, ""), headers, name)
-
-
-def _format_of(line: str, headers: Collection[str], name: str) -> str:
-    if line.startswith("PAR1"):
-        raise UsageError(f"{name} is a parquet file: add --format parquet")
-    cells = (cell.strip().strip('"') for cell in _DELIMITERS.split(line))
-    named = next((cell for cell in cells if cell in headers), None)
-    if named is not None:
-        raise UsageError(
-            f"{name}: the first line names the column {named!r}, as the header of a table does; add --format csv, "
-            "tsv, ..., or --format text if every line is a text"
-        )
-    start = line.strip()
-    try:
-        value = json.loads(start)
-    except (ValueError, RecursionError):  # an object or array of objects may take several lines
-        return "jsonl" if start in ("{", "[", "[{") or start.startswith(('{"', '[{"')) else "text"
-    is_rows = isinstance(value, list) and all(isinstance(item, dict) for item in value)
-    return "jsonl" if isinstance(value, dict) or is_rows else "text"
 
 
 def table_records(
@@ -497,21 +446,6 @@ def _table_rows(
             fault = f"{counted(len(cells), 'cell')} where the {widest} has {len(columns)}"
             hint = f"; put a cell that holds {delimiter!r} in double quotes" if len(cells) > len(columns) else ""
             yield Record(line, {}, fault + hint, raw=delimiter.join(cells))
-
-
-# An object whose members before a list "data" of objects are plain values, as the "version" of SQuAD is.
-_START = re.compile(r'\s*\{\s*(?:"[^"]*"\s*:\s*(?:"[^"]*"|[\w.+-]+)\s*,\s*)*"data"\s*:\s*\[\s*\{')
-_SQUAD_START_LENGTH = 4096
-
-
-def looks_like_squad(path: Path) -> bool:
-    """Whether a .json file begins as SQuAD's do; false for a file that cannot be read."""
-    try:
-        with open_text(path, encoding="utf-8", newline="\n") as file:
-            start = file.read(_SQUAD_START_LENGTH)
-    except (OSError, DataError):
-        return False
-    return _START.match(start) is not None
 
 
 def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:

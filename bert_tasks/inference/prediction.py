@@ -58,7 +58,6 @@ from bert_tasks.inference.output import (
 from bert_tasks.inference.streams import (
     STDIN,
     STDIN_NAME,
-    WHOLE_FORMATS,
     can_open,
     detected,
     stored_input,
@@ -209,7 +208,7 @@ def predict_file(
     own = type(model.task) if isinstance(model, TaskModel) else task
     destination = output_destination(output, data, writing, own if isinstance(own, type) else None)
     is_standard = isinstance(data, str) and data == STANDARD
-    format = None if options.format is None or not is_standard else named_format(options.format).name
+    format = None if options.format is None or not is_standard else named_format(options.format)
     accelerator = make_accelerator()
     broadcast_from_main(accelerator, partial(destination.check_places, data))
     if is_standard and sys.stdin is None:
@@ -224,7 +223,8 @@ def predict_file(
     run = PredictionRun(
         loaded, destination, writing, dtype=dtype, accelerator=accelerator, progress=progress, names=options.columns
     )
-    if is_standard and destination.stream is not None and format not in WHOLE_FORMATS and can_open(STDIN):
+    can_stream = format is None or format.can_stream
+    if is_standard and destination.stream is not None and can_stream and can_open(STDIN):
         predicted = run.predict_stream(options, STDIN)
     elif is_standard:
         with stored_input(sys.stdin.buffer, format) as stored:

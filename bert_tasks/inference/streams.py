@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from bert_tasks.data.columns import PassthroughColumns, Row
-from bert_tasks.data.formats import named_format
-from bert_tasks.data.readers import ReadOptions, file_records, peeked
-from bert_tasks.data.records import detected_format, detected_records
+from bert_tasks.data.formats import Format, StreamFormat, named_format
+from bert_tasks.data.readers import ReadOptions, peeked
+from bert_tasks.data.records import open_text
 from bert_tasks.data.table import cache_folder
 from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.errors import DataError
@@ -28,21 +28,21 @@ STDIN = Path("/dev/stdin")
 STDIN_NAME = "standard input"
 _PATIENCE = 0.05  # seconds after which the rows that are there are predicted, though more may come
 _FORGOTTEN = 2 * 86400  # seconds after which nobody reads a stored input any more
-WHOLE_FORMATS = ("parquet", "squad")  # formats that must be read whole
 
 
 def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
     """The options with a format for what was stored of standard input."""
     if reading.format is not None:
         return reading
-    format = detected_format(path, encoding=reading.encoding, headers=_headers(model), name=STDIN_NAME)
-    return replace(reading, format=format)
+    with open_text(path, encoding=reading.encoding, newline="\n") as lines:
+        return replace(reading, format=_stream_format(model).detect(lines.peek_line()).name)
 
 
-def _headers(model: TaskModel) -> set[str]:
-    """The columns that the header of a table would name."""
+def _stream_format(model: TaskModel) -> StreamFormat:
+    """The format that the first line shows, unless it is the header of a table with the model's columns."""
     inputs = [column for column in model.task.columns if not column.is_label]
-    return {name for column in inputs for name in (column.name, model.columns.get(column.name, column.name))}
+    headers = {name for column in inputs for name in (column.name, model.columns.get(column.name, column.name))}
+    return StreamFormat(name=STDIN_NAME, headers=headers)
 
 
 def can_open(source: Path) -> bool:
@@ -55,14 +55,14 @@ def can_open(source: Path) -> bool:
 
 
 @contextmanager
-def stored_input(source: IO[bytes], format: str | None) -> Iterator[Path]:
+def stored_input(source: IO[bytes], format: Format | None) -> Iterator[Path]:
     """A file with the content of standard input, in the cache, as long as it is needed; memory does not grow."""
     folder = cache_folder(None, "input")
     for leftover in folder.iterdir():  # of a process that was killed
         with suppress(OSError):  # another process may remove it, too
             if time.time() - leftover.stat().st_mtime > _FORGOTTEN:
                 leftover.unlink()
-    path = folder / f"{uuid.uuid4().hex}{'' if format is None else named_format(format).extensions[0]}"
+    path = folder / f"{uuid.uuid4().hex}{'' if format is None else format.extensions[0]}"
     try:
         try:
             with path.open("wb") as file:
@@ -133,11 +133,8 @@ def stream_rows(
     path.before_wait = before_wait
     columns = [column for column in model.task.columns if not column.is_label]
     # What is detected has the columns that it names: no format's own names or labels apply.
-    layout = named_format("jsonl" if reading.format is None else reading.format)
-    opened = file_records(path, layout, reading)
-    if reading.format is None:
-        opened = detected_records(path, encoding=reading.encoding, headers=_headers(model), name=STDIN_NAME)
-    with opened as records:
+    layout = _stream_format(model) if reading.format is None else named_format(reading.format)
+    with layout.open(path, reading) as records:
         records, present = peeked(records)
         stated = reading.with_names(model.columns, columns, present).columns
         known = {column.name for column in columns}

@@ -10,8 +10,8 @@ from typing import Any
 from bert_tasks.data.columns import ENCODING_EXAMPLE
 from bert_tasks.data.formats import FORMATS, Format, file_format
 from bert_tasks.data.problems import shortened
-from bert_tasks.data.readers import ReadOptions, existing_file, file_records
-from bert_tasks.data.records import TEXT, found_encoding, is_encodable
+from bert_tasks.data.readers import ReadOptions, existing_file
+from bert_tasks.data.records import TEXT, is_encodable
 from bert_tasks.errors import DataError
 
 _MOST_ROWS = 20_000
@@ -60,7 +60,7 @@ class FileSample:
 
 
 def read_sample(path: Path, reading: ReadOptions) -> FileSample:
-    """Reads a file and keeps a sample. Detects the layout of a table and the encoding if they are not set.
+    """Reads a file and keeps a sample. Detects the layout of a table if it is not set.
 
     Args:
         path: The file.
@@ -74,8 +74,7 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
     """
     existing_file(path)
     layout = file_format(reading.format, path)
-    detected = None if layout.name == "parquet" else found_encoding(path, reading.encoding)
-    encoding = reading.encoding if detected is None else detected
+    encoding = reading.encoding
     options = {
         "format": reading.format,
         "delimiter": reading.delimiter,
@@ -83,13 +82,13 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
         "header": reading.header,
     }
     options = {name: value for name, value in options.items() if value is not None}
-    if layout.name not in ("csv", "tsv"):
+    if not layout.quoted:
         sample = _read(path, layout, options)
     elif reading.header is None:
         sample = _detect_header(path, layout, options)
     else:
         sample = _detect_delimiter(path, layout, options)
-    if layout.name == "text":
+    if layout.has_documents:
         sample = _detect_documents(sample)
     if sample.count == 0 or len(sample.faults) >= sample.count:
         fault = sample.faults[0] if sample.faults else "no rows"
@@ -176,7 +175,7 @@ def _read(path: Path, layout: Format, options: Options) -> FileSample:
     faults: list[str] = []
     kept: list[tuple[int, Mapping[str, Any]]] = []
     count = 0
-    with file_records(path, layout, ReadOptions(**{**options, "format": layout.name})) as records:
+    with layout.open(path, ReadOptions(**{**options, "format": layout.name})) as records:
         for record in records.rows:
             if record.skip:
                 continue

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import FORMATS
 from bert_tasks.data.problems import BadRowsError
-from bert_tasks.data.readers import ReadOptions, file_records
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 from bert_tasks.tasks.shared.rendering import Rendering
@@ -150,7 +150,7 @@ def read_back(content: str) -> list[list[tuple[str, str]]]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rows.conll"
         path.write_bytes(content.encode())
-        with file_records(path, FORMATS["conll"], ReadOptions()) as records:
+        with FORMATS["conll"].open(path, ReadOptions()) as records:
             return [list(zip(row.cells["words"], row.cells["tags"], strict=True)) for row in records.rows]
 
 
@@ -214,7 +214,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("# one\na NN\n\n# NN\n# x\n",))
     writer.start()
-    with file_records(pipe, FORMATS["conll"], ReadOptions()) as records:
+    with FORMATS["conll"].open(pipe, ReadOptions()) as records:
         assert [row.cells["words"] for row in records.rows] == [["a"], ["#", "#"]]
     writer.join()
 

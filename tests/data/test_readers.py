@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bert_tasks.data.columns import Column
+from bert_tasks.data.formats import StreamFormat
 from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.readers import ReadOptions, read_hub, read_table
-from bert_tasks.data.records import detected_format, found_encoding
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
@@ -465,17 +465,6 @@ def test_revision_of_a_data_set_that_is_a_folder_is_refused(tmp_path: Path) -> N
         read_hub(str(tmp_path), columns=(Column(name="text", kind="text"),), revision="v1")
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-@pytest.mark.parametrize("text", ["text,label\r\nfine,x\r\n", "text,label\r\nLiel\u0101 R\u012bga \u0100 \u0200,x\r\n"])
-def test_utf16_without_a_mark_is_found_by_its_zero_bytes(encoding: str, text: str, tmp_path: Path) -> None:
-    """Letters beyond Latin 1 may have a zero in the byte that is not zero otherwise."""
-    path = tmp_path / "rows.csv"
-    path.write_bytes((text * 20).encode(encoding))
-    assert found_encoding(path, None) == encoding
-    path.write_text(text * 20, "utf-8")
-    assert found_encoding(path, None) is None
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -491,7 +480,5 @@ def test_utf16_without_a_mark_is_found_by_its_zero_bytes(encoding: str, text: st
         ("[", "jsonl"),
     ],
 )
-def test_the_first_line_shows_whether_lines_are_texts(line: str, expected: str, tmp_path: Path) -> None:
-    path = tmp_path / "rows"
-    path.write_text(f"{line}\n", "utf-8")
-    assert detected_format(path, encoding=None, headers=("text",), name="rows") == expected
+def test_the_first_line_shows_whether_lines_are_texts(line: str, expected: str) -> None:
+    assert StreamFormat(name="rows", headers=("text",)).detect(f"{line}\n").name == expected

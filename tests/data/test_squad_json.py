@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bert_tasks.data.columns import Column
+from bert_tasks.data.formats import file_format
 from bert_tasks.data.problems import BadRowsError
-from bert_tasks.data.records import looks_like_squad
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
@@ -123,8 +123,7 @@ def test_other_json(read: Read, content: str, said: str) -> None:
 def test_what_looks_like_squad(tmp_path: Path, start: str, expected: bool) -> None:
     path = tmp_path / "a.json"
     path.write_text(start, encoding="utf-8")
-    assert looks_like_squad(path) == expected
-    assert not looks_like_squad(tmp_path / "none.json")
+    assert file_format(None, path).name == ("squad" if expected else "jsonl")
 
 
 def test_flat_rows_in_a_json_file(read: Read) -> None:

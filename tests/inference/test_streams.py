@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.data.formats import FORMATS
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.inference import Predicted, WriteOptions, streams
 from bert_tasks.inference.output import output_destination
@@ -99,7 +100,7 @@ def test_inputs_left_by_killed_processes_go(tmp_path: Path, monkeypatch: pytest.
     for path in (old, new):
         path.write_text("{}\n")
     os.utime(old, (0, 0))
-    with new.open("rb") as source, streams.stored_input(source, "jsonl") as path:
+    with new.open("rb") as source, streams.stored_input(source, FORMATS["jsonl"]) as path:
         assert path.read_text() == "{}\n"
     assert list(tmp_path.iterdir()) == [new]
 
@@ -110,6 +111,6 @@ def test_what_fails_later_is_not_told_as_a_failure_to_store(tmp_path: Path, monk
     with (
         (tmp_path / "in").open("rb") as source,
         pytest.raises(OSError, match="later"),
-        streams.stored_input(source, "jsonl"),
+        streams.stored_input(source, FORMATS["jsonl"]),
     ):
         raise OSError("later")

