@@ -14,6 +14,8 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from bert_tasks.data.problems import missing_path
 from bert_tasks.errors import RecipeError
 
@@ -35,7 +37,6 @@ _MOST_BYTES = 2**22  # of a recipe
 _TOO_DEEP = f"tables and lists are nested more than {_DEEPEST} deep"
 _TOO_LARGE = "an integer has more than 64 bits, which no setting takes"
 _LONG_INTEGER = re.compile(r"[0-9][0-9_]{4299,}")
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class TOMLLimitError(tomllib.TOMLDecodeError):
@@ -145,44 +146,23 @@ def parse_value(text: str) -> Any:
 
 
 def to_toml(document: Mapping[str, Any]) -> str:
-    """The document as TOML; values are strings, numbers, booleans and lists, tuples or mappings of them."""
-    return "\n".join(_table_lines(document, ())) + "\n"
-
-
-def _table_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    if path:
-        yield f"\n[{'.'.join(map(_key, path))}]"
-    for key, value in table.items():
-        if not isinstance(value, Mapping):
-            yield f"{_key(key)} = {literal(value)}"
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _table_lines(value, (*path, key))
+    """Returns the document as TOML."""
+    return tomli_w.dumps(document)
 
 
 def literal(value: object) -> str:
-    """A value as TOML writes it."""
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case str():
-            return _quoted(value)
-        case list() | tuple():
-            return f"[{', '.join(map(literal, value))}]"
-        case Mapping():
-            return "{" + ", ".join(f"{_key(key)} = {literal(item)}" for key, item in value.items()) + "}"
-    raise TypeError(f"no TOML literal for {type(value).__name__}")
+    """Returns a value as TOML writes it, in one line."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(_entry(key, item) for key, item in value.items())}}}"
+    return _entry("value", value).removeprefix("value = ")
 
 
-def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _quoted(key)
-
-
-def _quoted(text: str) -> str:
-    """The text in quotes. JSON's escapes are a subset of TOML's; TOML also requires DEL to be escaped."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _entry(key: str, value: object) -> str:
+    if isinstance(value, list | tuple | Mapping):
+        return _entry(key, "").removesuffix('""') + literal(value)
+    return tomli_w.dumps({key: value}).removesuffix("\n")
 
 
 Document = dict[str, Any]
