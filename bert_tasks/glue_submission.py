@@ -1,6 +1,5 @@
-"""Predictions of test rows in the format of GLUE's server: one file per task, one zip for several runs."""
+"""Predictions of test rows in the format of GLUE's server: one file for each set of test rows."""
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bert_tasks.data.formats import named_format
-from bert_tasks.data.problems import counted, missing_path
+from bert_tasks.data.problems import missing_path
 from bert_tasks.data.readers import ReadOptions, read_hub, read_table
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.data.table import RowTable
@@ -18,8 +17,6 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.storage import atomic_path
 
-# The date in the archive, so that the same predictions give the same bytes.
-_DATE = (1980, 1, 1, 0, 0, 0)
 _LOWEST, _HIGHEST = 0.0, 5.0  # STS-B's scale
 
 
@@ -42,7 +39,6 @@ class TestSet:
     words: bool = False
 
 
-AX = "AX.tsv"
 # Format of a run's data -> file of the submission -> its test rows.
 TEST_SETS: Mapping[str, Mapping[str, TestSet]] = MappingProxyType(
     {
@@ -54,76 +50,49 @@ TEST_SETS: Mapping[str, Mapping[str, TestSet]] = MappingProxyType(
         "glue/mnli": {
             "MNLI-m.tsv": TestSet("glue/mnli", ("test_matched.tsv",), split="test_matched", words=True),
             "MNLI-mm.tsv": TestSet("glue/mnli", ("test_mismatched.tsv",), split="test_mismatched", words=True),
-            AX: TestSet("glue/ax", ("../AX/diagnostic.tsv", "../diagnostic/diagnostic.tsv"), config="ax", words=True),
+            "AX.tsv": TestSet(
+                "glue/ax", ("../AX/diagnostic.tsv", "../diagnostic/diagnostic.tsv"), config="ax", words=True
+            ),
         },
         "glue/qnli": {"QNLI.tsv": TestSet("glue/qnli", words=True)},
         "glue/rte": {"RTE.tsv": TestSet("glue/rte", words=True)},
         "glue/wnli": {"WNLI.tsv": TestSet("glue/wnli")},
     }
 )
-FILES = tuple(name for sets in TEST_SETS.values() for name in sets)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submission:
-    """A submission that was written.
-
-    Attributes:
-        output: the zip.
-        rows: file of the submission -> its number of rows.
-    """
-
-    output: Path
-    rows: dict[str, int]
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The files that GLUE's server expects besides."""
-        return tuple(name for name in FILES if name not in self.rows)
-
-    def lines(self) -> list[str]:
-        """The submission for a terminal."""
-        lines = [f"{name}: {counted(count, 'row')}" for name, count in self.rows.items()]
-        if self.missing:
-            lines.append(
-                f"missing: {', '.join(self.missing)} (the server accepts only a zip with all {len(FILES)} files)"
-            )
-        return [*lines, f"submission: {self.output}"]
-
-
-def glue_submission(runs: Sequence[str | Path], output: str | Path) -> Submission:
-    """Predicts the test rows of every run's task and writes them into one zip.
+def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
+    """Predicts the test rows of a run's task and writes the files of a submission. The server takes a zip of all.
 
     Args:
-        runs: output folders of finished runs on GLUE recipes, one per task. Of two runs on MNLI the second predicts
-            only AX.
-        output: the zip to write.
+        run: The output folder of a finished run on a GLUE recipe.
+        folder: The folder for the files. A run on MNLI writes MNLI-m.tsv, MNLI-mm.tsv and AX.tsv.
 
     Returns:
-        The files of the zip and their numbers of rows.
+        Each file, with its number of rows.
 
     Raises:
-        UsageError: a folder holds no finished run or a run on other data, two runs are on the same task, or the zip
-            cannot be written.
-        DataError: the test rows cannot be read.
+        UsageError: The folder of the run holds no finished run, or a run on other data.
+        DataError: The test rows cannot be read.
+
+    Example::
+
+        glue_submission("runs/cola", "submission")
     """
-    target = Path(output)
-    if target.suffix != ".zip" or not target.absolute().parent.is_dir():
-        raise UsageError(f"{target}: expected a name that ends in .zip, in an existing folder")
-    plans = [(run, _spec(run)) for run in map(Path, runs)]
-    texts: dict[str, str] = {}
-    for run, name, test_set, spec in _planned(plans):
-        model = TaskModel.from_pretrained(run / "model")
+    run, folder = Path(run), Path(folder)
+    spec = _spec(run)
+    model = TaskModel.from_pretrained(run / "model")
+    rows = {}
+    for name, test_set in TEST_SETS[str(spec.format)].items():
         table = _test_rows(spec, test_set, model)
-        if table is not None:
-            texts[name] = _text([prediction.to_json() for prediction in predict(model, table)], test_set)
-    try:
-        with atomic_path(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, text in sorted(texts.items()):
-                archive.writestr(zipfile.ZipInfo(name, date_time=_DATE), text)
-    except OSError as error:
-        raise UsageError(f"{target}: cannot write the submission ({error.strerror})") from None
-    return Submission(output=target, rows={name: text.count("\n") - 1 for name, text in texts.items()})
+        if table is None:
+            continue
+        text = _text([prediction.to_json() for prediction in predict(model, table)], test_set)
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_path(folder / name) as temporary:
+            temporary.write_text(text, "utf-8")
+        rows[name] = len(table)
+    return rows
 
 
 def _spec(run: Path) -> DataSpec:
@@ -136,18 +105,6 @@ def _spec(run: Path) -> DataSpec:
     if spec.format is None or spec.format not in TEST_SETS:
         raise UsageError(f"{run}: its data has the format {spec.format!r}, expected one of {', '.join(TEST_SETS)}")
     return spec
-
-
-def _planned(plans: Sequence[tuple[Path, DataSpec]]) -> list[tuple[Path, str, TestSet, DataSpec]]:
-    """The run, file and rows of each prediction to make. Of two runs on MNLI the second predicts only AX."""
-    made: dict[str, tuple[Path, str, TestSet, DataSpec]] = {}
-    for run, spec in plans:
-        sets = TEST_SETS[str(spec.format)]
-        taken = [name for name in sets if name in made]
-        if taken and (AX not in sets or made[AX][0] != made[taken[0]][0]):
-            raise UsageError(f"{run}: {made[taken[0]][0]} already predicts {taken[0]}; give one run per task")
-        made |= {name: (run, name, test_set, spec) for name, test_set in sets.items() if not taken or name == AX}
-    return list(made.values())
 
 
 def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable | None:

@@ -44,8 +44,7 @@ COMMANDS = {
     ),
     "reproduce": ("reproduce", "PATH"),
     "serve": ("serve", "PATH"),
-    "glue-submission": ("glue-submission", "PATH", "--output", "x.zip"),
-    "glue-submission to": ("glue-submission", "run", "--output", "PATH/x.zip"),
+    "predict glue": ("predict", "PATH", "--format", "glue", "--output", "submission"),
 }
 RECIPE = """\
 task = "sequence-classification"

@@ -27,7 +27,6 @@ COMMANDS = (
     "convert",
     "search",
     "reproduce",
-    "glue-submission",
     "schema",
     "env",
 )

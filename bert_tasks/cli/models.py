@@ -1,5 +1,5 @@
 """The commands that use a trained model or a finished run: evaluate, predict, embed, serve, export, report, push, card,
-inspect, convert, glue-submission."""
+inspect, convert."""
 
 import signal
 import sys
@@ -112,10 +112,18 @@ def predict(
     Example: bert-tasks predict runs/first --data new.csv --output answers.jsonl
 
     Example: bert-tasks predict runs/first --text "a fine film"
+
+    Example: bert-tasks predict runs/cola --format glue --output submission
     """
     from bert_tasks.distributed import make_accelerator
     from bert_tasks.inference import WriteOptions, predict_file
 
+    if reading.format == "glue":
+        from bert_tasks.glue_submission import glue_submission
+
+        for name, rows in glue_submission(model, output).items():
+            print_out(f"{Path(output) / name}: {rows} rows")
+        return
     if data is not None and text:
         raise typer.BadParameter("--data and --text exclude each other: give only one of them")
     source = text if text else _data_or_pipe(data, missing="nothing to predict: give --data FILE or --text TEXT")
@@ -491,17 +499,3 @@ def convert(
 
     result = convert(folder, output)
     print_result(result.to_json(), result.lines(), as_json=as_json)
-
-
-@app.command("glue-submission")
-def glue_submission(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs on GLUE recipes.")],
-    output: Annotated[Path, typer.Option(help="The zip file to write.")],
-) -> None:
-    """Predict the test rows of several GLUE runs into one zip file for GLUE's server.
-
-    Example: bert-tasks glue-submission runs/cola runs/mnli --output submission.zip
-    """
-    from bert_tasks.glue_submission import glue_submission
-
-    print_out("\n".join(glue_submission(runs, output).lines()))

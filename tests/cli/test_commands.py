@@ -151,7 +151,6 @@ WRONG_FOLDER = {
     "report": ("report", "rnu"),
     "push": ("push", "rnu", "org/name", "--dry-run"),
     "reproduce": ("reproduce", "rnu"),
-    "glue-submission": ("glue-submission", "rnu", "--output", "glue.zip"),
 }
 
 
