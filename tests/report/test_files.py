@@ -63,7 +63,7 @@ def test_figures_are_those_of_evaluate(run_of, file_of, tmp_path, name):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_about_a_file_is_sound(browser, run_of, file_of, tmp_path, name, scheme):
     data, _ = file_of(name)
-    page = make_report(run_of(name), tmp_path / "page.html", data=data, by=["channel", "number"], by_length=True).output
+    page = make_report(run_of(name), tmp_path / "page.html", data=data, by=["channel", "number"]).output
     browser.open(page, scheme=scheme, width=1280)
     browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
     assert browser.errors() == []
