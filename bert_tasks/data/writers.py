@@ -9,8 +9,8 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -61,22 +61,24 @@ def write_npy(lines: Path, target: Path, column: str, width: int) -> None:
 
 
 def write_parquet(lines: Path, target: Path, *, vectors: Mapping[str, int] = MappingProxyType({})) -> None:
-    """Makes a parquet file of JSON lines, in two passes: for the types, then for the rows. Memory stays flat.
+    """Converts JSON lines to a parquet file, in two passes: for the types and for the rows. Memory stays flat.
 
-    Numbers, texts, lists and objects keep their kind. A column that mixes kinds (a number here, a text there) becomes
-    a text column, what is no text in it JSON.
+    Numbers, texts, lists and objects keep their type. A column with values of several types, for example numbers and
+    texts, becomes a text column, in which all values that are not texts are JSON.
 
     Args:
-        vectors: columns of vectors (``vector_text``) and how many numbers each has: they become lists of fixed size of
-            float32.
+        lines: The file of JSON lines.
+        target: The parquet file.
+        vectors: Columns of vectors (``vector_text``) -> their width. They become lists of fixed size of float32.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: The file cannot be written, or a column has whole numbers above 2^53 and, far below, fractions.
     """
     import pyarrow
     from pyarrow import parquet
 
-    schema = _schema(lines, vectors)
+    types = {name: pyarrow.list_(pyarrow.float32(), width) for name, width in vectors.items()}
+    schema = pyarrow.schema([*_column_types(lines, vectors).items(), *types.items()])
     try:
         with (
             atomic_path(target, folder=lines.parent) as temporary,
@@ -87,49 +89,26 @@ def write_parquet(lines: Path, target: Path, *, vectors: Mapping[str, int] = Map
                 writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
     except OSError as error:
         raise write_failure(error, target) from None
+    except pyarrow.ArrowInvalid as error:
+        raise UsageError(f"{target}: a column has no common type for parquet ({error}). Write a .jsonl file") from None
 
 
-def _schema(lines: Path, vectors: Mapping[str, int]) -> "pyarrow.Schema":
+def _column_types(lines: Path, vectors: Collection[str]) -> "dict[str, pyarrow.DataType]":
+    """The Arrow type of each column: text if its values have no common type, or one that parquet lacks."""
     import pyarrow
 
-    types: dict[str, pyarrow.DataType | None] = {}  # None: the values have no type in common
-    unified: set[str] = set()
+    types: dict[str, pyarrow.DataType] = {}
     for block in _blocks(lines):
         for name in dict.fromkeys(name for row in block for name in row if name not in vectors):
-            found = None
-            with suppress(pyarrow.ArrowException, OverflowError):
-                found = pyarrow.array([row.get(name) for row in block]).type
-            if name in types and found != types[name]:
-                unified.add(name)
-                both = [pyarrow.schema([("", kind)]) for kind in (types[name], found) if kind is not None]
-                found = None
-                if len(both) == 2:
-                    with suppress(pyarrow.ArrowException):
-                        found = pyarrow.unify_schemas(both, promote_options="permissive").field(0).type
-            types[name] = found
-    for block in _blocks(lines) if unified else ():
-        for name in unified:
+            values = [row.get(name) for row in block]
             try:
-                _column(block, name, _stored(types[name]))
-            except pyarrow.ArrowException:  # the common type cannot hold a whole number above 2^53 beside fractions
-                types[name] = None
-    of_vectors = [(name, pyarrow.list_(pyarrow.float32(), width)) for name, width in vectors.items()]
-    return pyarrow.schema([(name, _stored(kind)) for name, kind in types.items()] + of_vectors)
-
-
-def _stored(kind: "pyarrow.DataType | None") -> "pyarrow.DataType":
-    """Text where there is no common type, no value at all, or an object without fields, which parquet lacks."""
-    import pyarrow
-
-    return pyarrow.string() if kind is None or pyarrow.types.is_null(kind) or _has_empty_object(kind) else kind
-
-
-def _has_empty_object(kind: "pyarrow.DataType") -> bool:
-    import pyarrow
-
-    if pyarrow.types.is_struct(kind) and kind.num_fields == 0:
-        return True
-    return any(_has_empty_object(kind.field(number).type) for number in range(kind.num_fields))
+                block_type = pyarrow.array(values).type
+                common = [pyarrow.schema([("", kind)]) for kind in (types.get(name, block_type), block_type)]
+                types[name] = pyarrow.unify_schemas(common, promote_options="permissive").field(0).type
+            except (pyarrow.ArrowException, OverflowError):
+                types[name] = pyarrow.string()
+    is_empty = {name: pyarrow.types.is_null(kind) or "struct<>" in str(kind) for name, kind in types.items()}
+    return {name: pyarrow.string() if is_empty[name] else kind for name, kind in types.items()}
 
 
 def _column(block: list[Row], name: str, kind: "pyarrow.DataType") -> "pyarrow.Array":
@@ -137,8 +116,8 @@ def _column(block: list[Row], name: str, kind: "pyarrow.DataType") -> "pyarrow.A
 
     values = [row.get(name) for row in block]
     if pyarrow.types.is_fixed_size_list(kind):  # inference makes none: it is a column of vectors
-        stacked = _stacked([row[name] for row in block], kind.list_size)
-        return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(stacked.ravel()), kind.list_size)
+        vectors = _stacked([row[name] for row in block], kind.list_size)
+        return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), kind.list_size)
     if pyarrow.types.is_string(kind):
         values = [v if v is None or isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values]
     return pyarrow.array(values, kind)
