@@ -46,8 +46,8 @@ _OUTSIDE = _Piece("O", "", False)
 
 def is_chunk_tag(tag: str) -> bool:
     """Whether the tag says where an entity begins, continues or ends: ``O`` or ``PREFIX-TYPE``."""
-    prefix, _, kind = tag.partition("-")
-    return tag == "O" or (prefix in _ROLES and kind != "")
+    prefix, _, entity_type = tag.partition("-")
+    return tag == "O" or (prefix in _ROLES and entity_type != "")
 
 
 def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
@@ -81,7 +81,7 @@ def label_scheme(labels: Sequence[str]) -> Scheme:
     parts = {_split(label) for label in labels}
     if any(role in "ES" for role, _ in parts):
         return "BIOES"
-    return "IOB1" if any(role == "I" and ("B", kind) not in parts for role, kind in parts) else "IOB2"
+    return "IOB1" if any(role == "I" and ("B", entity_type) not in parts for role, entity_type in parts) else "IOB2"
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
@@ -117,12 +117,12 @@ def to_labels(tags: Sequence[str], labels: Sequence[str]) -> list[str]:
     Where a type lacks a label of its scheme the next best is taken, say I- for B- where no B- exists; neighbours of one
     type then run together. A tag that no label can express stays as ``from_iob2`` has it, for the caller to report.
     """
-    known = set(labels)
+    label_set = set(labels)
     spelt = []
     for tag in from_iob2(tags, label_scheme(labels)):
-        role, kind = _split(tag)
-        spellings = (f"{letter}-{kind}" for letter in _SPELLINGS.get(role, ""))
-        spelt.append(next((label for label in spellings if label in known), tag))
+        role, entity_type = _split(tag)
+        spellings = (f"{letter}-{entity_type}" for letter in _SPELLINGS.get(role, ""))
+        spelt.append(next((label for label in spellings if label in label_set), tag))
     return spelt
 
 
@@ -131,8 +131,8 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     pieces = _pieces(tags)
     if pieces is None:
         return []
-    starts = [place for place, piece in enumerate(pieces) if piece.starts]
-    stops = [place for place, piece in enumerate(pieces) if piece.starts or piece.role == "O"] + [len(pieces)]
+    starts = [index for index, piece in enumerate(pieces) if piece.starts]
+    stops = [index for index, piece in enumerate(pieces) if piece.starts or piece.role == "O"] + [len(pieces)]
     ends = {start: stop for start, stop in pairwise(stops) if pieces[start].starts}
     return [Entity(type=pieces[start].type, start=start, end=ends[start]) for start in starts]
 
@@ -179,8 +179,8 @@ def continuation_label(label: str, labels: Container[str]) -> str:
 
 def _split(tag: str) -> tuple[str, str]:
     """Role and type of a chunk tag; ``("O", "")`` outside of entities."""
-    prefix, _, kind = tag.partition("-")
-    return _ROLES.get(prefix, "O"), kind
+    prefix, _, entity_type = tag.partition("-")
+    return _ROLES.get(prefix, "O"), entity_type
 
 
 def _pieces(tags: Sequence[str]) -> list[_Piece] | None:
@@ -189,11 +189,11 @@ def _pieces(tags: Sequence[str]) -> list[_Piece] | None:
         return None
     pieces = []
     before = ("O", "")
-    for part in map(_split, tags):
-        role, kind = part
-        goes_on = role in "IE" and before in (("B", kind), ("I", kind))
-        pieces.append(_Piece(role, kind, role != "O" and not goes_on))
-        before = part
+    for role_and_type in map(_split, tags):
+        role, entity_type = role_and_type
+        goes_on = role in "IE" and before in (("B", entity_type), ("I", entity_type))
+        pieces.append(_Piece(role, entity_type, role != "O" and not goes_on))
+        before = role_and_type
     return pieces
 
 
@@ -260,12 +260,12 @@ def conll_rows(lines: Iterable[str], path: Path, encoding: str | None) -> Iterat
     """
 
     def certain() -> _Columns:
-        found = _Columns()
+        columns = _Columns()
         if path.is_file():
             with open_text(path, encoding=encoding, newline="\n") as lines:
-                for _ in lines.rows(found.records(lines)):
+                for _ in lines.rows(columns.records(lines)):
                     pass
-        return found
+        return columns
 
     return _Columns(certain).records(lines)
 
@@ -309,8 +309,8 @@ class _Columns:
             return
         separator = "tabs" if self.tabs else "spaces"
         width = counted(self.width, "column")
-        what = f"{counted(len(cells), 'column')} where the file's first word has {width}, separated by {separator}"
-        sentence.faults.append((number, f"{what}: {shortened(line)}"))
+        widths = f"{counted(len(cells), 'column')} where the file's first word has {width}, separated by {separator}"
+        sentence.faults.append((number, f"{widths}: {shortened(line)}"))
 
     def _cells(self, line: str) -> list[str]:
         if self.tabs or (self.width is None and "\t" in line):
@@ -362,8 +362,8 @@ def conllu_rows(lines: Iterable[str]) -> Iterator[Record]:
             continue
         sentence.texts.append(line)
         if len(cells) != len(_UNIVERSAL):
-            what = f"{counted(len(cells), 'column')} where CoNLL-U has {len(_UNIVERSAL)}, separated by tabs"
-            fault = f"{what}: {shortened(line)}; read other columns as format = 'conll'"
+            widths = f"{counted(len(cells), 'column')} where CoNLL-U has {len(_UNIVERSAL)}, separated by tabs"
+            fault = f"{widths}: {shortened(line)}; read other columns as format = 'conll'"
             sentence.faults.append((number, fault))
         elif _WORD_ID.fullmatch(cells[0]):
             sentence.add(number, cells)

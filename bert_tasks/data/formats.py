@@ -98,13 +98,15 @@ class Format:
         return False
 
     @contextmanager
-    def open(self, path: Path, options: ParseOptions, *, wanted: Sequence[str] | None = None) -> Iterator[Records]:
+    def open(
+        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Records]:
         """Opens a file and parses it row by row.
 
         Args:
             path: The file.
             options: How to read the file.
-            wanted: Columns to read, for formats that store columns; None: all.
+            columns_to_read: Columns to read, for formats that store columns; None: all.
 
         Raises:
             DataError: The options do not fit the format, or the file cannot be read.
@@ -149,10 +151,12 @@ class TableFormat(Format):
         )
 
     @contextmanager
-    def open(self, path: Path, options: ParseOptions, *, wanted: Sequence[str] | None = None) -> Iterator[Records]:
+    def open(
+        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Records]:
         limit = csv.field_size_limit(_LARGEST_CELL)  # it belongs to the whole process, so it is put back afterwards
         try:
-            with super().open(path, options, wanted=wanted) as records:
+            with super().open(path, options, columns_to_read=columns_to_read) as records:
                 yield records
         finally:
             csv.field_size_limit(limit)
@@ -221,9 +225,11 @@ class ParquetFormat(Format):
     can_stream = False
 
     @contextmanager
-    def open(self, path: Path, options: ParseOptions, *, wanted: Sequence[str] | None = None) -> Iterator[Records]:
+    def open(
+        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Records]:
         self.check_header(path, options)
-        with parquet_records(path, wanted=wanted) as records:
+        with parquet_records(path, columns_to_read=columns_to_read) as records:
             yield records
 
 

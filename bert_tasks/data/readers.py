@@ -258,7 +258,7 @@ def read_table(
     )
     carried = mapping.passthrough_columns
     has_choices = column_of(columns, "choices") is not None  # each may have a column of its own
-    wanted = [*(field.name for field in mapping.fields), *([] if carried in ("all", "none") else carried)]
+    columns_to_read = [*(field.name for field in mapping.fields), *([] if carried in ("all", "none") else carried)]
     try:
         with path.open("rb") as file:
             if file.read(4) == b"PK\x03\x04":
@@ -267,8 +267,8 @@ def read_table(
     except OSError as error:
         raise DataError(f"{path}: the file cannot be read: {error.strerror}") from error
     # Runs keep fingerprints in run.json, so these values and their names stay as they are.
-    stated = {} if options.columns is None else options.columns
-    how: dict[str, Any] = {
+    names = {} if options.columns is None else options.columns
+    settings: dict[str, Any] = {
         "columns": None,
         "encoding": "utf-8" if options.encoding is None else options.encoding,
         "delimiter": options.delimiter,
@@ -277,11 +277,11 @@ def read_table(
         "format": layout.name,
         "version": _VERSION,
     }
-    how |= {"document": options.document} if layout.has_documents else {}
-    read = [{**asdict(field), "mapped": field.column.name in stated} for field in mapping.fields]
+    settings |= {"document": options.document} if layout.has_documents else {}
+    read = [{**asdict(field), "mapped": field.column.name in names} for field in mapping.fields]
     further = [] if passthrough == "none" and not skip_faulty else [passthrough, skip_faulty]
-    fingerprint = sha256_json(digest, how, read, labels, *further)
-    records = layout.open(path, options, wanted=None if carried == "all" or has_choices else wanted)
+    fingerprint = sha256_json(digest, settings, read, labels, *further)
+    records = layout.open(path, options, columns_to_read=None if carried == "all" or has_choices else columns_to_read)
     try:
         stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, mapping))
     except MemoryError as error:
@@ -377,14 +377,14 @@ def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None
         raise _unusable_dataset(dataset, config, error) from error
     if datasets.config.HF_HUB_OFFLINE and revision is not None:
         # Offline `datasets` takes the newest commit that it prepared, whatever revision is asked for.
-        wanted: str | None = revision
+        commit: str | None = revision
         if not _COMMIT.fullmatch(revision):  # a branch or tag: the commit it meant when the hub was last asked
             folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")
             try:
-                wanted = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+                commit = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
             except OSError:
-                wanted = None
-        if wanted is None or wanted != _commit(rows):
+                commit = None
+        if commit is None or commit != _commit(rows):
             raise DataError(
                 f"{dataset} (revision {revision}): HF_HUB_OFFLINE is set, and the newest revision in the cache of "
                 "data sets is another one: unset HF_HUB_OFFLINE once, or read local files with data.dir or data.train"

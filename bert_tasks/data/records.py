@@ -193,9 +193,9 @@ def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
         try:
             array = json.loads("\n" * blank + first + "".join(lines))
         except json.JSONDecodeError as error:
-            what = f"a JSON array that is not valid at column {error.colno}: {error.msg}"
+            problem = f"a JSON array that is not valid at column {error.colno}: {error.msg}"
             hint = "; a file with one object per line (jsonl) must begin with '{'"
-            raise DataError(f"{path}:{error.lineno}: {what}{hint}") from error
+            raise DataError(f"{path}:{error.lineno}: {problem}{hint}") from error
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: a JSON array that cannot be read: {error}") from error
         for number, value in enumerate(array, start=1):
@@ -222,8 +222,8 @@ _PARQUET_BATCH = 1000  # rows
 
 
 @contextmanager
-def parquet_records(path: Path, *, wanted: Sequence[str] | None = None) -> Iterator[Records]:
-    """Rows of a parquet file with the wanted columns; None: all.
+def parquet_records(path: Path, *, columns_to_read: Sequence[str] | None = None) -> Iterator[Records]:
+    """Opens a parquet file and reads its rows, with some columns or all of them (None).
 
     Label ids become names where ``datasets`` wrote these into the file's metadata.
     """
@@ -234,7 +234,7 @@ def parquet_records(path: Path, *, wanted: Sequence[str] | None = None) -> Itera
     try:
         with parquet.ParquetFile(path) as file:
             columns = tuple(file.schema_arrow.names)
-            present = [name for name in columns if wanted is None or name in wanted]
+            present = [name for name in columns if columns_to_read is None or name in columns_to_read]
             largest = max(map(_mean_row_bytes, map(file.metadata.row_group, range(file.num_row_groups))), default=0)
             if largest > LARGEST_ROW:
                 raise _too_large(f"{path}: a row of the parquet file", LARGEST_ROW)
@@ -302,7 +302,7 @@ def _numbered(batches: Iterable[list[dict[str, Any]]], class_names: Mapping[str,
 def _named(value: Any, names: list[str]) -> Any:
     """The name of a class id, or of each id in a list; -1 means that the label is hidden."""
     if isinstance(value, list):
-        return [_named(part, names) for part in value]
+        return [_named(item, names) for item in value]
     if value is None or value == -1:
         return None
     return names[value] if 0 <= value < len(names) else value
@@ -465,8 +465,8 @@ def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
     except ValueError as error:  # a number with too many digits
         raise DataError(f"{path}: JSON that cannot be read: {error}") from error
     number = 0
-    for article, place in _members(content, "data", path, ""):
-        for paragraph, inside in _members(article, "paragraphs", path, place):
+    for article, location in _members(content, "data", path, ""):
+        for paragraph, inside in _members(article, "paragraphs", path, location):
             for question, _ in _members(paragraph, "qas", path, inside):
                 number += 1
                 cells = {"title": article["title"]} if "title" in article else {}
@@ -483,11 +483,11 @@ def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
                     yield Record(number, {**cells, "answers": []}, name=name)
 
 
-def _members(parent: Any, name: str, path: Path, place: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """The objects in a list of the parent, each with its place, such as ``data[0].paragraphs[3]``."""
-    inside = f"{place}.{name}" if place else name
+def _members(parent: Any, name: str, path: Path, location: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects in a list of the parent, each with its location, such as ``data[0].paragraphs[3]``."""
+    inside = f"{location}.{name}" if location else name
     if not isinstance(parent, dict) or not isinstance(parent.get(name), list):
-        hint = "" if place else "; read one object a line, such as {\"question\": ...}, as format = 'jsonl'"
+        hint = "" if location else "; read one object a line, such as {\"question\": ...}, as format = 'jsonl'"
         raise DataError(f"{path}: no list {inside!r}, which SQuAD's JSON has{hint}")
     for number, member in enumerate(parent[name]):
         if not isinstance(member, dict):

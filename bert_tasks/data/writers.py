@@ -103,24 +103,24 @@ def _column_types(lines: Path, vectors: Collection[str]) -> "dict[str, pyarrow.D
             values = [row.get(name) for row in block]
             try:
                 block_type = pyarrow.array(values).type
-                common = [pyarrow.schema([("", kind)]) for kind in (types.get(name, block_type), block_type)]
+                common = [pyarrow.schema([("", t)]) for t in (types.get(name, block_type), block_type)]
                 types[name] = pyarrow.unify_schemas(common, promote_options="permissive").field(0).type
             except (pyarrow.ArrowException, OverflowError):
                 types[name] = pyarrow.string()
-    is_empty = {name: pyarrow.types.is_null(kind) or "struct<>" in str(kind) for name, kind in types.items()}
-    return {name: pyarrow.string() if is_empty[name] else kind for name, kind in types.items()}
+    is_empty = {name: pyarrow.types.is_null(t) or "struct<>" in str(t) for name, t in types.items()}
+    return {name: pyarrow.string() if is_empty[name] else t for name, t in types.items()}
 
 
-def _column(block: list[Row], name: str, kind: "pyarrow.DataType") -> "pyarrow.Array":
+def _column(block: list[Row], name: str, arrow_type: "pyarrow.DataType") -> "pyarrow.Array":
     import pyarrow
 
     values = [row.get(name) for row in block]
-    if pyarrow.types.is_fixed_size_list(kind):  # inference makes none: it is a column of vectors
-        vectors = _stacked([row[name] for row in block], kind.list_size)
-        return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), kind.list_size)
-    if pyarrow.types.is_string(kind):
+    if pyarrow.types.is_fixed_size_list(arrow_type):  # inference makes none: it is a column of vectors
+        vectors = _stacked([row[name] for row in block], arrow_type.list_size)
+        return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), arrow_type.list_size)
+    if pyarrow.types.is_string(arrow_type):
         values = [v if v is None or isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values]
-    return pyarrow.array(values, kind)
+    return pyarrow.array(values, arrow_type)
 
 
 def _blocks(lines: Path) -> Iterator[list[Row]]:
