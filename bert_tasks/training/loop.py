@@ -186,7 +186,8 @@ class Trainer:
         for name, table in named_splits(self.splits):
             Fitting.of(model.task).check_split(table, f"{name} ({table.source})")
         # Nothing may be left of the data that an earlier run was fitted to.
-        model.task = Fitting.of(model.task).drop_fitted_values().fit_to_train(self.splits.train)
+        unfitted = Fitting.of(model.task).drop_fitted_values()
+        model.task = Fitting.of(unfitted).fit_to_train(self.splits.train)
         if self.optimizer is None:
             load_factory(self.optim)
         if self.optim.lora_rank is not None:
