@@ -36,51 +36,30 @@ _LARGEST_VOCABULARY = 1_000_000
 _UNIGRAM_STEP = 1e-4  # of the trainer
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Kind:
-    """What a type of tokenizer is.
-
-    Attributes:
-        special: the special tokens; the id of each is its place.
-        make: the tokenizer of transformers with a vocabulary, or without one; ``lowercase`` or not.
-    """
-
-    special: tuple[str, ...]
-    make: Callable[..., PreTrainedTokenizerBase]
-
-
-def _bert(vocabulary: Mapping[str, Any] | None, *, lowercase: bool) -> PreTrainedTokenizerBase:
-    words = None if vocabulary is None else vocabulary["vocab"]
-    made: PreTrainedTokenizerBase = BertTokenizer(
-        vocab=words, do_lower_case=lowercase, model_max_length=MODEL_MAX_LENGTH
-    )
-    return made
-
-
-def _roberta(vocabulary: Mapping[str, Any] | None, *, lowercase: bool) -> PreTrainedTokenizerBase:
-    content = {} if vocabulary is None else vocabulary
-    merges: Any = [tuple(pair) for pair in content.get("merges", ())]
-    made: PreTrainedTokenizerBase = RobertaTokenizer(
-        vocab=content.get("vocab"), merges=merges, model_max_length=MODEL_MAX_LENGTH
-    )
-    return made
-
-
-def _albert(vocabulary: Mapping[str, Any] | None, *, lowercase: bool) -> PreTrainedTokenizerBase:
-    pieces = None if vocabulary is None else [(piece, score) for piece, score in vocabulary["vocab"]]
-    made: PreTrainedTokenizerBase = AlbertTokenizer(
-        vocab=pieces, do_lower_case=lowercase, keep_accents=not lowercase, model_max_length=MODEL_MAX_LENGTH
-    )
-    return made
-
-
-_KINDS: Mapping[TokenizerType, _Kind] = MappingProxyType(
+# The special tokens of each type. The id of a token is its position.
+_SPECIAL: Mapping[TokenizerType, tuple[str, ...]] = MappingProxyType(
     {
-        "wordpiece": _Kind(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), make=_bert),
-        "bpe": _Kind(special=("<s>", "<pad>", "</s>", "<unk>", "<mask>"), make=_roberta),
-        "unigram": _Kind(special=("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"), make=_albert),
+        "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+        "bpe": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+        "unigram": ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
     }
 )
+
+
+def _make(type: TokenizerType, vocabulary: Mapping[str, Any] | None, *, lowercase: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer of transformers with a vocabulary in the JSON of ``tokenizers``, or without one."""
+    content: Mapping[str, Any] = {} if vocabulary is None else vocabulary
+    words, classes = content.get("vocab"), {"wordpiece": BertTokenizer, "bpe": RobertaTokenizer}
+    options: dict[str, Any] = {"do_lower_case": lowercase}
+    if type == "bpe":
+        options = {"merges": [tuple(pair) for pair in content.get("merges", ())]}
+    elif type == "unigram":
+        words = None if words is None else [(piece, score) for piece, score in words]
+        options["keep_accents"] = not lowercase
+    tokenizer: PreTrainedTokenizerBase = classes.get(type, AlbertTokenizer)(
+        vocab=words, model_max_length=MODEL_MAX_LENGTH, **options
+    )
+    return tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +124,12 @@ def train_tokenizer(
         CheckpointError: the folder cannot be written, or stock transformers does not open the tokenizer, which is then
             not saved.
     """
-    if type not in _KINDS:
-        raise UsageError(f"type = {type!r}: expected one of {', '.join(_KINDS)}")
-    kind, target = _KINDS[type], Path(output)
+    if type not in _SPECIAL:
+        raise UsageError(f"type = {type!r}: expected one of {', '.join(_SPECIAL)}")
+    target = Path(output)
     if lowercase and type == "bpe":
         raise UsageError("bpe works on bytes and keeps all letters as they are: train it without lowercase")
-    least = len(kind.special) + (256 if type == "bpe" else 2)
+    least = len(_SPECIAL[type]) + (256 if type == "bpe" else 2)
     if not least <= vocab_size <= _LARGEST_VOCABULARY:
         raise UsageError(f"vocab_size = {vocab_size}: expected {least} to {_LARGEST_VOCABULARY} for {type}")
     check_new_folder(target)
@@ -161,12 +140,12 @@ def train_tokenizer(
 
     with _one_thread():
         vocabulary = _trained(type, texts, vocab_size=vocab_size, lowercase=lowercase)
-    tokenizer = kind.make(vocabulary, lowercase=lowercase)
+    tokenizer = _make(type, vocabulary, lowercase=lowercase)
     try:
         with new_folder(target, suffix=".training") as folder:
             save_tokenizer(tokenizer, folder)
             opened = load_tokenizer(folder, vocab_size=_MOST_TOKENS)
-            found = _read_back(opened, tokenizer, texts(), kind)
+            found = _read_back(opened, tokenizer, texts(), _SPECIAL[type])
     except OSError as error:
         free = shutil.disk_usage(target.absolute().parent).free
         raise CheckpointError(
@@ -194,10 +173,9 @@ def _trained(
     type: TokenizerType, texts: Callable[[], Iterable[str]], *, vocab_size: int, lowercase: bool
 ) -> dict[str, Any]:
     """The model of a trained tokenizer in the JSON of ``tokenizers``."""
-    kind = _KINDS[type]
-    outline = kind.make(None, lowercase=lowercase).backend_tokenizer
+    outline = _make(type, None, lowercase=lowercase).backend_tokenizer
     shared: dict[str, Any] = {"vocab_size": vocab_size, "show_progress": False}
-    special = list(kind.special)
+    special = list(_SPECIAL[type])
     trainer: Any
     if type == "bpe":
         backend = Tokenizer(models.BPE())
@@ -285,14 +263,17 @@ def _ordered(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
 
 
 def _read_back(
-    opened: PreTrainedTokenizerBase | None, trained: PreTrainedTokenizerBase, texts: Iterator[str], kind: _Kind
+    opened: PreTrainedTokenizerBase | None,
+    trained: PreTrainedTokenizerBase,
+    texts: Iterator[str],
+    special: tuple[str, ...],
 ) -> dict[str, Any]:
     """Encodes and decodes the first texts with the tokenizer as stock transformers opens it.
 
     Raises:
         CheckpointError: it gives other ids than the one that was trained, or a text does not come back.
     """
-    if opened is None or opened.convert_tokens_to_ids(list(kind.special)) != list(range(len(kind.special))):
+    if opened is None or opened.convert_tokens_to_ids(list(special)) != list(range(len(special))):
         raise CheckpointError("the tokenizer that was saved has other special tokens: please report this")
     normalizer = trained.backend_tokenizer.normalizer
     plain: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
