@@ -35,7 +35,7 @@ def quantized(model: TaskModel) -> TaskModel:
 
 
 def labels(rows: list[dict[str, str]], model: TaskModel, run: Callable[..., torch.Tensor] | None = None) -> list[str]:
-    return [str(prediction.to_json()["label"]) for prediction in model.predict_rows(rows, run=run)]
+    return [str(prediction.to_json()["label"]) for prediction in model.predict_rows(rows, forward_fn=run)]
 
 
 def main() -> None:

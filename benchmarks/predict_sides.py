@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from bert_tasks.model.onnx import GraphModel, exported_graph
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from bert_tasks import TaskModel
 from bert_tasks.data.table import longest_first
-from bert_tasks.model.onnx import GraphModel, exported_graph
 from bert_tasks.model.precision import logits_of
 
 Predict = Callable[[Sequence[str]], list[str]]
@@ -31,14 +31,18 @@ def dtype_of(folder: Path, *, dtype: Literal["bf16", "int8"]) -> Predict:
     """The same public path as ``predict --dtype`` takes it."""
     model = TaskModel.from_pretrained(folder)
     run = logits_of(model, dtype)
-    return lambda texts: [answer.label for answer in model.predict_rows([{"text": text} for text in texts], run=run)]
+    return lambda texts: [
+        answer.label for answer in model.predict_rows([{"text": text} for text in texts], forward_fn=run)
+    ]
 
 
 def graph_of(folder: Path) -> Predict:
     """The same public path on our graph in onnxruntime."""
     model = TaskModel.from_pretrained(folder)
     run = GraphModel.of(model, exported_graph(model).SerializeToString()).packed_logits
-    return lambda texts: [answer.label for answer in model.predict_rows([{"text": text} for text in texts], run=run)]
+    return lambda texts: [
+        answer.label for answer in model.predict_rows([{"text": text} for text in texts], forward_fn=run)
+    ]
 
 
 def pipeline_of(folder: Path) -> Predict:

@@ -278,7 +278,7 @@ def _compare_predictions(
     model: TaskModel, graph: GraphModel, rows: Sequence[Row], expected: Sequence[Prediction]
 ) -> dict[str, Any]:
     """Counts how many of the model's predictions the int8 graph leaves unchanged."""
-    same = Report.of(model.task).same(expected, list(model.predict_rows(rows, run=graph.packed_logits)))
+    same = Report.of(model.task).same(expected, list(model.predict_rows(rows, forward_fn=graph.packed_logits)))
     share = fmean(same)
     if share < REQUIRED_AGREEMENT:
         raise CheckpointError(
@@ -330,7 +330,7 @@ def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tu
         logits = graph.rectangle_logits(ids, segments, lengths).to(model.device)  # [N, L] or [B, L]
         return model.head.from_graph(logits)
 
-    expected, found = model.batch_logits(batch)[1], model.batch_logits(batch, run=run)[1]
+    expected, found = model.batch_logits(batch)[1], model.batch_logits(batch, forward_fn=run)[1]
     if isinstance(expected, PretrainingOutput):
         expected = expected.vocabulary
     if isinstance(expected, VocabularyOutput):

@@ -284,7 +284,7 @@ class BatchPredictor:
             remedy = f"Fix them, or pass on_error='skip', which says in the column '{ERROR}' what is wrong."
             raise DataError("\n".join([heading, *listed, *more, remedy]))
         usable = (row for number, row in enumerate(rows) if number not in faults)
-        predictions = model.predict_rows(usable, run=run)
+        predictions = model.predict_rows(usable, forward_fn=run)
         is_typed = self.schema.names[0] != UNTYPED
         found_rows = []
         for number in range(len(rows)):

@@ -132,14 +132,14 @@ def evaluate_samples(
     accelerator: Accelerator,
     *,
     tune: bool = False,
-    run: ForwardFn | None = None,
+    forward_fn: ForwardFn | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Evaluates an unwrapped model; every process returns the same numbers.
 
     Args:
         tune: choose the task's thresholds on these predictions, and report the metrics that they give.
-        run: what runs a batch in place of the model.
+        forward_fn: Computes a batch's logits instead of the model.
         stop: whether to stop, asked before each batch.
 
     Raises:
@@ -148,7 +148,7 @@ def evaluate_samples(
     """
     batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
     mine = batches[accelerator.process_index :: accelerator.num_processes]
-    results = _run_batches(model, samples, takewhile(lambda _: not stop(), mine), run)
+    results = _run_batches(model, samples, takewhile(lambda _: not stop(), mine), forward_fn)
     if any(gather_object([len(results) < len(mine)])):
         raise GivenUpError
     results = gather_object(results)
@@ -196,7 +196,7 @@ def _run_of(model: TaskModel, dtype: DType) -> ForwardFn:
 
 
 def _run_batches(
-    model: TaskModel, samples: Samples, batches: Iterable[list[int]], run: ForwardFn | None
+    model: TaskModel, samples: Samples, batches: Iterable[list[int]], forward_fn: ForwardFn | None
 ) -> list[_BatchResult]:
     corpus = EvaluationCorpus(samples) if is_dynamic(model.task) else None
 
@@ -210,14 +210,16 @@ def _run_batches(
         return chosen, [{**new, "row": old["row"]} for new, old in zip(changed, features, strict=True)]
 
     def result(batch: tuple[list[int], Sequence[Feature]]) -> _BatchResult:
-        return _run_batch(model, *batch, run)
+        return _run_batch(model, *batch, forward_fn)
 
     with model.in_evaluation():
         return list(map_batches(result, map(prepared, batches), device=model.device))
 
 
-def _run_batch(model: TaskModel, chosen: list[int], features: Sequence[Feature], run: ForwardFn | None) -> _BatchResult:
-    batch, logits = model.batch_logits(features, run=run)
+def _run_batch(
+    model: TaskModel, chosen: list[int], features: Sequence[Feature], forward_fn: ForwardFn | None
+) -> _BatchResult:
+    batch, logits = model.batch_logits(features, forward_fn=forward_fn)
     with torch.inference_mode():
         terms = model.task.loss(logits.double(), batch)
     return _BatchResult(
@@ -316,7 +318,7 @@ def evaluate(
 def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: DType = "float32") -> Evaluation:
     """Evaluates a model in memory; see ``evaluate``."""
     accelerator = make_accelerator()
-    run = _run_of(model.to(accelerator.device), dtype)
+    forward_fn = _run_of(model.to(accelerator.device), dtype)
     with main_process_first(accelerator):
         table = load_table(data, model.task, names=model.columns, reading=reading)
         if len(table) == 0:
@@ -326,4 +328,4 @@ def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: 
         unknown = unknown_tokens(samples, model).warnings(vocabulary_name(model))
         for note in (*Windows.of(model.task).cut_notes(Truncation.of(samples.features, rows=len(table))), *unknown):
             _log.warning("%s: %s", table.source, note)
-    return evaluate_samples(model, samples, table, accelerator, run=run)
+    return evaluate_samples(model, samples, table, accelerator, forward_fn=forward_fn)

@@ -183,7 +183,7 @@ def predict(
         explainable_task(loaded, loaded.task, dtype)
     run = logits_of(loaded, dtype)
     table = load_table(data, loaded.task, names=loaded.columns, reading=how, labels="unread")
-    return cast("list[PredictionT]", list(loaded.predict_rows(table, run=run, logits=logits, explain=explain)))
+    return cast("list[PredictionT]", list(loaded.predict_rows(table, forward_fn=run, logits=logits, explain=explain)))
 
 
 def predict_file(
@@ -523,7 +523,7 @@ class PredictionRun:
         features: list[Sequence[Feature]] = []
         asked = {"logits": self.writing.logits, "explain": self.writing.explain}
         predictions = list(
-            self.model.predict_rows(usable, run=self._forward_fn, first=first, note=features.append, **asked)
+            self.model.predict_rows(usable, forward_fn=self._forward_fn, first=first, note=features.append, **asked)
         )
         truncated = sum(len({one["row"] for one in windows if one.get("lost_tokens", 0) > 0}) for windows in features)
         ids = (np.fromiter(chain.from_iterable(one["input_ids"] for one in part), np.int64) for part in features)

@@ -90,33 +90,37 @@ class EnsembleModel(FixedModel[PredictionT]):
     def packed_logits(self, batch: PackedBatch) -> Any:
         return self.joined([cast("TaskModel", model).packed_logits for model in self.models])(batch)
 
-    def joined(self, runs: Sequence[ForwardFn]) -> ForwardFn:
+    def joined(self, forward_fns: Sequence[ForwardFn]) -> ForwardFn:
         """The function that computes the mean of what functions compute, one for each model.
 
         Where samples are rows, the mean needs all windows of a row, which prediction runs in several batches: there the
         function returns the logits of all models, ``[B, L, M]``, and the mean is taken later.
         """
         if self._joins_windows:
-            return lambda batch: torch.stack([run(batch) for run in runs], dim=-1)
-        return lambda batch: mean_logits(self.task, self.head, (run(batch) for run in runs), batch.windows)
+            return lambda batch: torch.stack([forward_fn(batch) for forward_fn in forward_fns], dim=-1)
+        return lambda batch: mean_logits(
+            self.task, self.head, (forward_fn(batch) for forward_fn in forward_fns), batch.windows
+        )
 
-    def batch_logits(self, features: Sequence[Feature], *, run: ForwardFn | None = None) -> tuple[PackedBatch, Any]:
+    def batch_logits(
+        self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None
+    ) -> tuple[PackedBatch, Any]:
         """As ``TaskModel.batch_logits``. Where samples are rows, the features must be all windows of each row."""
-        batch, logits = super().batch_logits(features, run=run)
+        batch, logits = super().batch_logits(features, forward_fn=forward_fn)
         return batch, self._row_means(logits, batch.windows) if self._joins_windows else logits
 
-    def forward_batch(self, features: Sequence[Feature], *, run: ForwardFn | None = None) -> tuple[Tensor, ...]:
+    def forward_batch(self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None) -> tuple[Tensor, ...]:
         """As ``TaskModel.forward_batch``. Where samples are rows, the logits of all models, ``[L, M]`` of a feature."""
         if not self._joins_windows:
-            return super().forward_batch(features, run=run)
-        _, logits = super().batch_logits(features, run=run)
+            return super().forward_batch(features, forward_fn=forward_fn)
+        _, logits = super().batch_logits(features, forward_fn=forward_fn)
         return tuple(logits.cpu().unbind())
 
     def forward_windows(
-        self, features: Sequence[Feature], *, max_tokens: int | None = None, run: ForwardFn | None = None
+        self, features: Sequence[Feature], *, max_tokens: int | None = None, forward_fn: ForwardFn | None = None
     ) -> list[Tensor]:
         """As ``TaskModel.forward_windows``. Where samples are rows, the features must be all windows of each row."""
-        found = super().forward_windows(features, max_tokens=max_tokens, run=run)
+        found = super().forward_windows(features, max_tokens=max_tokens, forward_fn=forward_fn)
         if not self._joins_windows or not found:
             return found
         means = self._row_means(torch.stack(found), [len(windows) for windows in windows_by_row(features)])

@@ -488,7 +488,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self,
         rows: Iterable[Row],
         *,
-        run: ForwardFn | None = None,
+        forward_fn: ForwardFn | None = None,
         first: int = 0,
         note: Callable[[Sequence[Feature]], None] = lambda features: None,
         logits: bool = False,
@@ -498,7 +498,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
         Args:
             rows: mappings with the task's columns or with those of the training data.
-            run: what runs a batch in place of the model (``model.precision.logits_of``).
+            forward_fn: Computes a batch's logits instead of the model (``model.precision.logits_of``).
             first: the number of the first row, for messages.
             note: called with the features of each chunk.
             logits: give the predictions their logits.
@@ -515,7 +515,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         columns = [column for column in task.columns if not column.is_label]
 
         def finite_logits(batch: PackedBatch) -> Any:
-            return finite(self.packed_logits(batch) if run is None else run(batch))
+            return finite(self.packed_logits(batch) if forward_fn is None else forward_fn(batch))
 
         remaining, number, most = iter(rows), first, EXPLAINED_ROWS if explain else CHUNK_ROWS
         while chunk := list(remaining if Windows.of(task).needs_document_context else islice(remaining, most)):
@@ -523,7 +523,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             number += len(chunk)
             features = checked_features(task, read, tokenizer, self.config)
             note(features)
-            compact = self.forward_windows(features, run=finite_logits)
+            compact = self.forward_windows(features, forward_fn=finite_logits)
             predictions = Rendering.of(task).with_texts(task.decode(compact, features, read), tokenizer)
             if logits:
                 predictions = with_logits(task, predictions, compact, features)
@@ -534,14 +534,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             yield from predictions
 
     def forward_windows(
-        self, features: Sequence[Feature], *, max_tokens: int | None = None, run: ForwardFn | None = None
+        self, features: Sequence[Feature], *, max_tokens: int | None = None, forward_fn: ForwardFn | None = None
     ) -> list[Tensor]:
         """What decoding needs of each feature, in feature order, on the CPU. Dropout is off meanwhile.
 
         Args:
             features: windows of any lengths.
             max_tokens: tokens that are run together; default: ``batch_tokens``.
-            run: what runs a batch in place of the model.
+            forward_fn: Computes a batch's logits instead of the model.
         """
         tokenizer = self.require_tokenizer()
         most = self.batch_tokens if max_tokens is None else max_tokens
@@ -551,7 +551,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         found: dict[int, list[Tensor]] = {}
 
         def compact(batch: Sequence[tuple[int, Feature]]) -> Iterator[tuple[tuple[int, Feature], Tensor]]:
-            return zip(batch, self.forward_batch([one for _, one in batch], run=run), strict=True)
+            return zip(batch, self.forward_batch([one for _, one in batch], forward_fn=forward_fn), strict=True)
 
         with self.in_evaluation():
             for results in map_batches(compact, batches, device=self.device):
@@ -559,9 +559,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                     found.setdefault(i, []).append(part)
         return [one[0] if len(one) == 1 else torch.cat(one) for one in map(found.__getitem__, range(len(features)))]
 
-    def forward_batch(self, features: Sequence[Feature], *, run: ForwardFn | None = None) -> tuple[Tensor, ...]:
+    def forward_batch(self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None) -> tuple[Tensor, ...]:
         """As ``forward_windows``, of features that are run together."""
-        return self.reduce(*self.batch_logits(features, run=run), features)
+        return self.reduce(*self.batch_logits(features, forward_fn=forward_fn), features)
 
     @property
     def batch_tokens(self) -> int:
@@ -569,11 +569,13 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         most = CPU_BATCH_TOKENS if self.device.type == "cpu" else BATCH_TOKENS
         return max(1, min(most, _BATCH_LOGITS // self.head.outputs_per_token))
 
-    def batch_logits(self, features: Sequence[Feature], *, run: ForwardFn | None = None) -> tuple[PackedBatch, Any]:
+    def batch_logits(
+        self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None
+    ) -> tuple[PackedBatch, Any]:
         """A packed batch and its logits, both on the model's device, logits in float32. Dropout is off meanwhile."""
         with self.in_evaluation(), torch.inference_mode():
             batch = self.packed(features)
-            return batch, (self.packed_logits(batch) if run is None else run(batch)).float()
+            return batch, (self.packed_logits(batch) if forward_fn is None else forward_fn(batch)).float()
 
     def packed(self, features: Sequence[Feature]) -> PackedBatch:
         """The features as one batch on the model's device."""

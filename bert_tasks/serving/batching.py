@@ -251,7 +251,7 @@ class Batcher:
 
         features = [feature for request in requests for feature in request.features]
         room = max(self._tokens, self._model.batch_tokens)
-        found = iter(self._model.forward_windows(features, max_tokens=room, run=logits))
+        found = iter(self._model.forward_windows(features, max_tokens=room, forward_fn=logits))
         task, tokenizer = self._model.task, self._model.require_tokenizer()
         answers: list[_Answer] = []
         for request in requests:

@@ -174,7 +174,7 @@ def load_warm(
     rows = Card.of(loaded.task).example_rows
     try:
         for given in (rows[:1], rows, [*rows] * 8):
-            encoded([prediction.to_json() for prediction in loaded.predict_rows(given, run=run)])
+            encoded([prediction.to_json() for prediction in loaded.predict_rows(given, forward_fn=run)])
     except NotFiniteError:
         reason = "its scores are not finite numbers; the model cannot be served"
         raise CheckpointError(f"{model}: {reason}") from None

@@ -44,10 +44,10 @@ def evaluate_all(
     validation: Validation,
     accelerator: Accelerator,
     *,
-    run: ForwardFn | None = None,
+    forward_fn: ForwardFn | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluated:
-    """Evaluates the model on all validation sets and tunes the task on the first; ``run`` as in ``evaluate_samples``.
+    """Evaluates the model on all validation sets and tunes the task on the first; see ``evaluate_samples``.
 
     Raises:
         GivenUpError: see ``evaluate_samples``. The model's task is then the one it came with.
@@ -58,7 +58,9 @@ def evaluate_all(
     try:
         for position, (name, (samples, table)) in enumerate(validation.items()):
             model.task = task
-            result = evaluate_samples(model, samples, table, accelerator, tune=position == 0, run=run, stop=stop)
+            result = evaluate_samples(
+                model, samples, table, accelerator, tune=position == 0, forward_fn=forward_fn, stop=stop
+            )
             task, collapses[name] = result.task, result.collapse
             metrics |= {metric_key(name, metric): value for metric, value in result.metrics.items()}
     finally:
@@ -71,7 +73,7 @@ def check_metric(
     wanted: str,
     validation: Mapping[str, RowTable],
     accelerator: Accelerator,
-    run: ForwardFn | None = None,
+    forward_fn: ForwardFn | None = None,
 ) -> None:
     """Refuses a ``metric_for_best_model`` that evaluation will not report, before an epoch is spent.
 
@@ -87,7 +89,7 @@ def check_metric(
         samples = {name: (tokenized(table, model.task, model), table) for name, table in tables.items()}
         # One row may not be enough to compute any metric.
         with nullcontext() if tables is validation else suppress(DataError):
-            known = list(evaluate_all(model, samples, accelerator, run=run).metrics)
+            known = list(evaluate_all(model, samples, accelerator, forward_fn=forward_fn).metrics)
         if wanted in known:
             return
     raise UsageError(f"metric_for_best_model = {wanted!r}: there are {', '.join(known)}")

@@ -194,7 +194,7 @@ class Trainer:
             freeze_encoder(self.objective, self.optim)
         freeze(model, embeddings=self.optim.freeze_embeddings, layers=self.optim.freeze_layers)
         if self.run.metric_for_best_model is not None:
-            check_metric(model, self.run.metric_for_best_model, validation, self.accelerator, self.objective.run)
+            check_metric(model, self.run.metric_for_best_model, validation, self.accelerator, self.objective.forward_fn)
 
     @cached_property
     def folder(self) -> RunFolder:
@@ -365,7 +365,7 @@ class Trainer:
                 self.model,
                 self.validation,
                 self.accelerator,
-                run=self.objective.run,
+                forward_fn=self.objective.forward_fn,
                 stop=lambda: signals.received is not None,
             )
         except GivenUpError:

@@ -70,7 +70,7 @@ class Objective(nn.Module, ABC):
         return {}
 
     @property
-    def run(self) -> ForwardFn | None:
+    def forward_fn(self) -> ForwardFn | None:
         """What runs a batch in evaluation in place of the model; None: the model."""
         return None
 

@@ -58,8 +58,8 @@ class ReplacedTokenDetection(Objective):
         return replaced_token_output(batch, generator=self.generator, discriminator=self.model)
 
     @property
-    def run(self) -> ForwardFn:
-        """See ``Objective.run``."""
+    def forward_fn(self) -> ForwardFn:
+        """See ``Objective.forward_fn``."""
         return self.output_of
 
     @property

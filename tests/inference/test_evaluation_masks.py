@@ -58,7 +58,9 @@ def evaluated(model: TaskModel, rows: list[Row]) -> list[Any]:
         generator = make_generator(model, seed=1).eval()
         run = partial(replaced_token_output, generator=generator, discriminator=model)
     table = RowTable.from_rows(rows, columns=model.task.columns)
-    return evaluate_samples(model, tokenized(table, model.task, model), table, make_accelerator(), run=run).predictions
+    return evaluate_samples(
+        model, tokenized(table, model.task, model), table, make_accelerator(), forward_fn=run
+    ).predictions
 
 
 def masks(prediction: Any) -> Any:

@@ -439,35 +439,3 @@ def test_another_graph_is_another_model(model: TaskModel) -> None:
         exported.graph_sha256 = content
         found.append(model_fingerprint(exported))
     assert len({*found, model_fingerprint(model)}) == 3
-
-
-@pytest.mark.parametrize("extension", [".jsonl", ".csv", ".parquet"])
-@pytest.mark.parametrize("letter", ["n", "é"])
-@pytest.mark.parametrize("size", [230, 246, 255])
-def test_an_output_may_have_the_longest_name(
-    model: TaskModel, data: Path, tmp_path: Path, extension: str, letter: str, size: int
-) -> None:
-    """The files beside it, which are made of its name, must not become too long."""
-    stem = letter * ((size - len(extension)) // len(letter.encode()))
-    output = tmp_path / f"{stem}{extension}"
-    assert predict(model, data, output=output, on_error="skip") == 10
-    assert output.stat().st_size > 0
-    assert len(names(tmp_path)) == 3  # the rows, the output and the rejects
-
-
-def test_an_output_with_the_longest_name_is_gone_on_with(
-    model: TaskModel, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / ("n" * 249 + ".jsonl")
-    whole = predict_file(model, data, tmp_path / "whole.jsonl")
-
-    def stop(*_: object, **__: object) -> None:
-        raise UsageError("stopped")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(prediction, "finalize_output", stop)
-        with pytest.raises(UsageError, match="stopped"):
-            predict_file(model, data, output)
-    done = predict_file(model, data, output)
-    assert (done.resumed, done.rows) == (10, whole.rows)
-    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

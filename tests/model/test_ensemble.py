@@ -280,7 +280,7 @@ def test_the_batches_do_not_matter(make: Callable[..., list[TaskModel]]) -> None
             sizes.append(len(batch.input_ids))
             return whole.packed_logits(batch)
 
-        found = {most: whole.forward_windows(features, max_tokens=most, run=run) for most in (10**6, 50, 1)}
+        found = {most: whole.forward_windows(features, max_tokens=most, forward_fn=run) for most in (10**6, 50, 1)}
         tokens = [len(feature["input_ids"]) for feature in features]
         assert max(tokens) < 50 < sum(tokens)
         assert sizes[0] == sum(tokens)
@@ -320,8 +320,8 @@ def test_the_matrices_of_one_crf_are_in_memory_at_a_time(make: Callable[..., lis
 
 def test_other_precisions_are_those_of_the_models(make: Callable[..., list[TaskModel]]) -> None:
     models, rows = make(EXAMPLES["single"].task), inputs("single")
-    found = list(ensemble(models).predict_rows(rows, run=logits_of(ensemble(models), "bf16")))
-    alone = [list(model.predict_rows(rows, run=logits_of(model, "bf16"))) for model in models]
+    found = list(ensemble(models).predict_rows(rows, forward_fn=logits_of(ensemble(models), "bf16")))
+    alone = [list(model.predict_rows(rows, forward_fn=logits_of(model, "bf16"))) for model in models]
     for one, *each in zip(found, *alone, strict=True):
         mean = [sum(other.scores[label] for other in each) / MODELS for label in one.scores]
         assert list(one.scores.values()) == pytest.approx(mean, abs=1e-5)

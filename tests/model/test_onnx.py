@@ -99,12 +99,12 @@ def difference(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
 def test_float32_graph_equals_torch(model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     features = features_of(model)
     run = GraphModel.of(model, graph.SerializeToString()).packed_logits
-    ours, theirs = model.batch_logits(features)[1], model.batch_logits(features, run=run)[1]
+    ours, theirs = model.batch_logits(features)[1], model.batch_logits(features, forward_fn=run)[1]
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() <= 1e-4
     monkeypatch.setattr(exported, "RECTANGLE_TOKENS", 50)
     for max_tokens in (1, 60):  # other sizes than the ones it was exported with, and other orders
-        narrow = model.forward_windows(features, max_tokens=max_tokens, run=run)
+        narrow = model.forward_windows(features, max_tokens=max_tokens, forward_fn=run)
         assert difference(narrow, model.forward_windows(features)) <= 1e-4
 
 
@@ -118,7 +118,7 @@ def test_two_batches_run_at_the_same_time(model: TaskModel, graph: Any, two_thre
 
     session: Any = SimpleNamespace(get_inputs=loaded.session.get_inputs, run=run)
     features = features_of(model)[:2]
-    found = model.forward_windows(features, max_tokens=1, run=replace(loaded, session=session).packed_logits)
+    found = model.forward_windows(features, max_tokens=1, forward_fn=replace(loaded, session=session).packed_logits)
     assert difference(found, model.forward_windows(features)) <= 1e-4
 
 
@@ -139,7 +139,7 @@ def test_int8_graph_is_close(model: TaskModel, graph: Any, weight_bits: Literal[
     )
     run = GraphModel.of(model, content).packed_logits
     _, exact = model.batch_logits(features)
-    _, rough = model.batch_logits(features, run=run)
+    _, rough = model.batch_logits(features, forward_fn=run)
     error = ((rough - exact).norm() / exact.norm()).item()
     assert 1e-4 < error < 0.2
     assert {value.dtype for value in (exact, rough)} == {torch.float32}
@@ -194,7 +194,7 @@ def test_int8_of_every_family(
     model = TaskModel(config, SequenceClassification(labels=LABELS, max_length=40), tokenizer=tokenizer).eval()
     features = features_of(model)
     run = GraphModel.of(model, quantized_graph(exported_graph(model))).packed_logits
-    exact, rough = model.batch_logits(features)[1], model.batch_logits(features, run=run)[1]
+    exact, rough = model.batch_logits(features)[1], model.batch_logits(features, forward_fn=run)[1]
     assert 1e-4 < float((rough - exact).norm() / exact.norm()) < 0.2
 
 
@@ -222,7 +222,7 @@ def test_bfloat16_is_close_and_leaves_the_model_as_it_is(model: TaskModel) -> No
     features, before = features_of(model), {name: value.clone() for name, value in model.state_dict().items()}
     run = precision.logits_of(model, "bf16")
     _, exact = model.batch_logits(features)
-    _, rough = model.batch_logits(features, run=run)
+    _, rough = model.batch_logits(features, forward_fn=run)
     error = ((rough - exact).norm() / exact.norm()).item()
     assert 1e-4 < error < 0.1
     assert rough.dtype == torch.float32

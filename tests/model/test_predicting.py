@@ -134,7 +134,7 @@ def test_a_model_without_tokenizer(model: TaskModel) -> None:
 
 def test_scores_that_are_no_numbers_are_no_answer(model: TaskModel) -> None:
     with pytest.raises(CheckpointError, match="scores are not finite"):
-        list(model.predict_rows([{"text": "a"}], run=lambda batch: model.packed_logits(batch) * float("nan")))
+        list(model.predict_rows([{"text": "a"}], forward_fn=lambda batch: model.packed_logits(batch) * float("nan")))
 
 
 @pytest.mark.parametrize("labels", [2, 100, 1000, 10_000])

@@ -207,7 +207,7 @@ def scripted(monkeypatch, values, *, key="accuracy"):
     """Lets each evaluation report the next value; the weights it saw are kept."""
     seen, script = [], iter(values)
 
-    def evaluation(model, samples, table, accelerator, *, tune=False, run=None, stop=None):
+    def evaluation(model, samples, table, accelerator, *, tune=False, forward_fn=None, stop=None):
         seen.append(weights_of(model))
         return Evaluation(metrics={"loss": 1.0, "accuracy": 0.5, key: next(script)}, predictions=[], task=model.task)
 
