@@ -183,6 +183,11 @@ def read_weights(folder: Path, step: int) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def _current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors by today's names: checkpoints of earlier versions call the encoder "stack"."""
+    return {re.sub(r"\bstack\.", "encoder.", name): tensor for name, tensor in tensors.items()}
+
+
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -205,7 +210,7 @@ def _verified(path: Path) -> RunState:
             raise CheckpointError(f"{file} is damaged: its content is not what the manifest says")
     return RunState(
         step=int(path.name.removeprefix("ckpt-")),
-        weights=read_safetensors(path / _WEIGHTS),
-        optimizer=read_safetensors(path / _OPTIMIZER),
+        weights=_current_names(read_safetensors(path / _WEIGHTS)),
+        optimizer=_current_names(read_safetensors(path / _OPTIMIZER)),
         progress=read_json(path / _STATE, max_bytes=_MOST_JSON_BYTES),
     )
