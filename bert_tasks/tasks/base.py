@@ -7,7 +7,7 @@ Shape legend: N tokens, B sequences (windows), S samples (rows or windows), R to
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import MappingProxyType
 from typing import (
@@ -33,8 +33,6 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch
-
-Item = TypeVar("Item", bound=Hashable)
 
 # What the logits of a task mean.
 #   softmax: classes that exclude each other      sigmoid: labels that are present or absent      value: numbers
@@ -333,9 +331,3 @@ def labelled(rows: Sequence[Row], predictions: Sequence[PredictionT], column: st
     """The rows that have labels in this column, each with its prediction."""
     pairs = zip(rows, predictions, strict=True)
     return [(row, prediction) for row, prediction in pairs if row.get(column) is not None]
-
-
-def sole_prediction(predictions: Iterable[Item], labels: Iterable[Hashable]) -> Item | None:
-    """The prediction that all rows (or words) share although their labels differ; None if there is no such one."""
-    found = set(predictions)
-    return found.pop() if len(found) == 1 and len(set(labels)) > 1 else None

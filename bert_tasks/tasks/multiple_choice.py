@@ -22,9 +22,7 @@ from bert_tasks.data.profile import ColumnProfile, percentile, pieces
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import ChoiceHead
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.metrics.classification import calibration
-from bert_tasks.metrics.formulas import accuracy_measure
-from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled, sole_prediction
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.detection import (
     COMPARED_ROWS,
@@ -49,15 +47,10 @@ from bert_tasks.tasks.shared.outputs import (
     windows_by_row,
 )
 from bert_tasks.tasks.shared.report import (
-    MOST_EXAMPLES,
-    Example,
-    Examples,
-    Remark,
-    Report,
-    ReportSections,
     RowResult,
     cut,
 )
+from bert_tasks.tasks.shared.row_report import RowReport
 
 CONTEXT, QUESTION, CHOICES, LABEL = "context", "question", "choices", "label"
 
@@ -195,37 +188,20 @@ class ChoiceExplainable(Explainable):
         ]
 
 
-class ChoiceReport(Report):
+class ChoiceReport(RowReport):
     """What a report shows of multiple choice."""
 
     task: "MultipleChoice"
 
-    def sections(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> ReportSections:
-        pairs = labelled(rows, predictions, LABEL)
-        results = tuple(
-            RowResult(
-                row=row,
-                label=row[CHOICES][row[LABEL]],
-                prediction=one.answer,
-                score=one.score,
-                is_correct=one.label == row[LABEL],
-            )
-            for row, one in pairs
-        )
-        return ReportSections(
-            measure=accuracy_measure([one.is_correct for one in results]),
-            unit="rows",
-            headline=("accuracy",),
-            results=results,
-            accuracy_of_rows=True,
-            calibration=calibration([one.score for one in results], [one.is_correct for one in results]),
-            examples=_confident_mistakes(pairs),
-        )
+    def describe(self, decision: int) -> str:
+        return f"choice {decision} for every row"
 
-    def collapse(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> str | None:
-        pairs = labelled(rows, predictions, LABEL)
-        place = sole_prediction((one.label for _, one in pairs), (row[LABEL] for row, _ in pairs))
-        return None if place is None else f"predicts choice {place} for every row"
+    def result(self, row: Row, prediction: ChoicePrediction) -> RowResult:
+        return replace(super().result(row, prediction), label=row[CHOICES][row[LABEL]], prediction=prediction.answer)
+
+    def candidates(self, row: Row, prediction: ChoicePrediction) -> tuple[tuple[str, float], ...]:
+        pairs = zip((cut(choice, 200) for choice in row[CHOICES]), prediction.scores, strict=True)
+        return tuple(sorted(pairs, key=lambda pair: -pair[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,36 +324,6 @@ def _pairs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
 def _row_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
     """``[C]`` of each row: the logits of its choices."""
     return [torch.cat([compact[choice] for choice in choices]) for choices in windows_by_row(features)]
-
-
-def _confident_mistakes(pairs: Sequence[tuple[Row, ChoicePrediction]]) -> Examples | None:
-    wrong = sorted((pair for pair in pairs if pair[1].label != pair[0][LABEL]), key=lambda pair: -pair[1].score)
-    if not wrong:
-        return None
-    items = tuple(
-        Example(
-            line=row.get("line"),
-            row=row,
-            texts=tuple(cut(row[name]) for name in (CONTEXT, QUESTION) if row.get(name)),
-            remarks=(
-                Remark(name="label", value=cut(row[CHOICES][row[LABEL]], 200), tone="good"),
-                Remark(name="prediction", value=cut(one.answer, 200), tone="bad"),
-            ),
-            candidates=tuple(
-                sorted(
-                    ((cut(choice, 200), score) for choice, score in zip(row[CHOICES], one.scores, strict=True)),
-                    key=lambda pair: -pair[1],
-                )
-            ),
-        )
-        for row, one in wrong[:MOST_EXAMPLES]
-    )
-    return Examples(
-        word="Mistakes",
-        title="Most confident mistakes",
-        lead=f"Wrong predictions: {len(wrong):,} of {len(pairs):,}, the most confident first, with every choice.",
-        items=items,
-    )
 
 
 def _choice_columns(profiles: Sequence[ColumnProfile], hints: UserHints) -> Iterator[dict[str, str]]:

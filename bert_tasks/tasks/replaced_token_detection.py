@@ -117,16 +117,9 @@ class ReplacedReport(Report):
     def curves(self) -> tuple[str, ...]:
         return ("auc", "generator_accuracy")
 
-    def same(
-        self, predictions: Sequence[ReplacedTokenPrediction], others: Sequence[ReplacedTokenPrediction]
-    ) -> list[bool]:
-        """For each token whether both models find that it was replaced, or both that it was not."""
-        pairs = [
-            pair
-            for one, other in zip(predictions, others, strict=True)
-            for pair in zip(one.scores, other.scores, strict=True)
-        ]
-        return [(score > 0.5) == (theirs > 0.5) for score, theirs in pairs]
+    def decisions(self, prediction: ReplacedTokenPrediction) -> Sequence[bool]:
+        """For each token whether it seems to be replaced."""
+        return [score > 0.5 for score in prediction.scores]
 
     def sections(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> ReportSections:
         pairs = [(row, one) for row, one in zip(rows, predictions, strict=True) if one.measured]

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks import TaskModel, evaluate
 from bert_tasks.data.choices import choice_index
 from bert_tasks.data.columns import BadValueError
-from bert_tasks.data.readers import ReadOptions, read_table, with_columns
+from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.data.splits import row_keys, train_validation_split
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import valid_rows
@@ -437,8 +437,6 @@ def test_a_column_that_is_stated_to_be_another_is_not_read_by_its_name_too(tmp_p
     both = {**ASKED_NAMES, "question": "question"}  # unless that is stated
     (row,) = read_table(file, columns=TASK.columns, reading=ReadOptions(columns=both))
     assert row["question"] == row["context"] == ASKED["question"]
-    given, stored = ReadOptions(columns={"context": "question"}), ReadOptions(columns={"question": "question"})
-    assert with_columns(given, stored, TASK.columns, tuple(ASKED)).columns == given.columns
 
 
 def test_rows_in_memory_and_requests_read_the_question_once() -> None:

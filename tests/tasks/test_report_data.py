@@ -2,9 +2,9 @@
 
 import pytest
 
-from bert_tasks.tasks.sequence_classification.report import regression_sections
+from bert_tasks.tasks import SequenceClassification
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
-from bert_tasks.tasks.shared.report import SHOWN_CLASSES, Confusion
+from bert_tasks.tasks.shared.report import SHOWN_CLASSES, Confusion, Report
 from bert_tasks.tasks.token_classification.report import MOST_WORDS, tag_sections
 from bert_tasks.tasks.token_classification.task import TokenPrediction
 
@@ -25,10 +25,10 @@ def test_the_last_cells_of_a_cut_confusion_matrix_count_all_other_classes() -> N
 
 
 def test_a_number_is_correct_if_it_is_the_label() -> None:
-    pairs = [({"text": "a", "label": 2.0}, 2.0), ({"text": "b", "label": 2.0}, 3.5)]
-    sections = regression_sections(
-        [(row, SequencePrediction(label=None, score=number, scores={})) for row, number in pairs]
-    )
+    rows = [{"text": "a", "label": 2.0}, {"text": "b", "label": 2.0}]
+    predictions = [SequencePrediction(label=None, score=number, scores={}) for number in (2.0, 3.5)]
+    sections = Report.of(SequenceClassification(problem_type="regression")).sections(predictions, rows)
+    assert sections is not None
     assert [(one.is_correct, one.score) for one in sections.results] == [(True, 0.0), (False, 1.5)]
 
 

@@ -242,20 +242,17 @@ class MaskedReport(Report):
     task: "MaskedLanguageModeling"
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"perplexity"})
 
-    def same(self, predictions: Sequence[MaskPrediction], others: Sequence[MaskPrediction]) -> list[bool]:
-        """For each mask whether the best candidate is the same.
+    def decisions(self, prediction: MaskPrediction) -> Sequence[int]:
+        """For each mask the best candidate."""
+        masks = (*prediction.masks, *(mask.candidates for mask in prediction.measured))
+        return [candidates[0].token for candidates in masks]
 
-        Raises:
-            DataError: no text has a mask.
-        """
-        masks, theirs = (
-            [candidates for one in side for candidates in (*one.masks, *(mask.candidates for mask in one.measured))]
-            for side in (predictions, others)
-        )
-        if not masks:
+    def same(self, predictions: Sequence[MaskPrediction], others: Sequence[MaskPrediction]) -> list[bool]:
+        """Raises DataError if no text has a mask."""
+        agreements = super().same(predictions, others)
+        if not agreements:
             raise DataError("no text has a mask ([MASK] or <mask>), so that the predictions cannot be compared")
-        pairs = zip(masks, theirs, strict=True)
-        return [one[0].token == other[0].token for one, other in pairs]
+        return agreements
 
     def sections(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> ReportSections:
         return report.masked_sections(list(zip(rows, predictions, strict=True)))

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal
 
@@ -32,8 +31,7 @@ from bert_tasks.metrics.classification import (
     tune_thresholds,
 )
 from bert_tasks.metrics.tables import MetricTable, metric_table
-from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled, sole_prediction
-from bert_tasks.tasks.sequence_classification import report
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
 from bert_tasks.tasks.sequence_classification.detection import TextDetection
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.explanation import (
@@ -50,7 +48,7 @@ from bert_tasks.tasks.shared.outputs import (
     windows_by_row,
 )
 from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.report import Report, ReportSections
+from bert_tasks.tasks.shared.row_report import RowReport
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -61,9 +59,6 @@ _LABEL_COLUMNS: Mapping[ProblemType, Column] = {
 }
 _REGRESSION: Final = "regression"
 _MULTI_LABEL: Final = "multi_label_classification"
-_NO_SPREAD = 0.01  # of the labels' range: predicted numbers that differ by less count as one number
-_NEAR = 0.1  # of their standard deviation: predicted numbers that two models move by no more are the same
-_ALIKE = 1e-6  # of their mean: numbers that differ by less differ in digits that depend on the batch
 _CLASSES: tuple[ProblemType, ...] = ("single_label_classification", "multi_label_classification")
 # The fields that only some problems have.
 _APPLY_TO: Mapping[str, tuple[ProblemType, ...]] = {
@@ -256,7 +251,7 @@ class TextExplainable(Explainable):
         ]
 
 
-class TextReport(Report):
+class TextReport(RowReport):
     """What a report shows of classification of texts and pairs."""
 
     task: "TextClassification"
@@ -277,50 +272,6 @@ class TextReport(Report):
         if self.task.problem_type == _REGRESSION:
             return ("pearson", "spearmanr")
         return ("micro_f1", "f1") if self.task.problem_type == _MULTI_LABEL else ("accuracy", "macro_f1")
-
-    def sections(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> ReportSections:
-        pairs = labelled(rows, predictions, _LABEL_COLUMNS[self.task.problem_type].name)
-        if self.task.problem_type == _REGRESSION:
-            return report.regression_sections(pairs)
-        return (report.multilabel_sections if self.task.problem_type == _MULTI_LABEL else report.class_sections)(
-            pairs, self.task.labels
-        )
-
-    def collapse(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> str | None:
-        pairs = self.task._labelled_pairs(predictions, rows)
-        if self.task.problem_type == _REGRESSION:
-            numbers, labels = [prediction.score for prediction, _ in pairs], [float(value) for _, value in pairs]
-            if not pairs or max(numbers) - min(numbers) >= _NO_SPREAD * (max(labels) - min(labels)):
-                return None
-            return f"predicts a number close to {sum(numbers) / len(numbers):.4g} for every row"
-        if self.task.problem_type == _MULTI_LABEL:
-            chosen = sole_prediction(
-                (_chosen(prediction) for prediction, _ in pairs), (frozenset(value) for _, value in pairs)
-            )
-            if chosen is None:
-                return None
-            return (
-                f"predicts {', '.join(map(repr, chosen))} for every row" if chosen else "predicts no label for any row"
-            )
-        label = sole_prediction((prediction.label for prediction, _ in pairs), (value for _, value in pairs))
-        return None if label is None else f"predicts {label!r} for every row"
-
-    def same(self, predictions: Sequence[SequencePrediction], others: Sequence[SequencePrediction]) -> list[bool]:
-        """See ``Task``. A number stays the same if it moves by at most 0.1 standard deviations of the numbers.
-
-        Raises:
-            DataError: all predicted numbers are alike.
-        """
-        pairs = list(zip(predictions, others, strict=True))
-        if self.task.problem_type != _REGRESSION:
-            return [
-                one.label == other.label if one.labels is None else one.labels == other.labels for one, other in pairs
-            ]
-        numbers = [one.score for one, _ in pairs]
-        spread = pstdev(numbers) if numbers else 0.0
-        if numbers and spread <= _ALIKE * max(1.0, abs(fmean(numbers))):
-            raise DataError(f"the model predicts the same number for all {len(numbers)} rows, {numbers[0]:.6g}")
-        return [abs(one.score - other.score) <= _NEAR * spread for one, other in pairs]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ Shape legend: L classes that occur.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -346,32 +346,55 @@ class Report(Part):
         """Returns what a report shows of the labelled rows. None: only metrics, curves and settings of the run."""
         return None
 
+    def truths(self, row: Row) -> Sequence[Hashable]:
+        """Returns the labels of a row, one for each of ``decisions``. Empty if the row or the task has none."""
+        return ()
+
+    def decisions(self, prediction: Any) -> Sequence[Any]:
+        """Returns what a prediction decides: a value for the row, or for each of its words or other items.
+
+        The default is ``to_json`` without floating-point numbers, which are scores.
+        """
+        return (_without_scores(prediction.to_json()),)
+
+    def describe(self, decision: Any) -> str:
+        """Returns the words for a decision that is the same everywhere, such as "'calm' for every row"."""
+        return f"{decision!r} for every row"
+
     def collapse(self, predictions: Sequence[Any], rows: Sequence[Row]) -> str | None:
         """Returns what the model predicts for every row although the labels differ, "predicts 'calm' for every row".
 
-        None if the predictions differ, if all labels are equal, and for tasks without such a rule. Rows without labels
+        None if the predictions differ, if all labels are equal, and for tasks without ``truths``. Rows without labels
         do not count.
         """
-        return None
+        pairs = [
+            (prediction, truths)
+            for prediction, row in zip(predictions, rows, strict=True)
+            if (truths := self.truths(row))
+        ]
+        labels = {label for _, truths in pairs for label in truths}
+        decisions = (
+            {decision for prediction, _ in pairs for decision in self.decisions(prediction)} if labels else set()
+        )
+        return f"predicts {self.describe(decisions.pop())}" if len(decisions) == 1 and len(labels) > 1 else None
 
     def same(self, predictions: Sequence[Any], others: Sequence[Any]) -> list[bool]:
-        """Returns whether two models agree, for each label, number or span that they predict for the same rows.
+        """Returns whether two models agree, for each of their ``decisions`` for the same rows.
 
-        Export to int8 keeps a graph only if enough predictions stay the same. The default compares ``to_json`` without
-        floating-point numbers, which are scores.
+        Export to int8 keeps a graph only if enough decisions stay the same.
 
         Args:
             predictions: Predictions of the model.
             others: Predictions of the model that is compared with it, in the same order.
 
-        Returns:
-            One value for each row, or for each word or other item that has a prediction of its own.
-
         Raises:
             DataError: These predictions cannot show whether the models agree.
         """
-        pairs = zip(predictions, others, strict=True)
-        return [_without_scores(each.to_json()) == _without_scores(other.to_json()) for each, other in pairs]
+        return [
+            decision == other
+            for pair in zip(predictions, others, strict=True)
+            for decision, other in zip(*map(self.decisions, pair), strict=True)
+        ]
 
 
 def _without_scores(value: Any) -> Any:

@@ -305,9 +305,8 @@ class SpanReport(Report):
         is_silent = len(answered) > 1 and any(labels) and not any(one.answer for one in answered)
         return 'predicts "no answer" for every question' if is_silent else None
 
-    def same(self, predictions: Sequence[SpanPrediction], others: Sequence[SpanPrediction]) -> list[bool]:
-        pairs = zip(predictions, others, strict=True)
-        return [(one.start, one.answer) == (other.start, other.answer) for one, other in pairs]
+    def decisions(self, prediction: SpanPrediction) -> Sequence[tuple[int, str]]:
+        return ((prediction.start, prediction.answer),)
 
 
 @dataclass(frozen=True, kw_only=True)

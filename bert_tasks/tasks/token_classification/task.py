@@ -42,7 +42,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
-from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled, sole_prediction
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, UserHints, suggested_length
 from bert_tasks.tasks.shared.fitting import Fitting
@@ -270,14 +270,14 @@ class TokenReport(Report):
     def sections(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> ReportSections:
         return report.tag_sections(labelled(rows, predictions, "tags"), self.task.labels)
 
-    def collapse(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> str | None:
-        pairs = [(row["tags"], one.tags) for row, one in labelled(rows, predictions, "tags")]
-        tag = sole_prediction(chain.from_iterable(p for _, p in pairs), chain.from_iterable(tags for tags, _ in pairs))
-        return None if tag is None else f"predicts {tag!r} for every word"
+    def truths(self, row: Row) -> Sequence[str]:
+        return () if row.get("tags") is None else row["tags"]
 
-    def same(self, predictions: Sequence[TokenPrediction], others: Sequence[TokenPrediction]) -> list[bool]:
-        pairs = zip(predictions, others, strict=True)
-        return [tag == other_tag for one, other in pairs for tag, other_tag in zip(one.tags, other.tags, strict=True)]
+    def decisions(self, prediction: TokenPrediction) -> Sequence[str]:
+        return prediction.tags
+
+    def describe(self, decision: str) -> str:
+        return f"{decision!r} for every word"
 
 
 @dataclass(frozen=True, kw_only=True)
