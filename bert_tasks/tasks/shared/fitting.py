@@ -29,17 +29,20 @@ class Fitting(Part):
         """Returns the fields that are fitted to data."""
         return {name: getattr(self.task, name) for name in self.fields}
 
-    def drop_fitted_values(self) -> Any:
+    def drop_fitted_values(self) -> Task[Any]:
         """Returns the task with its labels and settings only."""
-        return type(self.task)(labels=self.task.labels, **self.settings())
+        task: Task[Any] = type(self.task)(labels=self.task.labels, **self.settings())
+        return task
 
-    def fit_to_train(self, rows: Iterable[Row]) -> Any:
+    def fit_to_train(self, rows: Iterable[Row]) -> Task[Any]:
         """Returns the task with the fields that are computed from the training rows."""
-        return self.task
+        task: Task[Any] = self.task
+        return task
 
-    def tune_on_validation(self, predictions: Sequence[Any], rows: Sequence[Row]) -> Any:
+    def tune_on_validation(self, predictions: Sequence[Any], rows: Sequence[Row]) -> Task[Any]:
         """Returns the task with decision thresholds that are chosen on validation predictions."""
-        return self.task
+        task: Task[Any] = self.task
+        return task
 
     @property
     def remedies(self) -> tuple[str, ...]:
