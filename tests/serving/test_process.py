@@ -21,10 +21,9 @@ import pytest
 import uvicorn
 from pydantic import TypeAdapter
 
-from bert_tasks import serving
+from bert_tasks import environment, serving
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.model import onnx
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving import server
 from bert_tasks.serving.limits import Batching, Limits
@@ -201,7 +200,7 @@ def test_a_missing_extra_is_named_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(onnx, "find_spec", lambda name: None if name == libraries else object())
+    monkeypatch.setattr(environment, "find_spec", lambda name: None if name == libraries else object())
     assert command(monkeypatch, "serve", "no/such-model", *(("--dtype", *option) if option else ())) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {libraries} not installed")
