@@ -13,7 +13,7 @@ from typing import Any, Literal, Unpack
 from bert_tasks.cards.card import write_card
 from bert_tasks.data.checks import check_splits
 from bert_tasks.data.columns import has_labels
-from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.splits import Splits, train_validation_split
 from bert_tasks.data.table import RowTable
@@ -244,10 +244,11 @@ def _load_splits(
         lacks_labels = has_teacher and name == "train" and has_labels(task.columns)
         labels: Literal["optional", "required"] = "optional" if lacks_labels else "required"
         try:
-            table = load_table(rows, task, reading=reading, name=name, skip_faulty=skips, labels=labels)
-            tables.append(table.without_faults())
-        except BadRowsError as error:
-            raise BadRowsError(error.found, None if skips else 'on_error="skip" leaves such rows out') from None
+            table = load_table(rows, task, reading=reading, name=name, skip_errors=skips, labels=labels)
+            tables.append(table.without_errors())
+        except RowErrors as error:
+            error.advice = "" if skips else 'pass on_error="skip" to skip such rows'
+            raise
     train_rows, validation_rows = tables[0], dict(zip(sets, tables[1:], strict=True))
     if validation is None:
         share, seed = recipe.data.validation_share, recipe.run.seed

@@ -259,7 +259,7 @@ def card_text(run: FinishedRun, stated: Mapping[str, Any]) -> str:
     columns = [] if run.task is None else [column for column in run.task.columns if column.required]
     card = None if run.task is None else Card.of(run.task)
     inputs = [] if card is None else [*map(json.dumps, card.pipeline_inputs(card.example_rows[0]))]
-    if any(column.kind == "words" for column in columns):
+    if any(column.type.is_pretokenized for column in columns):
         inputs.append("is_split_into_words=True")
     sections = ("optim", "run")
     settings = {key: value for key, value in run.metadata["settings"].items() if key.partition(".")[0] in sections}

@@ -1,112 +1,140 @@
 """The checks on training and validation rows, and the data report.
 
-Owns the labels that are inferred from rows, the checks that training and validation rows fit together, and the report
-on a data set.
+Owns the census of labels, the labels that are inferred from rows, the checks that training and validation rows fit
+together, and the report on a data set.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_tasks.data.columns import Column, column_of
-from bert_tasks.data.conll import label_scheme
-from bert_tasks.data.problems import SHOWN, BadRowsError, Problems, counted, first_few, suggestion
+from bert_tasks.data.cells import is_integer
+from bert_tasks.data.columns import Column, first_column
+from bert_tasks.data.conll import is_chunk_tag
+from bert_tasks.data.problems import SHOWN, RowError, RowErrors, counted, first_few, suggestion
 from bert_tasks.data.splits import Splits, row_keys
 from bert_tasks.data.table import Numbers, RowTable, Truncation
-from bert_tasks.data.validator import CLASS_KINDS, LabelCensus, is_integer
 from bert_tasks.errors import DataError
 
 MOST_LABELS = 1000
 _IMBALANCED = 5  # times as many rows as the rarest label
+_FEW = 10  # a plain tag among ten chunk tags counts as a mistake
 
 
-def imbalance_hint(counts: Mapping[str, int]) -> str | None:
-    """What to do about one label per row of which some are rare; None where none is.
+class LabelCensus(NamedTuple):
+    """How often each label of a column occurs: as it is written, and in the spelling that labels are inferred in."""
 
-    Args:
-        counts: The rows of each label.
+    rows: int
+    written: Counter[str]
+    normalized: Counter[str]
 
-    Returns:
-        The most frequent label and the rarest, the setting that weighs them, and the metric that counts them alike.
-    """
-    seen = {label: count for label, count in counts.items() if count > 0}
-    if len(seen) < 2:
-        return None
-    most, least = max(seen, key=lambda label: seen[label]), min(seen, key=lambda label: seen[label])
-    if seen[most] < _IMBALANCED * seen[least]:
-        return None
-    return (
-        f"imbalanced: {most!r} has {counted(seen[most], 'row')}, {least!r} {seen[least]}; consider "
-        'settings.class_weights = "balanced" and run.metric_for_best_model = "macro_f1", which counts every label alike'
-    )
+    def counts(self, labels: Iterable[str] | None = None) -> Counter[str]:
+        """Returns the counts in the spelling of some labels: tags in IOB2 if all labels are chunk tags.
+
+        Args:
+            labels: The labels; default: the counted ones.
+        """
+        return self.normalized if all(map(is_chunk_tag, self.written if labels is None else labels)) else self.written
 
 
-def known_tags(labels: Sequence[str]) -> tuple[str, ...]:
-    """The tags that a set of labels can express: itself, and its types in IOB2, whatever the scheme of the set."""
-    if label_scheme(labels) == "raw":
-        return tuple(labels)
-    types = dict.fromkeys(label.partition("-")[2] for label in labels if "-" in label)
-    return tuple(dict.fromkeys([*labels, *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]))
+def count_labels(table: RowTable, column: Column) -> LabelCensus:
+    """Returns the census of a column; no labels if the table does not have it."""
+    rows, written, normalized = 0, Counter[str](), Counter[str]()
+    for value in _values(table, column):
+        rows += 1
+        written.update(column.type.labels_of(value))
+        normalized.update(column.type.normalized(value))
+    return LabelCensus(rows, written, normalized)
 
 
 def named_splits(splits: Splits) -> list[tuple[str, RowTable]]:
-    """The tables with names for people: train, validation (or validation_NAME for named sets)."""
+    """Returns the tables with names for people: train, validation (or validation_NAME for named sets)."""
     named = [(f"validation_{name}" if name != "" else "validation", table) for name, table in splits.validation.items()]
     return [("train", splits.train), *named]
 
 
-def label_census(table: RowTable, column: Column) -> LabelCensus:
-    """The labels of a table; none where it lacks the column."""
-    census = LabelCensus(column=column)
-    if column.name in table.rows.column_names:
-        for batch in table.rows.select_columns([column.name, "line"]).iter(batch_size=1000):
-            for value, line in zip(batch[column.name], batch["line"], strict=True):
-                census.add(value, line)
-    return census
-
-
 def infer_labels(table: RowTable, columns: Sequence[Column], census: LabelCensus | None = None) -> tuple[str, ...]:
-    """The distinct labels of a table: in numeric order if all are integers, else sorted as text; tags in IOB2.
+    """Returns the distinct labels of a table, numbers in their order, else in the order of their text; tags in IOB2.
 
     Integers of equal value ("1", "01", "+1") are different labels, in the order of their text.
 
     Args:
-        table: the rows.
-        columns: the task's columns; without one of labels there are no labels.
-        census: the table's labels, where they have been counted.
+        table: The rows.
+        columns: The task's columns; without one of labels there are no labels.
+        census: The table's labels; default: they are counted.
 
     Raises:
-        DataError: they look like numbers or ids, or differ in letter case only.
+        DataError: The labels look like numbers or ids, differ in letter case only, or some do not belong among the
+            others.
     """
-    column = column_of(columns, *CLASS_KINDS)
+    column = first_column(columns, lambda kind: kind.has_classes)
     if column is None:
         return ()
-    census = label_census(table, column) if census is None else census
-    names = sorted(census.counts)  # sorting by value alone would keep the order of equals, which depends on the process
-    words = census.counts.total()
-    if column.kind == "tags":
-        if (words >= 100 and len(names) > words / 2) or (len(names) > MOST_LABELS and len(names) > words / 20):
-            raise DataError(
-                f"{table.source}: {len(names)} different tags on {words} words look like words or ids; say which "
-                'column has the tags, e.g. [data.columns] tags = "1", or state the labels in settings.labels'
-            )
-    elif len(names) > MOST_LABELS or (census.rows >= 100 and len(names) > census.rows / 2):
+    census = count_labels(table, column) if census is None else census
+    _rows_with(table, column, _odd_labels(census.written, are_tags=column.type.is_open)).raise_if_any()
+    counts = census.counts()
+    total = counts.total() if column.type.is_open else census.rows
+    if (total >= 100 and len(counts) > total / 2) or (len(counts) > MOST_LABELS and len(counts) > total / 20):
+        among = counted(total, "word") if column.type.is_open else counted(total, "row")
         raise DataError(
-            f"{table.source}: {len(names)} different labels in {counted(census.rows, 'row')} look like numbers or ids; "
-            "for regression set problem_type = 'regression'"
+            f"{table.source}: {len(counts)} different values of {column.name!r} in {among} look like numbers or ids. "
+            "Name the column of the labels in [data.columns], set settings.labels, or for regression set "
+            "problem_type = 'regression'."
         )
+    names = sorted(counts)  # sorting by value alone would keep the order of equals, which depends on the process
     folded: dict[str, str] = {}
     for name in names:
         other = folded.setdefault(name.casefold(), name)
         if other != name:
             raise DataError(
-                f"{table.source}: the labels {other!r} and {name!r} differ in letter case only; "
-                "write one of them, or state both in settings.labels"
+                f"{table.source}: the labels {other!r} and {name!r} differ in letter case only. Write one of them, or "
+                "set settings.labels to both."
             )
     return tuple(sorted(names, key=int) if all(map(is_integer, names)) else names)
+
+
+def _odd_labels(counts: Mapping[str, int], *, are_tags: bool) -> Iterator[RowError]:
+    """The labels that do not belong among the others: numbers among names, or words among chunk tags."""
+    numbers = [name for name in counts if is_integer(name)]
+    names = [name for name in counts if not is_integer(name)]
+    if numbers and names:
+        few = min(numbers, names, key=lambda group: sum(counts[name] for name in group))
+        what = "number among names" if few is numbers else "name among numbers"
+        yield from (RowError(what, "Correct the label, or set settings.labels.", value=name) for name in few)
+        return
+    plain = [name for name in counts if not is_chunk_tag(name)]
+    prefixed = sum(count for name, count in counts.items() if name != "O" and is_chunk_tag(name))
+    if are_tags and sum(counts[name] for name in plain) * _FEW <= prefixed:  # more of them are classes of words
+        hint = "Write O or a tag such as B-TYPE, as almost all tags are, or set settings.labels."
+        yield from (RowError("not a chunk tag", hint, value=name) for name in plain)
+
+
+def imbalance_hint(counts: Mapping[str, int]) -> str | None:
+    """Returns which setting weighs rare labels, and which metric counts all labels alike; None if no label is rare."""
+    rows = {label: count for label, count in counts.items() if count > 0}
+    most, least = max(rows, key=rows.__getitem__, default=""), min(rows, key=rows.__getitem__, default="")
+    if len(rows) < 2 or rows[most] < _IMBALANCED * rows[least]:
+        return None
+    return (
+        f"imbalanced: {most!r} has {counted(rows[most], 'row')}, {least!r} {rows[least]}; consider "
+        'settings.class_weights = "balanced" and run.metric_for_best_model = "macro_f1", which counts every label alike'
+    )
+
+
+def _rows_with(table: RowTable, column: Column, errors: Iterable[RowError]) -> RowErrors:
+    """The rows whose labels have an error; the value of an error is the label."""
+    collected, by_label = RowErrors(), {error.value: error.at(column.name, None) for error in errors}
+    if by_label:
+        for batch in table.rows.select_columns([column.name, "line"]).iter(batch_size=1000):
+            for value, line in zip(batch[column.name], batch["line"], strict=True):
+                names = [] if value is None else [*column.type.labels_of(value), *column.type.normalized(value)]
+                for name in dict.fromkeys(names):
+                    if name in by_label:
+                        collected.add(table.source, line, by_label[name])
+    return collected
 
 
 def check_splits(
@@ -115,66 +143,63 @@ def check_splits(
     """Checks that the splits can be trained and evaluated with, and returns the labels to train on.
 
     Args:
-        splits: training and validation rows.
-        columns: the task's columns.
-        labels: the known labels; without any those of the training rows are taken. Of chunk tags only those of training
-            rows must be among them, in any scheme; the data report notes those of validation rows that are not.
-        unlabelled: a teacher knows the classes that no training row has.
+        splits: Training and validation rows.
+        columns: The task's columns.
+        labels: The known labels; default: the labels of the training rows. Chunk tags of validation rows may have other
+            types, which the data report names.
+        unlabelled: A teacher knows the classes that no training row has.
 
     Returns:
         The labels; none for columns without labels.
 
     Raises:
-        DataError: there are no training or validation rows, unknown labels, a single class, a class that only
+        DataError: There are no training or validation rows, unknown labels, a single class, a class that only
             validation rows have, or no training question that has an answer.
     """
     train, tables = splits.train, [splits.train, *splits.validation.values()]
     for table in tables:
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows")
-    if (
-        not unlabelled
-        and column_of(columns, "answers") is not None
-        and _label_counts(train, columns)["answerable"] == 0
-    ):
-        raise DataError(
-            f"{train.source}: none of {counted(len(train), 'question')} has an answer; training needs some that do"
-        )
-    column = column_of(columns, *CLASS_KINDS)
-    if column is None:
-        return ()
-    censuses = [label_census(table, column) for table in tables]
-    trained = censuses[0].counts
-    known = tuple(labels) if len(labels) > 0 else infer_labels(train, columns, censuses[0])
-    if column.kind == "tags":
-        problems = Problems(source=train.source)
-        censuses[0].report(problems, column.name, known_tags(known), new_types=False)
-        if problems.count > 0:
-            raise BadRowsError([problems])
-    elif not unlabelled:
-        for table, census in zip(tables[1:], censuses[1:], strict=True):
-            new = [name for name in sorted(census.counts) if name not in trained]
-            new = [name for name in new if name in known or not suggestion(name, known)]  # others are misspelt
-            if new:
-                named = ", ".join(f"{name!r} ({counted(census.counts[name], 'row')})" for name in new)
-                raise DataError(
-                    f"{table.source}: only validation rows have {named}, which a model cannot learn; "
-                    f"add some to {train.source} or remove these"
-                )
-    found = [Problems(source=table.source) for table in tables]
-    for problems, census in zip(found, censuses, strict=True):
-        census.report(problems, column.name, known)
-    if any(problems.count > 0 for problems in found):
-        raise BadRowsError(found)
-    least = 1 if column.kind == "labels" else 2
-    if not unlabelled and len(trained) < least:
-        what = "tag" if column.kind == "tags" else "label"
-        only = f"only the {what} {next(iter(trained))!r}" if trained else f"no {what}"
-        classes = counted(least, "class") if least == 1 else f"{least} classes"
-        raise DataError(f"{train.source}: {only} in {counted(len(train), 'row')}; training needs at least {classes}")
-    if len(known) < least:
-        raise DataError(f"settings.labels names {counted(len(known), 'label')}; training needs at least {least}")
-    return known
+    column = first_column(columns, lambda kind: kind.has_classes)
+    censuses = [] if column is None else [count_labels(table, column) for table in tables]
+    known = tuple(labels)
+    if column is not None:
+        kind, trained = column.type, censuses[0].counts()
+        known = known if len(known) > 0 else infer_labels(train, columns, censuses[0])
+        if not kind.is_open and not unlabelled:
+            _check_validation_labels(tables, censuses, known)
+        errors = RowErrors()
+        for table, census in zip(tables, censuses, strict=True):
+            unknown = kind.unknown(census.counts(known), known, strict=table is train)
+            errors.extend(_rows_with(table, column, unknown))
+        errors.raise_if_any()
+    for labelled in [] if unlabelled else columns:
+        needed = labelled.type.needed_label
+        if needed and count_labels(train, labelled).written[needed] == 0:
+            raise DataError(f"{train.source}: no {needed} row in {counted(len(train), 'row')}. Training needs some.")
+    if column is not None:
+        least, noun = 1 if column.type.is_set else 2, "tag" if column.type.is_open else "label"
+        if not unlabelled and len(trained) < least:
+            only = f"only the {noun} {next(iter(trained))!r}" if trained else f"no {noun}"
+            needs = "Training needs at least " + ("1 class." if least == 1 else "2 classes.")
+            raise DataError(f"{train.source}: {only} in {counted(len(train), 'row')}. {needs}")
+        if len(known) < least:
+            raise DataError(f"settings.labels names {counted(len(known), 'label')}; training needs at least {least}")
+    return () if column is None else known
+
+
+def _check_validation_labels(tables: Sequence[RowTable], censuses: Sequence[LabelCensus], known: Sequence[str]) -> None:
+    """Raises DataError for labels that only validation rows have, unless they are misspelt."""
+    train, *others = tables
+    for table, census in zip(others, censuses[1:], strict=True):
+        new = [name for name in sorted(census.written) if name not in censuses[0].written]
+        new = [name for name in new if name in known or not suggestion(name, known)]
+        if new:
+            listed = ", ".join(f"{name!r} ({counted(census.written[name], 'row')})" for name in new)
+            raise DataError(
+                f"{table.source}: only validation rows have {listed}, which a model cannot learn. Add some to "
+                f"{train.source} or remove these."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +284,8 @@ def data_report(
     equal apart from letter case and outer spaces. A row conflicts if an earlier row of its split has the same text
     and another label.
     """
-    words = column_of(columns, "words")
+    words = first_column(columns, lambda kind: kind.is_pretokenized)
+    label = first_column(columns, lambda kind: kind.is_label)
     keys = {name: row_keys(table, columns) for name, table in named_splits(splits)}
     trained = _label_counts(splits.train, columns)
     reports = []
@@ -268,7 +294,7 @@ def data_report(
         counts = _label_counts(table, columns)
         _, first, text = np.unique(keys[name]["text"], return_index=True, return_inverse=True)
         notes = list(table.notes)
-        if column_of(columns, "tags") is not None:
+        if label is not None and label.type.is_open:
             new = [f"{tag!r} ({counted(counts[tag], 'word')})" for tag in sorted(counts) if tag not in trained]
             notes += [f"tags that no training row has: {first_few(new, SHOWN)}"] if new else []
         lengths, truncated_share = None, None
@@ -280,7 +306,7 @@ def data_report(
                 figures = np.percentile(split_tokens.lengths, [0, 50, 95, 100])
                 lengths = dict(zip(("min", "median", "p95", "max"), map(float, figures), strict=True))
         # Of the training rows only: the others are never weighed.
-        hint = imbalance_hint(counts) if is_train and column_of(columns, "label") is not None else None
+        advice = imbalance_hint(counts) if is_train and label is not None and label.type.is_single_class else None
         has_words = words is not None and words.name in table.rows.column_names
         reports.append(
             SplitReport(
@@ -294,7 +320,7 @@ def data_report(
                 conflicts=int(np.sum(keys[name]["label"] != keys[name]["label"][first[text]])),
                 empty_texts=int(keys[name]["empty"].sum()),
                 also_in_train=0 if is_train else int(np.isin(keys[name]["text"], keys["train"]["text"]).sum()),
-                notes=(*notes, *([] if hint is None else [hint])),
+                notes=(*notes, *([] if advice is None else [advice])),
             )
         )
     return DataReport(splits=tuple(reports))
@@ -302,16 +328,12 @@ def data_report(
 
 def _label_counts(table: RowTable, columns: Sequence[Column]) -> Counter[str]:
     """Labels or tags; questions by whether they have an answer, or by the place of the right choice."""
-    answers, column = column_of(columns, "answers"), column_of(columns, *CLASS_KINDS)
-    if answers is not None and answers.name in table.rows.column_names:
-        return Counter("answerable" if value["text"] else "unanswerable" for value in _values(table, answers))
-    choice = column_of(columns, "choice")
-    if choice is not None and choice.name in table.rows.column_names:
-        return Counter(f"choice {value}" for value in _values(table, choice))
-    return Counter() if column is None else label_census(table, column).counts
+    counts = [count_labels(table, column).counts() for column in columns if column.type.is_label]
+    return next((count for count in counts if count), Counter())
 
 
 def _values(table: RowTable, column: Column) -> Iterator[Any]:
     """The values of a column that are there."""
-    for batch in table.rows.select_columns([column.name]).iter(batch_size=1000):
-        yield from (value for value in batch[column.name] if value is not None)
+    if column.name in table.rows.column_names:
+        for batch in table.rows.select_columns([column.name]).iter(batch_size=1000):
+            yield from (value for value in batch[column.name] if value is not None)

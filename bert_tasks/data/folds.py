@@ -12,9 +12,9 @@ from importlib.util import find_spec
 import numpy as np
 from numpy.typing import NDArray
 
-from bert_tasks.data.columns import FOLD_GROUP, Column, column_of
+from bert_tasks.data.columns import FOLD_GROUP, Column, first_column
 from bert_tasks.data.problems import counted, first_few
-from bert_tasks.data.splits import Splits, row_groups, row_keys, row_strata, train_validation_split
+from bert_tasks.data.splits import Splits, row_groups, row_keys, train_validation_split
 from bert_tasks.data.table import Numbers, RowTable
 from bert_tasks.errors import DataError, UsageError
 
@@ -29,7 +29,6 @@ _TOGETHER = {
     "sentence": "sentences with the same words",
     "text": "rows with the same texts",
 }
-_ARTICLE = "title"  # SQuAD's name of the article that a question is about
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +51,8 @@ def group_column(columns: Sequence[Column], stated: str | None) -> tuple[Column 
     """
     if stated is not None:
         return Column(name=FOLD_GROUP, kind="id"), stated
-    if column_of(columns, "answers") is not None:
-        return Column(name=FOLD_GROUP, kind="id", required=False), _ARTICLE
-    return None, ""
+    article = next((column.type.article_column for column in columns if column.type.article_column), None)
+    return (None, "") if article is None else (Column(name=FOLD_GROUP, kind="id", required=False), article)
 
 
 def fold_splits(
@@ -107,7 +105,7 @@ def make_folds(table: RowTable, columns: Sequence[Column], *, count: int, seed: 
     if len(numbered) < count:
         found = f"{counted(len(table), 'row')}, {counted(len(numbered), f'different {kind}')}"
         raise DataError(f"{table.source}: {found}: too few for {count} folds, as a {kind} is never divided")
-    sets = column_of(columns, "labels")
+    sets = first_column(columns, lambda kind: kind.is_set)
     if sets is not None:
         values = [[] if names is None else list(names) for names in table.rows[sets.name]]
         numbers, even = _by_sets(values, units, count, seed), "sets of labels"
@@ -137,14 +135,10 @@ def _count_divided(keys: Sequence[int], numbers: Numbers) -> int:
 
 def _strata(table: RowTable, columns: Sequence[Column]) -> tuple[list[str], str]:
     """What to spread evenly, for each row, and its name."""
-    number = column_of(columns, "number")
-    if number is not None:
-        values = np.array([np.nan if value is None else value for value in table.rows[number.name]], dtype=np.float64)
-        bounds = np.nanquantile(values, np.linspace(0, 1, _QUANTILES + 1)[1:-1])
-        return np.searchsorted(bounds, values, side="right").astype(str).tolist(), "tenths of the numbers"
-    even = "questions with and without an answer" if column_of(columns, "answers") is not None else ""
-    even = "labels" if column_of(columns, "label") is not None else even
-    return ["" if label is None else label for label in row_strata(table, columns)], even
+    column = first_column(columns, lambda kind: kind.strata_name)
+    if column is None:
+        return [""] * len(table), ""
+    return column.type.strata(list(table.rows[column.name])), column.type.strata_name
 
 
 def _by_strata(strata: Sequence[str], units: Numbers, count: int, seed: int) -> Numbers:

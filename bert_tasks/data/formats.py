@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
-from bert_tasks.data.columns import Column, column_of
+from bert_tasks.data.columns import Column, first_column
 from bert_tasks.data.conll import conll_rows, conllu_rows
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.records import (
@@ -202,7 +202,7 @@ class ConllFormat(Format):
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         """True for a task that reads words. Without a task: the lines have the same number of columns, two or more."""
         if columns is not None:
-            return column_of(columns, "words") is not None
+            return first_column(columns, lambda kind: kind.is_pretokenized) is not None
         complete = start.splitlines() if len(start) < _START_LENGTH else start.splitlines()[:-1]
         rows = [cells for cells in map(str.split, complete) if cells and cells[0] not in ("#", "-DOCSTART-")]
         return len(rows) > 1 and len({len(cells) for cells in rows}) == 1 and len(rows[0]) > 1

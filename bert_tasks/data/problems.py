@@ -1,104 +1,109 @@
-"""Problems found in rows, collected so that one report names them all.
+"""Errors of rows, collected so that one report names them all, and small helpers of messages.
 
-Owns the wording ``file:line: column 'x': value: what is wrong``, the limit on how many are shown, and small helpers of
-messages: counts, lists, suggestions.
+Owns the wording ``file:line: what in column 'x': value. What to do.``, the limit on how many errors are shown, and the
+wording of counts, lists and suggestions.
 """
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from bert_tasks.errors import DataError
 
 SHOWN = 20
-SKIP_HINT = 'data.on_error = "skip" leaves such rows out'
+SKIP_HINT = 'set data.on_error = "skip" to skip such rows'
 _VALUE_WIDTH = 60
 _LINES_SHOWN = 5
 
 
-@dataclass(kw_only=True)
-class Problem:
-    """One fault, of one row or the same one of several rows.
-
-    Attributes:
-        line: the line of the first row.
-        count: how many rows have it; ``others``: the next few of their lines.
-    """
-
-    source: str
-    line: int
-    what: str
-    column: str | None = None
-    value: str | None = None
-    count: int = 0
-    others: list[int] = field(default_factory=list)
-
-    def add(self, line: int, times: int) -> None:
-        self.count += times
-        lines = sorted({*self.others, line} | ({self.line} if self.count > times else set()))
-        self.line, self.others = lines[0], lines[1:_LINES_SHOWN]
-
-    def __str__(self) -> str:
-        parts = [f"{self.source}:{self.line}"]
-        if self.column is not None:
-            parts.append(f"column {self.column!r}")
-        if self.value is not None:
-            parts.append(shortened(self.value))
-        text = ": ".join([*parts, self.what])
-        if self.count < 2:
-            return text
-        more = ", ..." if self.count > len(self.others) + 1 else ""
-        also = f", also in line {', '.join(map(str, self.others))}{more}" if self.others else ""
-        return f"{text} ({self.count} times{also})"
-
-
-@dataclass(kw_only=True)
-class Problems:
-    """The problems of one file: equal ones are one, the earliest few are kept and the others counted."""
-
-    source: str
-    count: int = 0
-    groups: dict[tuple[str, str | None, str | None], Problem] = field(default_factory=dict)
-
-    @property
-    def first(self) -> list[Problem]:
-        """The problems that are kept, by the line of the first row that has each."""
-        return sorted(self.groups.values(), key=lambda problem: problem.line)
-
-    def add(self, line: int, what: str, *, column: str | None = None, value: object = None, times: int = 1) -> None:
-        self.count += times
-        shown = None if value is None else str(value)
-        key = (what, column, shown)
-        if key not in self.groups:
-            if len(self.groups) >= SHOWN:
-                last = max(self.groups, key=lambda other: self.groups[other].line)
-                if line > self.groups[last].line:
-                    return
-                del self.groups[last]
-            self.groups[key] = Problem(source=self.source, line=line, what=what, column=column, value=shown)
-        self.groups[key].add(line, times)
-
-
-class BadRowsError(DataError):
-    """Rows that cannot be used, of one or more files.
+class RowError(ValueError):
+    """What is wrong with a value of a row, or with the row as a whole.
 
     Args:
-        found: the problems of each file.
-        hint: what can be done other than to fix the rows.
+        what: What is wrong, without the value, such as ``not a number``.
+        hint: A sentence that says what to do.
+        column: The column in the source; None if the row as a whole is wrong, or until the validator knows it.
+        value: The value, if it is worth showing.
+
+    Example:
+        >>> print(RowError("not a number", "Did you mean '1.5'?", column="score", value="1,5"))
+        not a number in column 'score': '1,5'. Did you mean '1.5'?
     """
 
-    def __init__(self, found: Iterable[Problems], hint: str | None = None) -> None:
-        self.found = tuple(found)
-        count = sum(problems.count for problems in self.found)
-        first = [problem for problems in self.found for problem in problems.first][:SHOWN]
-        listed = sum(problem.count for problem in first)
-        heading = f"{counted(count, 'problem')} in the data. Fix these rows and run the command again"
-        heading += "." if hint is None else f", or {hint}."
-        more = [f"... and {count - listed} more"] if count > listed else []
-        super().__init__("\n".join([heading, *(f"  {line}" for line in [*map(str, first), *more])]))
+    def __init__(self, what: str, hint: str = "", *, column: str | None = None, value: object = None) -> None:
+        super().__init__(what, hint)
+        self.what, self.hint, self.column, self.value = what, hint, column, value
+
+    def at(self, column: str, value: object) -> Self:
+        """Returns the error with its column, and with the cell's value if it has none of its own."""
+        return type(self)(self.what, self.hint, column=column, value=value if self.value is None else self.value)
+
+    @property
+    def message(self) -> str:
+        """The error without its column and value, for a caller who knows them."""
+        return _sentence(self.what) + (f" {self.hint}" if self.hint else "")
+
+    def __str__(self) -> str:
+        if self.column is None and not self.hint:
+            return self.what
+        where = "" if self.column is None else f" in column {self.column!r}"
+        value = "" if self.value is None else f": {shortened(self.value)}"
+        return _sentence(f"{self.what}{where}{value}") + (f" {self.hint}" if self.hint else "")
+
+
+class RowErrors(DataError):  # noqa: N818  (a collection)
+    """Rows that cannot be used, of one or more files. Equal errors are one line, and the first 20 are shown.
+
+    Attributes:
+        count: The number of errors.
+        advice: What can be done other than to fix the rows, such as ``set data.on_error = "skip" to skip such rows``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.advice = 0, ""
+        self._counts: dict[tuple[str, str], int] = {}  # (source, error) -> how many rows have it
+        self._lines: dict[tuple[str, str], list[int]] = {}  # the same -> the first of their lines
+
+    def add(self, source: str, line: int, error: RowError) -> None:
+        """Adds an error of the row at a line of a source."""
+        self.count += 1
+        key = (source, str(error))
+        if key in self._counts or len(self._counts) < SHOWN:
+            self._counts[key] = self._counts.get(key, 0) + 1
+            lines = self._lines.setdefault(key, [])
+            if len(lines) < _LINES_SHOWN and line not in lines:
+                lines.append(line)
+
+    def extend(self, others: "RowErrors") -> None:
+        """Adds the errors of other files."""
+        self.count += others.count
+        for key in list(others._counts)[: SHOWN - len(self._counts)]:
+            self._counts[key], self._lines[key] = others._counts[key], others._lines[key]
+
+    def raise_if_any(self) -> None:
+        """Raises itself if it holds an error."""
+        if self.count > 0:
+            raise self
+
+    def __str__(self) -> str:
+        heading = f"{counted(self.count, 'problem')} in the data. Fix these rows and run the command again"
+        lines = [f"{heading}, or {self.advice}." if self.advice else f"{heading}."]
+        for (source, error), count in self._counts.items():
+            first, *others = self._lines[source, error]
+            more = ", ..." if count > len(others) + 1 else ""
+            also = (
+                f", also in line{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}{more}" if others else ""
+            )
+            lines.append(f"  {source}:{first}: {error}" + (f" ({count} times{also})" if count > 1 else ""))
+        hidden = self.count - sum(self._counts.values())
+        return "\n".join([*lines, *([f"  ... and {hidden} more"] if hidden else [])])
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?")) else f"{text}."
 
 
 def suggestion(value: str, known: Iterable[str]) -> str | None:

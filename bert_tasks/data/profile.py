@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bert_tasks.data.columns import label_parts, list_in_cell
+from bert_tasks.data.cells import label_parts, list_in_cell
 from bert_tasks.data.problems import counted
 
 MOST_CLASSES = 20  # more different numbers than this are amounts

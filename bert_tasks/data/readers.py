@@ -16,21 +16,19 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar
 
-from bert_tasks.data.choices import numbered_columns
+from bert_tasks.data.cells import LABEL_SEPARATOR
 from bert_tasks.data.columns import (
-    FAULT,
-    LABEL_SEPARATOR,
     PASSTHROUGH,
+    ROW_ERROR,
     Column,
-    Document,
     PassthroughColumns,
     Row,
-    column_of,
     read_for_others,
 )
 from bert_tasks.data.formats import file_format, named_format
 from bert_tasks.data.problems import did_you_mean, first_few, missing_path
 from bert_tasks.data.records import (
+    Document,
     ParseOptions,
     Records,
     dataset_records,
@@ -181,14 +179,12 @@ class ReadOptions(ParseOptions):
             columns: The columns that the task reads.
             present: The columns of the data.
         """
-        choices = [column.name for column in columns if column.kind == "choices"]  # which may be several columns
+        kinds = {column.name: column.type for column in columns}
         stated = {} if self.columns is None else self.columns
         known = {column.name: names[column.name] for column in columns if column.name in names}
         unread = read_for_others(columns, stated, known)
         fitting = {
-            task: name
-            for task, name in known.items()
-            if task not in unread and (name in present or (task in choices and numbered_columns(name, present)))
+            task: name for task, name in known.items() if task not in unread and kinds[task].columns_in(name, present)
         }
         return replace(self, columns={**fitting, **stated}) if fitting or stated else replace(self, columns=None)
 
@@ -211,7 +207,7 @@ def read_table(
     labels: Sequence[str] | None = None,
     cache_dir: Path | None = None,
     passthrough: PassthroughColumns = "none",
-    skip_faulty: bool = False,
+    skip_errors: bool = False,
     name: str | None = None,
 ) -> RowTable:
     """Reads one file.
@@ -227,12 +223,12 @@ def read_table(
             leaves labels unchecked.
         cache_dir: where rows are stored; None: the cache of ``datasets``.
         passthrough: which of the file's columns each row carries along in a column ``PASSTHROUGH``.
-        skip_faulty: rows that cannot be used are in the table, with the reason in a column ``FAULT``, unless no row
+        skip_errors: rows that cannot be used are in the table, with the reason in a column ``ROW_ERROR``, unless no row
             can be used.
         name: the file's name in messages.
 
     Raises:
-        BadRowsError: rows that cannot be used, all of them.
+        RowErrors: rows that cannot be used, all of them.
         DataError: the file as a whole cannot be used.
     """
     path = existing_file(Path(source))
@@ -253,11 +249,11 @@ def read_table(
         labels=labels,
         source=name,
         passthrough=passthrough,
-        skip_faulty=skip_faulty,
+        skip_errors=skip_errors,
         label_separator=separator,
     )
     carried = mapping.passthrough_columns
-    has_choices = column_of(columns, "choices") is not None  # each may have a column of its own
+    has_choices = any(column.type.is_numbered for column in columns)  # a choice may have a column of its own
     columns_to_read = [*(field.name for field in mapping.fields), *([] if carried in ("all", "none") else carried)]
     try:
         with path.open("rb") as file:
@@ -279,7 +275,7 @@ def read_table(
     }
     settings |= {"document": options.document} if layout.has_documents else {}
     read = [{**asdict(field), "mapped": field.column.name in names} for field in mapping.fields]
-    further = [] if passthrough == "none" and not skip_faulty else [passthrough, skip_faulty]
+    further = [] if passthrough == "none" and not skip_errors else [passthrough, skip_errors]
     fingerprint = sha256_json(digest, settings, read, labels, *further)
     records = layout.open(path, options, columns_to_read=None if carried == "all" or has_choices else columns_to_read)
     try:
@@ -304,7 +300,7 @@ def read_hub(
     labels: Sequence[str] | None = None,
     cache_dir: Path | None = None,
     passthrough: PassthroughColumns = "none",
-    skip_faulty: bool = False,
+    skip_errors: bool = False,
 ) -> RowTable:
     """Reads one split of a data set on the hub (or in a folder laid out like one); see ``read_table``.
 
@@ -320,7 +316,7 @@ def read_hub(
         labels=labels,
         source="/".join(part for part in (dataset, config, split) if part is not None),
         passthrough=passthrough,
-        skip_faulty=skip_faulty,
+        skip_errors=skip_errors,
     )
     rows = _hub_rows(dataset, config, split, revision)
     records = nullcontext(dataset_records(rows))
@@ -344,7 +340,7 @@ def _write_rows(source: AbstractContextManager[Records], mapping: ColumnMapping,
     """Streams the canonical rows into an Arrow file and returns the notes, or raises with every fault."""
     import pyarrow
 
-    texts = [*([] if mapping.passthrough == "none" else [PASSTHROUGH]), *([FAULT] if mapping.skip_faulty else [])]
+    texts = [*([] if mapping.passthrough == "none" else [PASSTHROUGH]), *([ROW_ERROR] if mapping.skip_errors else [])]
     schema = table_schema([field.column for field in mapping.fields], texts).arrow_schema
     with source as records, pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
         validator = RowValidator(mapping, records.columns)

@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from bert_tasks.data.columns import ENCODING_EXAMPLE, Document
+from bert_tasks.data.cells import ENCODING_EXAMPLE
 from bert_tasks.data.problems import counted
 from bert_tasks.errors import DataError
 
+Document = Literal["blank-line", "line", "file"]  # what a document is in a file of text
 _GZIP = b"\x1f\x8b"
 _UTF8 = "utf-8-sig"  # it reads files without a mark, too
 _LOOKED_AT = 400

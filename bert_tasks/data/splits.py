@@ -15,24 +15,23 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from bert_tasks.data.cells import LABEL_SEPARATOR
 from bert_tasks.data.columns import (
     FOLD_GROUP,
-    LABEL_SEPARATOR,
     Column,
-    Document,
     PassthroughColumns,
-    column_of,
+    first_column,
     has_labels,
 )
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
-from bert_tasks.data.problems import SKIP_HINT, BadRowsError, Problems, counted, first_few, missing_path
+from bert_tasks.data.problems import SKIP_HINT, RowErrors, counted, first_few, missing_path
 from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_table
+from bert_tasks.data.records import Document
 from bert_tasks.data.table import RowTable
-from bert_tasks.data.validator import CONTEXT
 from bert_tasks.errors import DataError
 from bert_tasks.storage import sha256
 
-_DOCUMENT, _GROUP = "document", "group"
+_GROUP = "group"
 
 
 def train_validation_split(
@@ -55,7 +54,7 @@ def train_validation_split(
     else:
         train, validation = grouped_split(groups, strata, share, seed)
     if not train or not validation:
-        is_class = kind == "text" and column_of(columns, "label", "labels") is not None
+        is_class = kind == "text" and first_column(columns, lambda kind: kind.has_classes) is not None
         parts = f"{'of one class ' if is_class else ''}{_APART[kind]}"
         raise DataError(
             f"{table.source}: {counted(len(table), 'row')}, no two {parts}: too few to split off validation rows; "
@@ -89,16 +88,12 @@ def row_groups(
     names = table.rows.column_names
     if FOLD_GROUP in names:
         return _linked(_or_own(table.rows[FOLD_GROUP]), keys, share), "group"
-    if column_of(columns, "answers") is not None:
-        return _linked(list(table.rows[CONTEXT]), keys, share), "context"
-    if column_of(columns, "choices") is not None:
-        contexts = list(table.rows[CONTEXT])
-        enough = len(set(contexts)) * share >= 1
-        return (_linked(contexts, keys, share), "context") if enough else (keys, "question")
-    if column_of(columns, "tags") is not None:
-        documents = list(table.rows[_DOCUMENT]) if _DOCUMENT in names else []
-        enough = len(set(documents)) * share >= 1
-        return (_linked(_or_own(documents), keys, share), "document") if enough else (keys, "sentence")
+    grouped = first_column(columns, lambda kind: kind.group_column)
+    if grouped is not None:
+        name, noun = str(grouped.type.group_column), grouped.type.group_noun
+        values = list(table.rows[name]) if name in names else []
+        is_grouped = noun == name or len(set(values)) * share >= 1
+        return (_linked(_or_own(values), keys, share), name) if is_grouped else (keys, noun)
     if _GROUP in names:
         return _linked(list(table.rows[_GROUP]), keys, share), "group"
     return keys, "text"
@@ -115,20 +110,15 @@ def row_keys(table: RowTable, columns: Sequence[Column]) -> np.ndarray[Any, Any]
     Rows with the same texts, in the sense of ``data_report``, have the same 64 bits in the field ``text``; two of 100
     million different texts have them by chance once in 3,700 such data sets.
     """
-    has_choices = column_of(columns, "choices") is not None  # they may belong to a question, which is optional
-    texts = [
-        column.name
-        for column in columns
-        if column.kind in ("text", "words", "choices") and (column.required or has_choices)
-    ]
-    required = {column.name for column in columns if column.required}
+    has_choices = any(column.type.is_numbered for column in columns)  # they may belong to an optional question
+    texts = [column for column in columns if column.type.has_texts and (column.required or has_choices)]
     labels = [column.name for column in columns if column.is_label]
     keys = np.empty(len(table), dtype=[("text", np.uint64), ("label", np.uint64), ("empty", np.bool_)])
     for index, row in enumerate(table):
-        values = ([] if row.get(name) is None else row[name] for name in texts)
-        folded = [(cell if isinstance(cell, str) else " ".join(cell)).strip().casefold() for cell in values]
+        values = ([] if row.get(c.name) is None else c.type.texts(row[c.name]) for c in texts)
+        folded = [" ".join(parts).strip().casefold() for parts in values]
         digests = (int(sha256(key)[:16], 16) for key in ("\0".join(folded), repr([row.get(name) for name in labels])))
-        keys[index] = (*digests, any(text == "" for name, text in zip(texts, folded, strict=True) if name in required))
+        keys[index] = (*digests, any(text == "" for c, text in zip(texts, folded, strict=True) if c.required))
     return keys
 
 
@@ -224,18 +214,8 @@ def row_strata(table: RowTable, columns: Sequence[Column]) -> list[str]:
 
     Rows without any of these are all alike.
     """
-    answers = column_of(columns, "answers")
-    if answers is not None:
-        return [str(len(value["text"]) > 0) for value in table.rows[answers.name]]
-    column = column_of(columns, "label", "labels")
-    if column is None:
-        return [""] * len(table)
-    values = table.rows[column.name]
-    if column.kind == "label":
-        return list(values)
-    sets = list(values)
-    counts = Counter(label for names in sets for label in names)
-    return [min(names, key=lambda label: (counts[label], label), default="") for names in sets]
+    column = first_column(columns, lambda kind: kind.strata_name and not kind.is_quantity)
+    return [""] * len(table) if column is None else column.type.strata(list(table.rows[column.name]))
 
 
 _VALIDATION_NAMES = ("validation", "dev", "valid")
@@ -370,11 +350,11 @@ def load_tables(
         group: a column of the training rows beside the task's, which is called ``group_name`` in the files.
 
     Raises:
-        BadRowsError: one report over all files.
+        RowErrors: one report over all files.
         DataError: if a file, folder or data set cannot be used.
     """
     train, validation = _places(spec)
-    shared: dict[str, Any] = {"labels": labels, "cache_dir": cache_dir, "skip_faulty": spec.on_error == "skip"}
+    shared: dict[str, Any] = {"labels": labels, "cache_dir": cache_dir, "skip_errors": spec.on_error == "skip"}
     shared["passthrough"] = passthrough
 
     def read(place: str, is_train: bool) -> RowTable:
@@ -390,14 +370,14 @@ def load_tables(
         return read_hub(spec.dataset, split=place, columns=read_columns, names=names, **of_hub, **shared)
 
     tables: list[RowTable] = []
-    bad: list[Problems] = []
+    bad = RowErrors()
     for number, place in enumerate((*train, *validation.values())):
         try:
-            tables.append(read(place, number < len(train)).without_faults())
-        except BadRowsError as error:
-            bad += error.found
-    if bad:
-        raise BadRowsError(bad, SKIP_HINT if spec.on_error == "fail" else None)
+            tables.append(read(place, number < len(train)).without_errors())
+        except RowErrors as error:
+            bad.extend(error)
+    bad.advice = SKIP_HINT if spec.on_error == "fail" else ""
+    bad.raise_if_any()
     tables = [RowTable.joined(tables[: len(train)]), *tables[len(train) :]]
     return Splits(train=tables[0], validation=dict(zip(validation, tables[1:], strict=True)))
 

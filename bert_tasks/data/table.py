@@ -10,7 +10,6 @@ processes that write and read at the same time never meet an unfinished one.
 """
 
 import json
-import math
 import os
 import secrets
 from collections import deque
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bert_tasks.data.columns import FAULT, Column
+from bert_tasks.data.columns import ROW_ERROR, Column
 from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.records import LARGEST_ROW, Record, rows_of, size_of
 from bert_tasks.data.validator import RowValidator, make_column_mapping
@@ -153,7 +152,7 @@ class RowTable:
         file: the Arrow file that holds these rows and no others, if there is one: reading them in order then leaves no
             pages of it in memory.
         hub: where on the hub the rows are.
-        faults: of the rows that were left out (``without_faults``) the column ``FAULT``, in which each is a JSON
+        errors: of the rows that were skipped (``without_errors``) the column ``ROW_ERROR``, in which each is a JSON
             object: its line, what is wrong with it, and the row itself.
         part: the table that these rows are a part of, and their numbers there, if they share its features.
         joined_sources: of a table that was joined from several, the source and the number of rows of each, in order.
@@ -165,7 +164,7 @@ class RowTable:
     notes: tuple[str, ...] = ()
     file: Path | None = None
     hub: HubSplit | None = None
-    faults: "Dataset | None" = None
+    errors: "Dataset | None" = None
     part: "tuple[RowTable, Numbers] | None" = None
     joined_sources: tuple[tuple[str, int], ...] = ()
 
@@ -178,7 +177,7 @@ class RowTable:
         *,
         require_labels: bool = False,
         labels: Sequence[str] | None = None,
-        skip_faulty: bool = False,
+        skip_errors: bool = False,
     ) -> "RowTable":
         """A table of rows in memory.
 
@@ -187,10 +186,10 @@ class RowTable:
             source: their name in messages, which count rows from 1.
             columns: the task's columns, by which rows are validated like those of files; None: they are taken as
                 they are.
-            require_labels, labels, skip_faulty: see ``read_table``.
+            require_labels, labels, skip_errors: see ``read_table``.
 
         Raises:
-            BadRowsError: rows that cannot be used, all of them.
+            RowErrors: rows that cannot be used, all of them.
             DataError: a row is not a dict, or no row has a needed column.
         """
         from datasets import Dataset
@@ -202,15 +201,15 @@ class RowTable:
             numbered = [{**row, "line": number} for number, row in enumerate(rows, start=1)]
             return cls(rows=Dataset.from_list(numbered), source=source, fingerprint=sha256_json(numbered))
         mapping = make_column_mapping(
-            columns, source=source, require_labels=require_labels, labels=labels, skip_faulty=skip_faulty
+            columns, source=source, require_labels=require_labels, labels=labels, skip_errors=skip_errors
         )
         validator = RowValidator(mapping)
         records = (Record(number, row) for number, row in enumerate(_with_spelled_labels(rows, columns), start=1))
         checked = list(validator.rows(records)) if rows or require_labels else []
-        schema = table_schema(columns, [FAULT] if skip_faulty else [])
+        schema = table_schema(columns, [ROW_ERROR] if skip_errors else [])
         table = Dataset.from_dict({name: [row.get(name) for row in checked] for name in schema}, features=schema)
         empty = dict.fromkeys(column.name for column in columns)
-        fingerprint = sha256_json([row if FAULT in row else {**empty, **row} for row in checked])
+        fingerprint = sha256_json([row if ROW_ERROR in row else {**empty, **row} for row in checked])
         return cls(rows=without_absent(table, columns), source=source, fingerprint=fingerprint, notes=validator.notes)
 
     @classmethod
@@ -220,13 +219,13 @@ class RowTable:
 
         if len(tables) == 1:
             return tables[0]
-        faults = [table.faults for table in tables if table.faults is not None]
+        errors = [table.errors for table in tables if table.errors is not None]
         return cls(
             rows=concatenate_datasets([table.rows for table in tables]),
             source=f"{tables[0].source} and {counted(len(tables) - 1, 'other file')}",
             fingerprint=sha256_json([table.fingerprint for table in tables]),
             notes=tuple(note for table in tables for note in table.notes),
-            faults=concatenate_datasets(faults) if faults else None,
+            errors=concatenate_datasets(errors) if errors else None,
             joined_sources=tuple((table.source, len(table)) for table in tables),
         )
 
@@ -245,19 +244,19 @@ class RowTable:
             for columns in self.rows.iter(batch_size=_BATCH):
                 yield from rows_of(columns)
 
-    def without_faults(self) -> "RowTable":
-        """The rows that can be used, without the column ``FAULT``; the others are counted in a note."""
-        if FAULT not in self.rows.column_names:
+    def without_errors(self) -> "RowTable":
+        """The rows that can be used, without the column ``ROW_ERROR``; the others are counted in a note."""
+        if ROW_ERROR not in self.rows.column_names:
             return self
-        faulty = [fault is not None for fault in self.rows[FAULT]]
-        table = replace(self, rows=self.rows.remove_columns([FAULT]))
+        faulty = [fault is not None for fault in self.rows[ROW_ERROR]]
+        table = replace(self, rows=self.rows.remove_columns([ROW_ERROR]))
         if not any(faulty):
             return table
         bad = [index for index, is_bad in enumerate(faulty) if is_bad]
         lines = first_few(map(str, self.rows.select(bad[: _LINES_SHOWN + 1])["line"]), _LINES_SHOWN)
         note = f"{len(bad)} of {counted(len(faulty), 'row')} cannot be used and were left out (line {lines})"
         usable = table.select([index for index, is_bad in enumerate(faulty) if not is_bad])
-        return replace(usable, notes=(*self.notes, note), faults=self.rows.select(bad).select_columns([FAULT]))
+        return replace(usable, notes=(*self.notes, note), errors=self.rows.select(bad).select_columns([ROW_ERROR]))
 
     def select(self, indices: Sequence[int]) -> "RowTable":
         """The rows with these numbers, in this order; a part of a part is one of the whole."""
@@ -275,25 +274,20 @@ class RowTable:
 def _with_spelled_labels(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Iterable[Mapping[str, Any]]:
     """The rows with labels as texts where the labels are floats and some are not whole, as a file spells them: 1.0."""
     for column in columns:
-        labels = [row.get(column.name) for row in rows] if column.kind == "label" else []
-        if any(isinstance(label, float) and math.isfinite(label) and not label.is_integer() for label in labels):
-            rows = [
-                {**row, column.name: str(label)} if isinstance(label, float) and not math.isnan(label) else row
-                for row, label in zip(rows, labels, strict=True)
-            ]
+        values = [row.get(column.name) for row in rows]
+        spelled = column.type.spell(values)
+        if spelled is not values:
+            pairs = zip(rows, spelled, strict=True)
+            rows = [row if row.get(column.name) is value else {**row, column.name: value} for row, value in pairs]
     return rows
 
 
 def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "Features":
     """The types of a table's columns; ``texts`` names further columns of text."""
-    from datasets import Features, List, Value
+    from datasets import Features, Value
 
-    types: dict[str, Any] = dict.fromkeys(("text", "id", "label"), Value("string")) | {"number": Value("float64")}
-    types |= dict.fromkeys(("labels", "texts", "words", "tags", "choices"), List(Value("string")))
-    types["choice"] = Value("int64")
-    types["answers"] = {"text": List(Value("string")), "answer_start": List(Value("int64"))}
     further = {"line": Value("int64")} | dict.fromkeys(texts, Value("string"))
-    return Features({column.name: types[column.kind] for column in columns} | further)
+    return Features({column.name: column.type.feature() for column in columns} | further)
 
 
 def without_absent(rows: "Dataset", columns: Sequence[Column]) -> "Dataset":

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from bert_tasks.checkpoints.hub import origin, resolve
-from bert_tasks.data.choices import numbered_columns
 from bert_tasks.data.columns import Column, PassthroughColumns, Row
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
@@ -276,7 +275,7 @@ class BatchPredictor:
             row, found = validator.validate(cells)
             rows.append(row)
             if found:
-                faults[number] = "; ".join(map(str, found))
+                faults[number] = " ".join(map(str, found))
         if faults and self.on_error == "fail":
             listed = [f"  row {number}: {fault}" for number, fault in list(faults.items())[:_FAULTS_SHOWN]]
             more = [f"  ... and {len(faults) - len(listed)} more"] if len(faults) > len(listed) else []
@@ -335,10 +334,7 @@ class _Columns:
 
     def rows(self, mapping: ColumnMapping) -> list[Row]:
         """The rows, with the columns that are read, under the batch's names."""
-        wanted = {field.name for field in mapping.fields}
-        for field in mapping.fields:
-            if field.column.kind == "choices":
-                wanted.update(numbered_columns(field.name, self.names))
+        wanted = {name for field in mapping.fields for name in field.column.type.columns_in(field.name, self.names)}
         read = [name for name in self.names if name in wanted]
         return [dict(zip(read, values, strict=True)) for values in zip(*map(self._values, read), strict=True)]
 

@@ -22,8 +22,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.hub import RUN_GENERATOR, resolve
-from bert_tasks.data.columns import Document, Row
+from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
+from bert_tasks.data.records import Document
 from bert_tasks.data.table import RowTable, Samples, Truncation, longest_first
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.encoder.cpu import map_batches

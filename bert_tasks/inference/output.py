@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import IO, Any, Literal
 
 from bert_tasks.checkpoints.load import tensors_digest
-from bert_tasks.data.columns import FAULT, PassthroughColumns
+from bert_tasks.data.columns import ROW_ERROR, PassthroughColumns
 from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.records import is_encodable
 from bert_tasks.data.table import RowTable, read_batches, tokenizer_content
@@ -317,9 +317,9 @@ def write_rejects(table: RowTable, target: Path) -> None:
         UsageError: the file cannot be written.
     """
     with target.open("w", encoding="utf-8") if is_special(target) else whole_file(target) as file:
-        if table.file is not None and FAULT in table.rows.column_names:
-            for batch in read_batches(table.file, [FAULT]):
-                file.writelines(reject_line(row[FAULT]) for row in batch if row[FAULT] is not None)
+        if table.file is not None and ROW_ERROR in table.rows.column_names:
+            for batch in read_batches(table.file, [ROW_ERROR]):
+                file.writelines(reject_line(row[ROW_ERROR]) for row in batch if row[ROW_ERROR] is not None)
 
 
 def reject_line(fault: str) -> str:

@@ -24,9 +24,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from bert_tasks.data.columns import FAULT, PASSTHROUGH, PassthroughColumns, Row
+from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, PassthroughColumns, Row
 from bert_tasks.data.formats import named_format
-from bert_tasks.data.problems import BadRowsError, Problems, counted
+from bert_tasks.data.problems import RowError, RowErrors, counted
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.table import RowTable, Truncation, read_batches
 from bert_tasks.data.unknown_tokens import UnknownTokens
@@ -321,7 +321,7 @@ class PredictionRun:
                 labels="optional" if destination.rendered and Rendering.of(task).renders_labels else "unread",
                 name=name,
                 passthrough="none" if destination.rendered else self.writing.keep_columns,
-                skip_faulty=self.writing.on_error == "skip",
+                skip_errors=self.writing.on_error == "skip",
             )
         fingerprints = gather_object([table.fingerprint])
         other = next((rank for rank, digest in enumerate(fingerprints) if digest != fingerprints[0]), None)
@@ -346,7 +346,7 @@ class PredictionRun:
         """Predicts rows as they come. A chunk is written before the next one is predicted.
 
         Raises:
-            BadRowsError: At the first row that cannot be used (unless such rows are skipped), after the rows before it
+            RowErrors: At the first row that cannot be used (unless such rows are skipped), after the rows before it
                 were written.
             DataError: There are no rows, or a column is missing.
             ClosedPipeError: The output's reader has closed it.
@@ -359,19 +359,19 @@ class PredictionRun:
             pending.clear()
             if not rows:
                 return
-            faulty = [row for row in rows if row.get(FAULT) is not None]
+            faulty = [row for row in rows if row.get(ROW_ERROR) is not None]
             chunk = self._predict_chunk(
                 self._counts.rows, rows if skips or not faulty else rows[: rows.index(faulty[0])]
             )
             writer.write(chunk.lines)
             self._count(chunk, None)
             if faulty and not skips:
-                problems = Problems(source=STDIN_NAME)
+                errors = RowErrors()
                 for row in faulty:
-                    problems.add(row[LINE], json.loads(row[FAULT])["reason"])
-                raise BadRowsError([problems])
+                    errors.add(STDIN_NAME, row[LINE], RowError(json.loads(row[ROW_ERROR])["reason"]))
+                raise errors
             if file is not None:
-                file.writelines(reject_line(row[FAULT]) for row in faulty)
+                file.writelines(reject_line(row[ROW_ERROR]) for row in faulty)
                 file.flush()
 
         with nullcontext() if rejects is None else rejects.open("w", encoding="utf-8") as file:
@@ -491,7 +491,7 @@ class PredictionRun:
             DataError: The format has no place for these rows; before any is predicted.
         """
         task, destination, chunks = self.model.task, self.destination, list[Chunk]()
-        usable = (row for row in table if row.get(FAULT) is None)
+        usable = (row for row in table if row.get(ROW_ERROR) is None)
         notes = broadcast_from_main(self._accelerator, lambda: Rendering.of(task).check(destination.form, usable))
         self._map_chunks(table, chunks.append)
 
@@ -519,7 +519,7 @@ class PredictionRun:
             first: The number of the first row, for messages.
             rows: The rows.
         """
-        usable = [row for row in rows if row.get(FAULT) is None]
+        usable = [row for row in rows if row.get(ROW_ERROR) is None]
         features: list[Sequence[Feature]] = []
         asked = {"logits": self.writing.logits, "explain": self.writing.explain}
         predictions = list(
@@ -572,7 +572,7 @@ def usable_rows(table: RowTable, size: int) -> list[int]:
         size: Number of rows of a chunk.
     """
     usable = np.ones(len(table), dtype=np.int64)
-    if table.file is not None and FAULT in table.rows.column_names:
-        faults = (row[FAULT] for batch in read_batches(table.file, [FAULT]) for row in batch)
+    if table.file is not None and ROW_ERROR in table.rows.column_names:
+        faults = (row[ROW_ERROR] for batch in read_batches(table.file, [ROW_ERROR]) for row in batch)
         usable = np.fromiter((fault is None for fault in faults), np.int64, len(table))
     return [int(usable[start : start + size].sum()) for start in range(0, len(table), size)]

@@ -117,7 +117,7 @@ def stream_rows(
     keep_columns: PassthroughColumns,
     before_wait: Callable[[], None],
 ) -> Iterator[tuple[Iterator[Row], Mapping[str, str]]]:
-    """Opens rows that come one by one, validated; a row that cannot be used has its ``FAULT``.
+    """Opens rows that come one by one, validated; a row that cannot be used has its ``ROW_ERROR``.
 
     Args:
         source: What is read, once.
@@ -146,6 +146,6 @@ def stream_rows(
             layout=layout,
             source=STDIN_NAME,
             passthrough=keep_columns,
-            skip_faulty=True,
+            skip_errors=True,
         )
         yield RowValidator(mapping, records.columns).rows(records.rows), names

@@ -14,11 +14,11 @@ from typing import Any
 
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.checkpoints.load import read_config
+from bert_tasks.data.cells import LABEL_SEPARATOR, numbered_columns
 from bert_tasks.data.checks import check_splits, named_splits
-from bert_tasks.data.choices import numbered_columns
-from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR, Row
+from bert_tasks.data.columns import ROW_ERROR, Row
 from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
-from bert_tasks.data.problems import BadRowsError, counted, did_you_mean
+from bert_tasks.data.problems import RowErrors, counted, did_you_mean
 from bert_tasks.data.profile import profile
 from bert_tasks.data.readers import ReadOptions, column_names
 from bert_tasks.data.splits import DataSpec, load_splits
@@ -255,7 +255,7 @@ def try_rows(
         try:
             try:
                 splits = load_splits(spec, columns=columns, seed=seed, labels=labels)
-            except BadRowsError:
+            except RowErrors:
                 splits = load_splits(replace(spec, on_error="skip"), columns=columns, seed=seed, labels=labels)
             check_splits(splits, columns=columns, labels=labels)
             break
@@ -273,12 +273,12 @@ def try_rows(
         by_source.setdefault(table.source, []).append(table)  # the validation share has the same source
     left_out = rows = 0
     for source, tables in by_source.items():
-        faults = tables[0].faults
+        faults = tables[0].errors
         count = 0 if faults is None else len(faults)
         of = count + sum(map(len, tables))
         left_out, rows = left_out + count, rows + of
         if faults is not None:
-            first = json.loads(faults[0][FAULT])
+            first = json.loads(faults[0][ROW_ERROR])
             reason = first["reason"]
             reason = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
             where = f"the first in line {first['line']}: {reason}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.data.columns import ENCODING_EXAMPLE
+from bert_tasks.data.cells import ENCODING_EXAMPLE
 from bert_tasks.data.formats import FORMATS, Format, file_format
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.readers import ReadOptions, existing_file

@@ -12,9 +12,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.data.choices import with_choices
-from bert_tasks.data.columns import BadValueError, PassthroughColumns, Row, as_row, read_for_others, renamed_row
-from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.columns import PassthroughColumns, Row, as_row, complete_row, read_for_others, rename_row
+from bert_tasks.data.problems import RowError, did_you_mean
 from bert_tasks.data.readers import (
     Frame,
     ReadOptions,
@@ -149,8 +148,8 @@ def renamed(
     stated = {} if columns is None else columns
     given, names = in_memory(data, task, source), {**stored, **stated}
     try:
-        rows = [with_choices(row, task.columns, names, keep_names=True) for row in given]
-    except BadValueError as error:
+        rows = [complete_row(row, task.columns, names) for row in given]
+    except RowError as error:
         raise DataError(f"{source}: {error}") from None
     known = [column.name for column in task.columns]
     read = {column.name for column in task.columns if read_labels or not column.is_label}
@@ -169,7 +168,7 @@ def renamed(
     for row in rows:
         own = {name: value for name, value in row.items() if name not in stated and name not in unread}
         chosen = {name: row[other] for name, other in stated.items() if other in row}
-        named.append(renamed_row({**own, **chosen}, others, task.columns))
+        named.append(rename_row({**own, **chosen}, others, task.columns))
     return named
 
 
@@ -192,7 +191,7 @@ def load_table(
     labels: Literal["required", "optional", "unread"] = "required",
     name: str = "rows",
     passthrough: PassthroughColumns = "none",
-    skip_faulty: bool = False,
+    skip_errors: bool = False,
 ) -> RowTable:
     """A table of a file, of rows in memory, or the table itself, validated by the task's columns and labels.
 
@@ -202,7 +201,7 @@ def load_table(
         labels: whether every row must have its label, may have it, or labels are not read.
         name: of the file, or of rows in memory, for messages, which count these from 1.
         passthrough: of files, see ``read_table``.
-        skip_faulty: rows that cannot be used are in the table, too, unless all are such; see ``read_table``.
+        skip_errors: rows that cannot be used are in the table, too, unless all are such; see ``read_table``.
 
     Raises:
         DataError: naming every bad row.
@@ -215,7 +214,7 @@ def load_table(
     if not isinstance(data, str | Path):
         rows = renamed(data, task, options.columns, name, stored=names, read_labels=labels != "unread")
         return RowTable.from_rows(
-            rows, name, columns, require_labels=require, labels=task.labels, skip_faulty=skip_faulty
+            rows, name, columns, require_labels=require, labels=task.labels, skip_errors=skip_errors
         )
     if options.columns is not None and labels == "unread":
         unread = {column.name for column in task.columns if column.is_label}
@@ -227,7 +226,7 @@ def load_table(
         require_labels=require,
         labels=task.labels,
         passthrough=passthrough,
-        skip_faulty=skip_faulty,
+        skip_errors=skip_errors,
         name=None if name == "rows" else name,
     )
 

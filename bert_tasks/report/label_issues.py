@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_tasks.data.columns import Row, column_of
+from bert_tasks.data.columns import Row, first_column
 from bert_tasks.errors import UsageError
 from bert_tasks.report.collect import Run
 
@@ -57,7 +57,7 @@ def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
         )
     if not run.predicted or run.task is None:
         raise UsageError(f"{run.folder}: --label-issues: {' '.join(run.missing)}")
-    column = column_of(run.task.columns, "label")
+    column = first_column(run.task.columns, lambda kind: kind.is_single_class)
     predicted = run.predicted[0]
     scores = [getattr(prediction, "scores", None) for prediction in predicted.predictions]
     if column is None or not all(isinstance(one, Mapping) and one.keys() >= set(run.task.labels) for one in scores):

@@ -98,7 +98,8 @@ def _fold_rows(folds: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 def _issue_texts(run: Run, issue: LabelIssue) -> list[str]:
     """Returns the texts of a row, in the order of the task's columns."""
     columns = [] if run.task is None else run.task.columns
-    return [str(issue.row[one.name]) for one in columns if one.kind == "text" and issue.row.get(one.name) is not None]
+    values = [(column.type, issue.row.get(column.name)) for column in columns]
+    return [text for kind, value in values if value is not None for text in kind.texts(value)]
 
 
 def comparison_page(

@@ -13,17 +13,13 @@ from typing import Annotated, Any, ClassVar
 
 from fastapi import HTTPException
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
     FailFast,
     Field,
-    JsonValue,
     PydanticUserError,
-    StrictInt,
-    StringConstraints,
     Tag,
     TypeAdapter,
     ValidationError,
@@ -31,8 +27,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from bert_tasks.data.choices import with_choices
-from bert_tasks.data.columns import Column, Row, renamed_row, text_of_words, with_words
+from bert_tasks.data.columns import Column, Row, complete_row, rename_row
 from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.serving.limits import Limits
 from bert_tasks.tasks.base import Task
@@ -103,7 +98,7 @@ class BodyReader:
         if faults:
             places = [place if fault.column is None else (*place, fault.column) for fault in faults]
             pairs = zip(places, faults, strict=True)
-            raise HTTPException(422, [_described(where, "value_error", fault.what) for where, fault in pairs])
+            raise HTTPException(422, [_described(where, "value_error", fault.message) for where, fault in pairs])
         return valid
 
     def _message(self, content: Any, fault: Mapping[str, Any]) -> str:
@@ -112,9 +107,9 @@ class BodyReader:
         if place[:1] == [INPUTS] and len(place) > 2:
             row, place = content[INPUTS][place[1]], place[2:]
         if fault["type"] != "missing" and place and isinstance(row, Mapping):
-            for found in self._validator.validate(renamed_row(row, self._names, self._columns))[1]:
+            for found in self._validator.validate(rename_row(row, self._names, self._columns))[1]:
                 if found.column == place[0]:
-                    return found.what
+                    return found.message
         return str(fault["msg"])
 
 
@@ -173,17 +168,16 @@ def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = Mappin
     others = [f"{name} may be called {names[name]}" for name in fields if name in names]
     description = "; ".join([f"What {task.name} reads; other keys are not read", *others]) + "."
     made = create_model("Row", __doc__=description, **fields)
-    words, _ = text_of_words(columns)
-    if words is not None:  # they may be left out, because a text may be there in their place
-        fields[words.name] = (fields[words.name][0], None)
+    for column in columns:
+        if column.type.replacement(columns) is not None:  # a row may have the other column instead
+            fields[column.name] = (fields[column.name][0], None)
     documented = create_model("Row", __doc__=description, **fields)
 
     def with_task_names(row: Any) -> Any:
-        """The row with the task's names, and with the words of its text where it has no words."""
+        """The row with the task's names, and with the values that other columns say, such as the words of its text."""
         if not isinstance(row, Mapping):
             return row
-        named = with_words(renamed_row(with_choices(row, columns, names), names, columns), columns, {})
-        named = with_choices(named, columns, {})
+        named = complete_row(rename_row(complete_row(row, columns, names), names, columns), columns)
         for name, reason in rejected.items():
             if named.get(name) is not None:
                 raise PydanticCustomError("rejected_column", "{reason}", {"reason": reason})
@@ -200,22 +194,5 @@ def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = Mappin
 
 def _field(column: Column, limits: Limits) -> tuple[Any, Any]:
     """The type and the default of a column's value, with the limit on its characters."""
-    most = limits.characters
-
-    def limited(parts: list[str]) -> list[str]:
-        characters = sum(map(len, parts))  # as many as the text has at most of which they are the parts
-        if characters > most:
-            what = "words" if column.kind == "words" else "texts"
-            raise ValueError(f"the {what} have {characters} characters, at most {most} are read")
-        return parts
-
-    text = Annotated[str, StringConstraints(max_length=most)]
-    kinds: dict[str, Any] = {
-        "id": text | StrictInt,
-    }
-    least: dict[str, JsonValue] = {"minItems": 2}  # the row validator checks it
-    for name, schema in (("words", None), ("texts", None), ("choices", least)):
-        parts = Field(max_length=most, json_schema_extra=schema)
-        kinds[name] = Annotated[list[text], parts, FailFast(), AfterValidator(limited)]
-    kind = kinds.get(column.kind, text)
+    kind = column.type.request_type(limits.characters)
     return (kind, ...) if column.required else (kind | None, None)

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.choices import choice_index, choice_names, label_start, numbered_columns, with_choices
-from bert_tasks.data.columns import BadValueError, Column, Row, canonical
+from bert_tasks.data.cells import numbered_columns
+from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile, percentile, pieces
+from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import ChoiceHead
 from bert_tasks.encoder.packing import PackedBatch
@@ -89,11 +90,12 @@ class ChoiceDetection(Detection):
     row_needs: ClassVar[str] = "a context, choices, and which of them is right"
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        fitting = [columns for columns in _choice_columns(profiles, hints) if _are_read(rows, columns)]
+        bases = [(columns, _label_base(rows, columns)) for columns in _choice_columns(profiles, hints)]
+        fitting = [(columns, base) for columns, base in bases if base is not None]
         if not fitting:
             return None
-        alternatives = other_columns(fitting[0], fitting[1:], profiles)
-        return replace(_guess(self.task.name, fitting[0], rows), alternatives=alternatives)
+        alternatives = other_columns(fitting[0][0], [columns for columns, _ in fitting[1:]], profiles)
+        return replace(_guess(self.task.name, *fitting[0], rows), alternatives=alternatives)
 
 
 class ChoiceCard(Card):
@@ -209,9 +211,12 @@ class MultipleChoice(Task[ChoicePrediction]):
     """Settings of multiple choice.
 
     Attributes:
-        labels: none; leave it out.
-        max_length: of a sequence: context, question, one choice, special tokens.
+        labels: None; do not set them.
+        max_length: Maximum length of a sequence in tokens: context, question, one choice, special tokens.
+        label_base: The number that labels give to the first choice, 0 or 1.
     """
+
+    label_base: Literal[0, 1] = 0
 
     name: ClassVar[str] = "multiple-choice"
     parts: ClassVar[tuple[type[Part], ...]] = (
@@ -235,7 +240,7 @@ class MultipleChoice(Task[ChoicePrediction]):
             Column(name=CONTEXT, kind="text"),
             Column(name=QUESTION, kind="text", required=False),
             Column(name=CHOICES, kind="choices"),
-            Column(name=LABEL, kind="choice", required=False),
+            Column(name=LABEL, kind="choice" if self.label_base == 0 else "choice from 1", required=False),
         )
 
     @property
@@ -371,29 +376,29 @@ def _choice_sources(profiles: Sequence[ColumnProfile]) -> Iterator[tuple[str, li
             yield (CHOICES if stem == CHOICES.removesuffix("s") else stem), parts
 
 
-def _read_choices(rows: Sequence[Row], columns: Mapping[str, str]) -> Iterator[list[str] | None]:
-    """The choices of the rows that have a label; None where choices or label cannot be read."""
-    shown = (label_start(row, columns[CHOICES], columns[LABEL]) for row in rows)
-    first = next((start for start in shown if start is not None), None)
+def _read_choices(rows: Sequence[Row], columns: Mapping[str, str], base: int) -> Iterator[list[str] | None]:
+    """The choices of the rows that have a label; None for a row whose choices or label cannot be read."""
+    task = MultipleChoice(label_base=1 if base else 0)
+    validator = RowValidator(make_column_mapping(task.columns, columns))
     for row in rows:
-        try:
-            cells = with_choices(row, (Column(name=CHOICES, kind="choices"),), columns)
-            label = canonical(row.get(columns[LABEL]), "choice")
-            if label is not None:
-                choices = canonical(cells.get(columns[CHOICES]), "choices")
-                choice_index(label, choices, choice_names(row, columns[CHOICES]), first)
-                yield choices
-        except BadValueError:
+        values, errors = validator.validate(row)
+        if any(error.column in (columns[CHOICES], columns[LABEL]) for error in errors):
             yield None
+        elif LABEL in values:
+            yield values[CHOICES]
 
 
-def _are_read(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
-    known = list(_read_choices(rows[:COMPARED_ROWS], columns))
-    return len(known) > 0 and all(choices is not None for choices in known)
+def _label_base(rows: Sequence[Row], columns: Mapping[str, str]) -> int | None:
+    """The number that the labels of the first rows give to the first choice; None if the rows cannot be read."""
+    for base in (0, 1):
+        choices = list(_read_choices(rows[:COMPARED_ROWS], columns, base))
+        if choices and None not in choices:
+            return base
+    return None
 
 
-def _guess(task: str, columns: Mapping[str, str], rows: Sequence[Row]) -> TaskGuess:
-    read = [choices for choices in _read_choices(rows, columns) if choices is not None]
+def _guess(task: str, columns: Mapping[str, str], base: int, rows: Sequence[Row]) -> TaskGuess:
+    read = [choices for choices in _read_choices(rows, columns, base) if choices is not None]
     counts = sorted({len(choices) for choices in read})
     several = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     texts = [columns[name] for name in (CONTEXT, QUESTION) if name in columns]
@@ -402,6 +407,7 @@ def _guess(task: str, columns: Mapping[str, str], rows: Sequence[Row]) -> TaskGu
     return TaskGuess(
         task=task,
         columns=columns,
+        settings={"label_base": base} if base else {},
         words=percentile(lengths) + percentile(longest),
         precedence=3,
         reasons=(

@@ -86,7 +86,7 @@ def data_metadata(splits: Splits) -> dict[str, dict[str, Any]]:
             "source": table.source,
             "fingerprint": table.fingerprint,
             "rows": len(table),
-            **({} if table.faults is None else {"rows_left_out": len(table.faults)}),
+            **({} if table.errors is None else {"rows_left_out": len(table.errors)}),
             **({} if table.hub is None else {"hub": asdict(table.hub)}),
         }
         for name, table in named_splits(splits)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from bert_tasks.data.checks import named_splits
-from bert_tasks.data.columns import FAULT
+from bert_tasks.data.columns import ROW_ERROR
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.splits import Splits
 from bert_tasks.distributed import on_main_process
@@ -330,8 +330,8 @@ class RunFolder:
         rejects = "".join(
             json.dumps({"file": table.source, **json.loads(fault)}) + "\n"
             for table in tables.values()
-            if table.faults is not None
-            for fault in table.faults[FAULT]
+            if table.errors is not None
+            for fault in table.errors[ROW_ERROR]
         )
         if rejects:
             outputs.write_text(self.path / outputs.REJECTS, rejects)

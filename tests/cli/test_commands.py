@@ -445,7 +445,7 @@ class TestFailures:
         source.write_text("\n".join([*rows, "a line,glat", "another,"]) + "\n")
         for arguments in (("train", recipe), ("check", recipe), ("evaluate", model, "--data", source)):
             message = failure(run(*arguments), 3)
-            assert f"train.csv:{len(rows) + 1}: column 'label': 'glat'" in message
+            assert f"train.csv:{len(rows) + 1}: unknown label in column 'label': 'glat'" in message
             assert "'glad'" in message
             assert f"train.csv:{len(rows) + 2}" in message
 

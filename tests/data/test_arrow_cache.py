@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.table import RowTable, read_batches, store
 from bert_tasks.errors import DataError
 
@@ -87,7 +87,7 @@ def test_cached_files_obey_the_umask(read: Read, tmp_path: Path, umask: int) -> 
 
 
 def test_a_bad_file_leaves_nothing_in_the_cache(read: Read, tmp_path: Path) -> None:
-    with pytest.raises(BadRowsError):
+    with pytest.raises(RowErrors):
         read("text,label\na,\n")
     assert not list((tmp_path / "cache/bert_tasks/tables").iterdir())
 

@@ -2,24 +2,21 @@
 
 import json
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.data.columns import BadValueError, Column, Kind, as_rows, canonical, column_of, list_in_cell
+from bert_tasks.data.cells import list_in_cell
+from bert_tasks.data.columns import Column, as_rows
+from bert_tasks.data.kinds import KINDS
+from bert_tasks.data.problems import RowError
 
 
 @pytest.mark.parametrize(("value", "expected"), [("56be4db0", "56be4db0"), (12, "12"), (0, "0"), ("", "")])
 def test_ids(value: Any, expected: str) -> None:
-    assert canonical(value, "id") == expected
-
-
-@pytest.mark.parametrize("value", [None, 1.5, True, ["a"]])
-def test_ids_that_are_none(value: Any) -> None:
-    with pytest.raises(BadValueError, match=r"missing text|expected a text, not"):
-        canonical(value, "id")
+    assert KINDS["id"].parse(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -35,25 +32,7 @@ def test_ids_that_are_none(value: Any) -> None:
     ],
 )
 def test_words(value: Any, expected: list[str]) -> None:
-    assert canonical(value, "words") == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (None, r"missing words; write an empty sentence as \[\]"),
-        (3, "expected a list of words, not a number"),
-        ({"a": 1}, "expected a list of words, not an object"),
-        (["a", 3], "word 2: expected a text, not a number"),
-        (["a", None], "word 2: missing text"),
-        (["\ud800"], r"word 1: half a character \(surrogate U\+D800\)"),
-        ("['a' 'b']", r"a cell that starts with '\[' must be JSON"),
-        ("[" * 100_000, "must be JSON"),
-    ],
-)
-def test_words_that_are_none(value: Any, said: str) -> None:
-    with pytest.raises(BadValueError, match=said):
-        canonical(value, "words")
+    assert KINDS["words"].parse(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -73,24 +52,7 @@ def test_words_that_are_none(value: Any, said: str) -> None:
     ],
 )
 def test_tags(value: Any, expected: list[str] | None) -> None:
-    assert canonical(value, "tags") == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (["O", ""], "tag 2: empty; each word needs a tag"),
-        (["O", " "], "tag 2: empty"),
-        (["O", 1.0], "tag 2: a number, not a tag name"),
-        (["O", ["O"]], "tag 2: expected a label name, not a list"),
-        ([-1, "O"], r"tag 1 of 2 is hidden \(-1\); give all or none"),
-        (["O", "O", None], r"tag 3 of 3 is hidden \(None\)"),
-        (True, "expected a list of tags, not true/false"),
-    ],
-)
-def test_tags_that_are_none(value: Any, said: str) -> None:
-    with pytest.raises(BadValueError, match=said):
-        canonical(value, "tags")
+    assert KINDS["tags"].parse(value) == expected
 
 
 PARIS = {"text": ["Paris"], "answer_start": [17]}
@@ -123,63 +85,24 @@ NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
     ],
 )
 def test_answers(value: Any, expected: dict[str, list[Any]] | None) -> None:
-    assert canonical(value, "answers") == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (5, "expected answers such as .*, not a number"),
-        ({"answer": "Paris"}, "'text' is missing, there is 'answer'"),
-        ({}, "'text' is missing, there is nothing"),
-        ({"text": ["a", "b"], "answer_start": [1]}, "2 answer texts and 1 value of answer_start"),
-        ({"text": ["a"], "answer_start": ["1"]}, "the answer_start of answer 1 is '1', expected a whole number"),
-        ({"text": ["a"], "answer_start": [True]}, "the answer_start of answer 1 is True"),
-        ({"text": ["a"], "answer_start": [-2]}, "the answer_start of answer 1 is -2"),
-        ({"text": ["a"], "answer_start": [2**63]}, "the answer_start of answer 1 is 9223372036854775808"),
-        (["a", ""], "answer 2 is '', expected a text; no answer at all is an empty list"),
-        ([" "], "answer 1 is ' '"),
-        ([7], "answer 1 is 7"),
-        ("[citation needed]", r"a cell that starts with '\[' must be JSON"),
-        ("{x", "a cell that starts with '{' must be JSON"),
-        (["\udce9"], "byte 0xE9 is not valid here"),
-    ],
-)
-def test_answers_that_are_none(value: Any, said: str) -> None:
-    with pytest.raises(BadValueError, match=said):
-        canonical(value, "answers")
+    assert KINDS["answers"].parse(value) == expected
 
 
 @given(words=st.lists(st.text(st.characters(codec="utf-8"))), starts=st.lists(st.integers(0, 99), min_size=9))
 def test_canonical_values_stay_as_they_are(words: list[str], starts: list[int]) -> None:
-    assert canonical(canonical(words, "words"), "words") == words
+    assert KINDS["words"].parse(KINDS["words"].parse(words)) == words
     texts = [word for word in words if word.strip() != ""][: len(starts)]
-    answers = canonical({"text": texts, "answer_start": starts[: len(texts)]}, "answers")
-    assert canonical(answers, "answers") == answers
+    answers = KINDS["answers"].parse({"text": texts, "answer_start": starts[: len(texts)]})
+    assert KINDS["answers"].parse(answers) == answers
     assert answers["text"] == texts
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_label"),
-    [
-        ("text", False),
-        ("words", False),
-        ("label", True),
-        ("labels", True),
-        ("number", True),
-        ("tags", True),
-        ("answers", True),
-    ],
-)
-def test_which_columns_are_targets(kind: Kind, is_label: bool) -> None:
-    assert Column(name="x", kind=kind, required=False).is_label == is_label
-    assert not Column(name="x", kind=kind).is_label
-
-
-def test_the_first_column_of_some_kinds() -> None:
-    columns = [Column(name=name, kind=kind) for name, kind in (("a", "text"), ("b", "words"), ("c", "text"))]  # type: ignore[arg-type]  # a str, one of Kind
-    assert column_of(columns, "words", "text") == columns[0]
-    assert column_of(columns, "tags") is None
+def test_a_label_that_every_row_must_have_is_an_input() -> None:
+    assert Column(name="x", kind="tags", required=False).is_label
+    assert not Column(name="x", kind="tags").is_label
+    assert not Column(name="x", kind="text", required=False).is_label
+    with pytest.raises(ValueError, match="unknown kind 'lable'"):
+        Column(name="x", kind="lable")
 
 
 TEXTS = st.lists(st.text(max_size=6), max_size=5)
@@ -200,16 +123,14 @@ def test_other_cells_hold_no_list(cell: str) -> None:
 @given(cell=st.text("[]'\"\\,ab1 ux{}", max_size=20).map(lambda text: f"[{text}"))
 def test_no_cell_of_a_list_is_an_internal_error(cell: str) -> None:
     assert list_in_cell(cell) is None or isinstance(list_in_cell(cell), list)
-    for kind in get_args(Kind):
-        with suppress(BadValueError):
-            canonical(cell, kind)
+    for kind in KINDS.values():
+        with suppress(RowError):
+            kind.parse(cell)
 
 
 def test_words_and_tags_may_be_python_lists() -> None:
-    assert canonical("['EU', \"it's\"]", "words") == ["EU", "it's"]
-    assert canonical("['B-ORG', 'O']", "tags") == ["B-ORG", "O"]
-    with pytest.raises(BadValueError, match="must be JSON"):
-        canonical("['EU' 'UN']", "words")
+    assert KINDS["words"].parse("['EU', \"it's\"]") == ["EU", "it's"]
+    assert KINDS["tags"].parse("['B-ORG', 'O']") == ["B-ORG", "O"]
 
 
 PAIR = [

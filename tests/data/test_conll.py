@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_tasks.data.checks import infer_labels
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import FORMATS
-from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
@@ -30,7 +31,7 @@ def sentences(table: RowTable) -> list[tuple[list[str], list[str]]]:
     return [(row["words"], row["tags"]) for row in table]
 
 
-def lines(error: pytest.ExceptionInfo[BadRowsError]) -> list[str]:
+def lines(error: pytest.ExceptionInfo[RowErrors]) -> list[str]:
     return str(error.value).splitlines()[1:]
 
 
@@ -120,21 +121,20 @@ def test_words_alone_are_enough_for_prediction(read: Read) -> None:
 
 def test_faults_are_named_by_line(read: Read) -> None:
     content = "EU\tB-ORG\nrejects O\nNew\tYork\tO\n\nno\t\nway\tO\n\nlast\tO\n"
-    with pytest.raises(BadRowsError) as error:
+    with pytest.raises(RowErrors) as error:
         read(content, "rows.conll", columns=COLUMNS)
-    said = [line.removesuffix("; each word needs a tag, 'O' where it is part of nothing") for line in lines(error)]
-    assert said == [
+    assert lines(error) == [
         "  rows.conll:2: 1 column where the file's first word has 2 columns, separated by tabs: 'rejects O'",
         "  rows.conll:3: 3 columns where the file's first word has 2 columns, separated by tabs: 'New\\tYork\\tO'",
-        """  rows.conll:5: column 'tags': "['', 'O']": tag 1: empty""",
+        "  rows.conll:5: empty tag (tag 1) in column 'tags': ['', 'O']. Write 'O' for a word that is part of nothing.",
     ]
 
 
 def test_numbers_among_tags_are_refused_when_they_are_inferred(read: Read) -> None:
     content = "a B-PER\nb O\n\nc 0\nd O\n"
-    with pytest.raises(BadRowsError, match=r"rows.txt:4: column 'tags': '0': a number among names"):
-        read(content, "rows.txt", columns=COLUMNS, labels=())
-    with pytest.raises(BadRowsError, match=r"rows.txt:4: column 'tags': '0': expected O or a tag such as B-TYPE"):
+    with pytest.raises(RowErrors, match=r"rows.txt:4: number among names in column 'tags': '0'"):
+        infer_labels(read(content, "rows.txt", columns=COLUMNS), COLUMNS)
+    with pytest.raises(RowErrors, match=r"rows.txt:4: unknown tag in column 'tags': '0'. Expected O or a tag such as"):
         read(content, "rows.txt", columns=COLUMNS, labels=("O", "B-LOC"))
     assert len(read(content, "rows.txt", columns=COLUMNS, labels=("O", "B-PER", "0"))) == 2
 
@@ -266,7 +266,7 @@ def test_tags_that_are_not_told_are_no_targets(read: Read) -> None:
 
 
 def test_faults_of_universal_dependencies(read: Read) -> None:
-    with pytest.raises(BadRowsError) as error:
+    with pytest.raises(RowErrors) as error:
         read("1\ta\n\nx\ta\t_\tX\t_\t_\t_\t_\t_\t_\n\n" + UNIVERSAL, "a.conllu", columns=COLUMNS)
     assert lines(error) == [
         "  a.conllu:1: 2 columns where CoNLL-U has 10, separated by tabs: '1\\ta'; "

@@ -11,7 +11,7 @@ import pytest
 from datasets import Dataset
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.readers import read_table, rows_in_memory
 from bert_tasks.data.table import RowTable
 
@@ -93,16 +93,16 @@ def test_a_number_is_the_known_label_that_spells_it(
 @pytest.mark.parametrize(
     ("value", "known", "said"),
     [
-        (False, ("yes", "no"), "rows:1: column 'label': 'False': expected one of yes, no"),
-        (np.bool_(False), ("yes", "no"), "rows:1: column 'label': 'False': expected one of yes, no"),
-        (2.5, ("yes", "no"), "rows:1: column 'label': '2.5': expected one of yes, no"),
-        (np.int64(3), ("1", "2"), "rows:1: column 'label': '3': expected one of 1, 2"),
-        (1, ("1.0", "01"), "rows:1: column 'label': '1': '1' -> '"),  # either may be meant
-        (float("nan"), ("1", "2"), "rows:1: column 'label': 'nan': missing label"),
+        (False, ("yes", "no"), "rows:1: unknown label in column 'label': 'False'. Expected one of yes, no"),
+        (np.bool_(False), ("yes", "no"), "rows:1: unknown label in column 'label': 'False'. Expected one of yes, no"),
+        (2.5, ("yes", "no"), "rows:1: unknown label in column 'label': '2.5'. Expected one of yes, no"),
+        (np.int64(3), ("1", "2"), "rows:1: unknown label in column 'label': '3'. Expected one of 1, 2"),
+        (1, ("1.0", "01"), "rows:1: unknown label in column 'label': '1'. Did you mean '"),  # either may be meant
+        (float("nan"), ("1", "2"), "rows:1: missing label in column 'label': nan"),
     ],
 )
 def test_messages_show_the_value(value: Any, known: tuple[str, ...], said: str) -> None:
-    with pytest.raises(BadRowsError) as error:
+    with pytest.raises(RowErrors) as error:
         in_memory([{"text": "a", "label": value}], known)
     assert said in str(error.value)
 

@@ -9,7 +9,7 @@ import pytest
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import file_format
-from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
@@ -72,15 +72,15 @@ def test_problems_name_the_question(read: Read) -> None:
         {"answers": []},
         question(5, answers=[PARIS]),
     )
-    with pytest.raises(BadRowsError) as error:
+    with pytest.raises(RowErrors) as error:
         read(content, "train.json", columns=COLUMNS)
     assert str(error.value).splitlines()[1:] == [
-        "  train.json:1: column 'answers': 'Paris': at answer_start 4 the context has 'aris,'; the text is at 3, "
-        "answer_start is 1 too large (question 'q1')",
+        "  train.json:1: misplaced answer (question 'q1') in column 'answers': 'Paris'. At 4 the context has 'aris,'. "
+        "The text is at 3.",
         "  train.json:2: it has answers, but is_impossible is true; correct one of them (question 'q2')",
-        "  train.json:3: column 'answers': missing answers; the row has 'title', 'context', 'question', 'id' "
-        "(question 'q3')",
-        "  train.json:4: column 'question': missing text; the row has 'title', 'context', 'answers'",
+        "  train.json:3: missing answers (question 'q3') in column 'answers'. The row has 'title', 'context', "
+        "'question', 'id'.",
+        "  train.json:4: missing text in column 'question'. The row has 'title', 'context', 'answers'.",
     ]
 
 

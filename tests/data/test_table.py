@@ -3,7 +3,7 @@
 import pytest
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
@@ -28,7 +28,7 @@ def test_rows_with_columns_are_canonical() -> None:
 
 
 def test_bad_rows_are_all_named() -> None:
-    with pytest.raises(BadRowsError) as error:
+    with pytest.raises(RowErrors) as error:
         RowTable.from_rows([{"text": None}, {"text": 3}, {"text": "a", "label": []}], "mine", COLUMNS)
     assert [line.split(": ")[0] for line in str(error.value).splitlines()[1:]] == ["  mine:1", "  mine:2", "  mine:3"]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.data.columns import Column, renamed_row
+from bert_tasks.data.columns import Column, rename_row
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.splits import DataSpec, trained_names
 
@@ -54,7 +54,7 @@ def test_a_remembered_name_applies_if_the_file_has_it(
     row=st.dictionaries(st.sampled_from("abcd"), st.integers()), names=st.dictionaries(*[st.sampled_from("abcd")] * 2)
 )
 def test_a_renamed_row_keeps_what_it_has_under_the_tasks_names(row: dict[str, int], names: dict[str, str]) -> None:
-    renamed = renamed_row(row, names)
+    renamed = rename_row(row, names)
     assert {name: renamed[name] for name in row} == row
     for name, other in names.items():
         assert renamed.get(name) == row.get(name, row.get(other))
@@ -62,6 +62,6 @@ def test_a_renamed_row_keeps_what_it_has_under_the_tasks_names(row: dict[str, in
 
 def test_a_renamed_row_keeps_the_text_that_its_words_are_from() -> None:
     columns = (Column(name="words", kind="words"), Column(name="text", kind="text", required=False))
-    assert renamed_row({"text": "a  b"}, {"words": "text"}, columns) == {"words": "a  b", "text": "a  b"}
+    assert rename_row({"text": "a  b"}, {"words": "text"}, columns) == {"words": "a  b", "text": "a  b"}
     pair = (Column(name="text", kind="text"), Column(name="group", kind="id", required=False))
-    assert renamed_row({"group": "a"}, {"text": "group"}, pair) == {"text": "a"}
+    assert rename_row({"group": "a"}, {"text": "group"}, pair) == {"text": "a"}

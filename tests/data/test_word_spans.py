@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.data.columns import place_words, word_spans
+from bert_tasks.data.words import place_words, word_spans
 
 
 @given(text=st.text())

@@ -30,7 +30,7 @@ def faulty(recipe: Path) -> Path:
 )
 def test_a_failing_process_ends_the_job(faulty: Path, fault: str, told: str) -> None:
     folder, began = faulty.parent, time.monotonic()
-    ended = runs.run([*runs.TORCHRUN, "train", faulty], folder=folder, FAULT=fault, FAULTY_RANK="1")
+    ended = runs.run([*runs.TORCHRUN, "train", faulty], folder=folder, ROW_ERROR=fault, FAULTY_RANK="1")
     assert time.monotonic() - began < 60
     assert ended.code != 0
     assert told in ended.err
@@ -43,7 +43,7 @@ def test_a_failing_process_ends_the_job(faulty: Path, fault: str, told: str) -> 
     found = newest_checkpoint(folder / "run" / "checkpoints")
     assert found is not None
     assert found.state.step >= 2
-    again = runs.run([*runs.TORCHRUN, "train", faulty], folder=folder, FAULT="none")
+    again = runs.run([*runs.TORCHRUN, "train", faulty], folder=folder, ROW_ERROR="none")
     assert again.code == 0, again.err
     assert f"resumed after step {found.state.step} " in again.err
 
@@ -51,7 +51,7 @@ def test_a_failing_process_ends_the_job(faulty: Path, fault: str, told: str) -> 
 @pytest.mark.slow
 def test_a_hanging_process_ends_the_job_after_the_timeout(faulty: Path) -> None:
     command = [*runs.TORCHRUN, "train", faulty, "--dist-timeout", "8"]
-    ended = runs.run(command, folder=faulty.parent, FAULT="hang", FAULTY_RANK="1")
+    ended = runs.run(command, folder=faulty.parent, ROW_ERROR="hang", FAULTY_RANK="1")
     assert ended.code != 0
     assert "process 0 of 2: lost the connection to process 1, which failed first or does not respond" in ended.err
     assert TRACEBACK not in ended.err

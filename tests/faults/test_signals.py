@@ -52,7 +52,7 @@ def test_a_second_signal_ends_at_once_and_loses_nothing_saved(recipe: Path) -> N
     folder = recipe.parent
     text = recipe.read_text("utf-8").replace('"sequence-classification"', '"support.faulty_task:FaultyTask"')
     recipe.write_text(text.replace("epochs = 3", "epochs = 30"), "utf-8")
-    program = runs.Program([*runs.CONSOLE, "train", recipe], folder=folder, FAULT="slow")
+    program = runs.Program([*runs.CONSOLE, "train", recipe], folder=folder, ROW_ERROR="slow")
     program.until(lambda: runs.steps_done(folder / "run") >= 8)
     program.send(signal.SIGTERM)
     program.send(signal.SIGTERM)

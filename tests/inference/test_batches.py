@@ -162,7 +162,9 @@ def test_all_fields_of_predictions_are_reserved(name: str, encoder: Path) -> Non
 
 def test_a_frame_keeps_its_index_and_missing_texts_are_named(folder: Path) -> None:
     frame = pd.DataFrame({"text": ["a", None, "c"], 7: [1.0, 2.0, 3.0]}, index=[5, 5, 2])
-    with pytest.raises(DataError, match=r"1 of the 3 rows of a batch cannot be used(?s:.*)row 1: column 'text': miss"):
+    with pytest.raises(
+        DataError, match=r"1 of the 3 rows of a batch cannot be used(?s:.*)row 1: missing text in column 'text'"
+    ):
         batch_predictor(folder)(frame)
     found = batch_predictor(folder, on_error="skip")(frame)
     assert list(found.index) == [5, 5, 2]
@@ -177,7 +179,7 @@ def test_all_rows_of_a_batch_may_be_unusable(folder: Path) -> None:
     predictor = batch_predictor(folder, on_error="skip")
     found = predictor({"text": [None, 3]})
     assert found["label"] == found["score"] == found["scores"] == [None, None]
-    assert found["error"][1] == "column 'text': expected a text, not a number; write it in quotes"
+    assert found["error"][1] == "not a text in column 'text': 3. Write it in quotes."
     missing = np.array(["a", np.nan, None], dtype=object)  # as pandas writes a missing text, and as Arrow does
     errors = predictor({"text": missing})["error"]
     assert errors[0] is None

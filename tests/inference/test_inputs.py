@@ -300,7 +300,7 @@ def test_words_that_are_not_in_the_text_have_their_own_places(model_of: ModelOf)
     assert contents(model_of("token").predict([{"words": words, "text": "another"}])) == contents(
         model_of("token").predict([{"words": words}])
     )
-    with pytest.raises(DataError, match="missing words; the row has 'tokens'"):
+    with pytest.raises(DataError, match=r"missing words in column 'words'. The row has 'tokens'"):
         model_of("token").predict([{"tokens": words}])
 
 

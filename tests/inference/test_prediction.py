@@ -209,7 +209,7 @@ class TestSkipping:
         assert [row["line"] for row in rejects] == [3, 6, 7]
         assert [row["raw"] for row in rejects] == ["only one", "one,two,three", {"text": "b\udcffd", "id": "d"}]
         assert "1 cell where the header has 2" in rejects[0]["reason"]
-        assert "column 'text': byte 0xFF is not valid" in rejects[2]["reason"]
+        assert "invalid byte 0xFF in column 'text'" in rejects[2]["reason"]
         alone = predict(model, [{"text": row["text"]} for row in read(tmp_path / "a.jsonl")])
         assert [one.to_json()["label"] for one in alone] == [row["label"] for row in read(tmp_path / "a.jsonl")]
 

@@ -128,7 +128,7 @@ def test_fewer_parts_than_processes(count: int, model: Path, tmp_path: Path) -> 
 def test_processes_fail_together(model: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{}\n")
     ended = runs.run([*runs.TORCHRUN, *command(model, tmp_path / "bad.jsonl", tmp_path / "a.csv")], folder=tmp_path)
-    assert ended.err.count("bad.jsonl:1: column 'text': missing text") == 1
+    assert ended.err.count("bad.jsonl:1: missing text in column 'text'") == 1
     assert "exitcode  : 3" in ended.err
     ended = runs.run([*runs.TORCHRUN, *command(model, "-", "-", "--format", "jsonl")], folder=tmp_path)
     assert "several processes cannot share standard input" in ended.err
@@ -174,7 +174,7 @@ def test_rows_come_out_while_others_are_still_to_come(model: Path, tmp_path: Pat
     done = piped(command(model, "-", "-", "--format", "jsonl"), content, tmp_path)
     assert done.returncode == 3
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["a", "b"]
-    assert b"standard input:3: column 'text': missing text" in done.stderr
+    assert b"standard input:3: missing text in column 'text'" in done.stderr
 
 
 def test_a_closed_pipe_ends_quietly(model: Path, data: Path, tmp_path: Path) -> None:

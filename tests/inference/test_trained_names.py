@@ -103,7 +103,7 @@ def test_rows_may_have_the_names_of_the_training_data(run: Path) -> None:
     assert contents(model.predict([{"text": row["text"], "Bewertung": "x"} for row in rows])) == expected
     other = [{"text": "x", "body": row["text"]} for row in rows]
     assert contents(predict(model, other, columns={"text": "body"})) == expected
-    with pytest.raises(DataError, match="missing text; the row has 'Text'"):
+    with pytest.raises(DataError, match=r"missing text in column 'text'. The row has 'Text'"):
         model.predict([{"Text": "x"}])
 
 

@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bert_tasks.data.columns import word_spans
+from bert_tasks.data.words import word_spans
 from bert_tasks.errors import NotFiniteScoresError, UsageError
 from bert_tasks.model import explanation
 from bert_tasks.model.task_model import TaskModel

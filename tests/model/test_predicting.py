@@ -28,12 +28,15 @@ def model(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.T
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"review": "fine"}, "row 1: column 'text': missing text; the row has 'review'"),
-        ({}, "row 1: column 'text': missing text; the row has no columns"),
-        ({"text": None}, "row 1: column 'text': missing text; write an empty text as \"\""),
-        ({"text": 7}, "row 1: column 'text': expected a text, not a number; write it in quotes"),
-        ({"text": ["a"]}, "row 1: column 'text': expected a text, not a list; write it in quotes"),
-        ({"text": "broken \ud800"}, "row 1: column 'text': half a character (surrogate U+D800); replace it"),
+        ({"review": "fine"}, "row 1: missing text in column 'text'. The row has 'review'."),
+        ({}, "row 1: missing text in column 'text'. The row has no columns."),
+        ({"text": None}, "row 1: missing text in column 'text'. Write an empty text as \"\"."),
+        ({"text": 7}, "row 1: not a text in column 'text': 7. Write it in quotes."),
+        ({"text": ["a"]}, "row 1: not a text in column 'text': ['a']. Write it in quotes."),
+        (
+            {"text": "broken \ud800"},
+            "row 1: half a character (surrogate U+D800) in column 'text': 'broken \\ud800'. Replace it.",
+        ),
         (("a", "b"), 'row 1: expected a mapping such as {"text": ...}, or a text, got tuple'),
         (None, 'row 1: expected a mapping such as {"text": ...}, or a text, got NoneType'),
     ],
@@ -46,7 +49,7 @@ def test_rows_that_cannot_be_read(model: TaskModel, row: Any, message: str) -> N
 
 def test_rows_are_counted_over_chunks(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
-    with pytest.raises(DataError, match="row 5: column 'text': missing"):
+    with pytest.raises(DataError, match="row 5: missing text in column 'text'"):
         model.predict([{"text": "a"}] * 5 + [{"words": "a"}])
 
 

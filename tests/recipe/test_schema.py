@@ -90,7 +90,7 @@ def test_a_minimal_recipe_names_task_model_and_data(folder: Path) -> None:
 def test_published_recipes_parse_and_survive_the_round_trip(recipe: Path, tmp_path: Path) -> None:
     loaded = load_recipe(recipe)
     assert load_recipe(write(tmp_path, resolved_toml(loaded))) == loaded
-    takes_labels = any(column.kind in ("label", "labels", "tags") for column in build_task(loaded).columns)
+    takes_labels = any(column.type.has_classes for column in build_task(loaded).columns)
     build_task(loaded, ("a", "b") if takes_labels else ())
 
 

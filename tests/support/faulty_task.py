@@ -1,4 +1,4 @@
-"""A classification task that fails on one process at one step, in the way that ``FAULT`` names."""
+"""A classification task that fails on one process at one step, in the way that ``ROW_ERROR`` names."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ class FaultyTask(SequenceClassification):
     def loss(self, logits: Any, batch: Any) -> tuple[LossTerm]:
         FaultyTask.calls += 1
         if FaultyTask.calls > CALL and os.environ.get("RANK", "0") == os.environ.get("FAULTY_RANK", "0"):
-            _fail(os.environ["FAULT"])
+            _fail(os.environ["ROW_ERROR"])
         return super().loss(logits, batch)
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
-from bert_tasks.data.columns import word_spans
+from bert_tasks.data.words import word_spans
 from bert_tasks.tasks import SpanExtraction, TokenClassification
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import REPLACED

@@ -151,7 +151,7 @@ def test_a_saved_pair_model_stays_one(tmp_path: Path, wordpiece_tokenizer: PreTr
 def test_a_missing_second_text_is_an_error(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
     save_checkpoint(tmp_path, "bert", wordpiece_tokenizer)
     model = TaskModel.from_pretrained(tmp_path, task=TASK)
-    with pytest.raises(DataError, match="row 0: column 'text_pair': missing text; the row has 'text'"):
+    with pytest.raises(DataError, match=r"row 0: missing text in column 'text_pair'. The row has 'text'."):
         model.predict([{"text": "alone"}])
 
 

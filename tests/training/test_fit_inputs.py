@@ -20,9 +20,12 @@ QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
     [
         (
             [{"text": "a", "lable": "positive"}, {"text": "b", "label": None}],
-            "train:1: column 'label'.*\n.*train:2: column",
+            "train:1: .* in column 'label'.*\n.*train:2: .* in column",
         ),
-        ([{"text": "a", "label": "postive"}, {"text": "b", "label": "bad"}], "'postive' -> 'positive'.*\n.*'bad'"),
+        (
+            [{"text": "a", "label": "postive"}, {"text": "b", "label": "bad"}],
+            "'postive'. Did you mean 'positive'.*\n.*'bad'",
+        ),
         ([], "train: no rows"),
     ],
 )

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from bert_tasks import TaskModel, fit, load_recipe, train
-from bert_tasks.data.columns import FAULT
-from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.columns import ROW_ERROR
+from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import RecipeError, UsageError
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
@@ -48,7 +48,7 @@ def recipe(folder, *overrides):
 
 
 def test_bad_rows_stop_a_run_that_says_how_to_skip_them(folder):
-    with pytest.raises(BadRowsError, match=r'4 problems .*, or data.on_error = "skip" leaves such rows out.\n'):
+    with pytest.raises(RowErrors, match=r'4 problems .*, or set data.on_error = "skip" to skip such rows.\n'):
         train(recipe(folder), progress=False)
     with pytest.raises(RecipeError, match="on_error"):
         recipe(folder, "data.on_error=drop")
@@ -67,7 +67,7 @@ def test_bad_rows_are_left_out_counted_and_written_down(folder, capsys):
         ("dev.jsonl", 2),
     ]
     assert [line["raw"] for line in found] == [*BAD, BAD[0]]
-    assert found[1]["reason"] == "column 'label': missing label"
+    assert found[1]["reason"] == "missing label in column 'label'."
     facts = read_run_metadata(folder / "out")["data"]
     assert [(facts[name]["rows"], facts[name]["rows_left_out"]) for name in ("train", "validation")] == [(9, 3), (5, 1)]
     assert "  3 of 12 rows cannot be used and were left out (line 1, 6, 12)" in check(skipping).lines()
@@ -106,7 +106,7 @@ def test_fit_leaves_bad_rows_out(checkpoint, tmp_path, source):
     data, rows = tmp_path / "train.jsonl", [*make_rows(8), *BAD]
     write_jsonl(data, rows)
     given = rows if source == "rows" else data
-    with pytest.raises(BadRowsError, match=r'3 problems .*, or on_error="skip" leaves such rows out.\n'):
+    with pytest.raises(RowErrors, match=r'3 problems .*, or pass on_error="skip" to skip such rows.\n'):
         fit(load_model(checkpoint), given, make_rows(3), output_dir=tmp_path / "run", **QUICK)
     skipping, clean = load_model(checkpoint), load_model(checkpoint)
     found = fit(skipping, given, make_rows(3), output_dir=tmp_path / "run", on_error="skip", **QUICK)
@@ -119,7 +119,7 @@ def test_fit_leaves_bad_rows_out(checkpoint, tmp_path, source):
 def test_fit_refuses_when_no_row_is_left(checkpoint, tmp_path):
     for data in (BAD, tmp_path / "bad.jsonl"):
         write_jsonl(tmp_path / "bad.jsonl", BAD)
-        with pytest.raises(BadRowsError, match="3 problems"):
+        with pytest.raises(RowErrors, match="3 problems"):
             fit(load_model(checkpoint), data, make_rows(3), output_dir=tmp_path / "run", on_error="skip", **QUICK)
     with pytest.raises(UsageError, match="on_error = 'ignore': expected 'fail' or 'skip'"):
         fit(load_model(checkpoint), BAD, BAD, output_dir=tmp_path / "run", on_error="ignore", **QUICK)
@@ -132,10 +132,10 @@ def test_answers_that_are_not_in_their_context_can_be_left_out():
         for text, start in (("at seven", 17), ("at eight", 17), ("The ferry", 0))
     ]
     table = RowTable.from_rows(
-        rows, "train", SpanExtraction().columns, require_labels=True, skip_faulty=True
-    ).without_faults()
+        rows, "train", SpanExtraction().columns, require_labels=True, skip_errors=True
+    ).without_errors()
     assert [row["line"] for row in table] == [1, 3]
-    assert table.faults is not None
-    (line,) = map(json.loads, table.faults[FAULT])
+    assert table.errors is not None
+    (line,) = map(json.loads, table.errors[ROW_ERROR])
     assert line["line"] == 2
-    assert "the context has 'at seven'" in line["reason"]
+    assert "At 17 the context has 'at seven'" in line["reason"]

@@ -6,8 +6,9 @@ Pair classification uses the same rules: the two tasks differ in how many column
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
+from bert_tasks.data.cells import LABEL_SEPARATOR
 from bert_tasks.data.checks import imbalance_hint
-from bert_tasks.data.columns import LABEL_SEPARATOR, Row
+from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
 from bert_tasks.data.profile import ColumnProfile, listed, percentile
 from bert_tasks.tasks.shared.detection import (

@@ -29,9 +29,7 @@ class Card(Part):
     def example_rows(self) -> Sequence[Row]:
         """Three rows without labels, in plain English."""
         columns = [column for column in self.task.columns if column.required]
-        return [
-            {column.name: text.split() if column.kind == "words" else text for column in columns} for text in _TEXTS
-        ]
+        return [{column.name: column.type.parse(text) for column in columns} for text in _TEXTS]
 
     def pipeline_inputs(self, row: Row) -> Sequence[Any]:
         """Returns the arguments of a tokenizer of transformers for a row: texts, or lists of texts."""

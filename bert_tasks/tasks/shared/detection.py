@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from bert_tasks.data.columns import LABEL_SEPARATOR, BadValueError, Kind, Row, canonical
+from bert_tasks.data.cells import LABEL_SEPARATOR
+from bert_tasks.data.columns import Row
+from bert_tasks.data.kinds import KINDS
+from bert_tasks.data.problems import RowError
 from bert_tasks.data.profile import ColumnProfile, pieces
 from bert_tasks.tasks.base import Part
 
@@ -134,11 +137,11 @@ def suggested_length(words: int, longest: int) -> int:
     return min(next((length for length in _LENGTHS if length >= needed_tokens(words)), _LENGTHS[-1]), longest)
 
 
-def cell_value(row: Mapping[str, Any], column: str, kind: Kind) -> Any:
+def cell_value(row: Mapping[str, Any], column: str, kind: str) -> Any:
     """The cell in canonical form; None where it is missing or of another kind."""
     try:
-        return canonical(row.get(column), kind)
-    except BadValueError:
+        return KINDS[kind].parse(row.get(column))
+    except RowError:
         return None
 
 

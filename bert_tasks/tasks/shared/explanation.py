@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.columns import Row, word_spans
+from bert_tasks.data.columns import Row
+from bert_tasks.data.words import word_spans
 from bert_tasks.tasks.base import Feature, Part, PredictionT, Task
 
 TOLERANCE = 0.01  # of the difference of the logits: by how much contributions may miss it

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
-from bert_tasks.data.columns import Kind, Row
+from bert_tasks.data.columns import Row
 from bert_tasks.data.conll import detect_scheme, entities, to_iob2
 from bert_tasks.data.problems import counted
 from bert_tasks.data.profile import ColumnProfile, listed, percentile, pieces
@@ -103,6 +103,6 @@ def _other_tags(
         yield "tags", column.name, f"{counted(len(found), 'different tag')}: {listed(found)}"
 
 
-def _listed_cell(row: Row, column: str, kind: Kind) -> list[str]:
+def _listed_cell(row: Row, column: str, kind: str) -> list[str]:
     names = cell_value(row, column, kind)
     return [] if names is None else names

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.checks import known_tags
-from bert_tasks.data.columns import Column, Row, place_words
+from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.conll import (
     Scheme,
     continuation_label,
@@ -32,9 +31,11 @@ from bert_tasks.data.conll import (
     to_iob2,
     to_labels,
 )
+from bert_tasks.data.kinds import known_tags
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.profile import ColumnProfile, listed
 from bert_tasks.data.table import Truncation, token_batches
+from bert_tasks.data.words import place_words
 from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, PerTokenHead

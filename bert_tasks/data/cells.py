@@ -1,0 +1,112 @@
+"""Cells: the texts, label names, lists and numbers that a cell of any format may hold."""
+
+import ast
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from bert_tasks.data.problems import RowError
+
+LABEL_SEPARATOR = ";"
+# Not latin-1: it reads the bytes 0x80 to 0x9f, quotes and dashes of Windows, as control characters without an error.
+ENCODING_EXAMPLE = "such as 'cp1252' for Western European text from Windows"
+
+
+def parse_text(value: Any) -> str:
+    """Returns a text.
+
+    Raises:
+        RowError: The value is not a text, or holds characters that cannot be written.
+    """
+    if value is None:
+        raise RowError("missing text", 'Write an empty text as "".')
+    if not isinstance(value, str):
+        raise RowError("not a text", "Write it in quotes.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        code = ord(value[error.start])
+        if 0xDC80 <= code <= 0xDCFF:  # how readers pass on an undecodable byte
+            hint = f"Set the file's encoding, {ENCODING_EXAMPLE}."
+            raise RowError(f"invalid byte 0x{code - 0xDC00:02X}", hint) from None
+        raise RowError(f"half a character (surrogate U+{code:04X})", "Replace it.") from None
+    return value
+
+
+def label_name(value: Any) -> str:
+    """Returns the name of a label; that of a number or boolean is how Python writes it.
+
+    pandas turns whole numbers into floats where a column has missing values, so whole floats have no ``.0``.
+
+    Raises:
+        RowError: The value is neither a number nor a name.
+    """
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else str(value)
+    if isinstance(value, bool | int):
+        return str(value)
+    if not isinstance(value, str):
+        raise RowError("not a label name", "Write a text or a number.")
+    name = value.strip()
+    if name == "":
+        raise RowError("missing label")
+    if name != value:
+        raise RowError("spaces around a label", f"Write {name!r}.")
+    return parse_text(value)
+
+
+def label_value(name: str) -> float | None:
+    """Returns the number that a label spells, in any spelling that pandas reads as this number; None for a word."""
+    if name.lower() in ("true", "false"):
+        return float(name.lower() == "true")
+    try:
+        return None if "_" in name else float(name)
+    except ValueError:
+        return None
+
+
+def is_integer(name: str) -> bool:
+    """Returns True if a label is a whole number; one of more digits than Python converts is a name."""
+    return re.fullmatch(r"[+-]?\d{1,4300}", name) is not None
+
+
+def label_parts(cell: str, separator: str = LABEL_SEPARATOR) -> list[Any]:
+    """Returns the names in one cell: a JSON or Python list, or names with the separator between them."""
+    names = list_in_cell(cell)
+    if names is not None:
+        return names
+    return [] if cell.strip() == "" else [part.strip() for part in cell.split(separator)]
+
+
+_PYTHON_ESCAPE = r"\\(?:[\\'\"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})"
+_PYTHON_ITEM = re.compile(rf"'(?:[^'\\]|{_PYTHON_ESCAPE})*'|\"(?:[^\"\\]|{_PYTHON_ESCAPE})*\"|-?\d+")
+_PYTHON_LIST = re.compile(rf"\[\s*(?:(?:{_PYTHON_ITEM.pattern})(?:\s*,\s*(?:{_PYTHON_ITEM.pattern}))*)?\s*\]")
+
+
+def list_in_cell(cell: str) -> list[Any] | None:
+    """Returns the list that a cell holds as JSON or as Python writes one; None for another cell.
+
+    Of Python's forms only those that ``repr`` writes are read: ``['a' 'b']``, as numpy prints, is one text there.
+    """
+    if not cell.lstrip().startswith("["):
+        return None
+    try:
+        value = json.loads(cell)
+    except (ValueError, RecursionError):
+        if _PYTHON_LIST.fullmatch(cell.strip()) is None:
+            return None
+        try:
+            return [ast.literal_eval(part) for part in _PYTHON_ITEM.findall(cell)]
+        except (ValueError, SyntaxError):  # a character or a number that is too large
+            return None
+    return value if isinstance(value, list) else None
+
+
+def numbered_columns(name: str, present: Iterable[str]) -> list[str]:
+    """Returns the columns that have one choice each, by their numbers: choice0, choice1, ... for ``choices``."""
+    stem = re.escape(name.removesuffix("s"))
+    matches = ((re.fullmatch(rf"{stem}s?[ _]?([0-9]{{1,3}})", str(column)), column) for column in present)
+    numbered = sorted((int(match[1]), column) for match, column in matches if match is not None)
+    return [column for _, column in numbered] if len(numbered) > 1 else []

@@ -1,0 +1,60 @@
+"""Words: how a text is split where a tagger that was trained on words reads a text."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+# Over the classes of characters: an abbreviation of letters (U.S.), a word, which may have single marks between letters
+# or digits (state-of-the-art, 3.5, O'Neill), a Chinese or Japanese character, or one character of punctuation.
+_WORD = re.compile(r"(?:lp){2,}(?![lmw])|[lmw]+(?:[jp][lmw]+)*|cm*|[^s]")
+# Han, Hiragana and Katakana, between whose words there are no spaces: corpora such as WikiANN annotate each character.
+_CJK = re.compile(
+    "[\u3005\u3007\u3040-\u3098\u309b-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    "\U00020000-\U0003ffff]"
+)
+_JOINING = "'\u2019-"
+# As in the Penn Treebank and CoNLL-2003: Luigi 's, did n't.
+_CLITIC = re.compile(r"(?<=.)(?:n['\u2019]t|['\u2019](?:s|re|ve|ll|d|m))$", re.IGNORECASE | re.DOTALL)
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Returns where each word of a text begins and ends, in characters.
+
+    Every character but white space is in one word.
+
+    Example:
+        >>> [text[start:end] for start, end in word_spans(text := "Luigi's 3.5%")]
+        ['Luigi', "'s", '3.5', '%']
+    """
+    spans: list[tuple[int, int]] = []
+    for match in _WORD.finditer("".join(map(_class_of, text))):
+        start, end = match.span()
+        clitic = _CLITIC.search(text[start:end])
+        cut = end if clitic is None else start + clitic.start()
+        spans += [(start, cut)] if cut == end else [(start, cut), (cut, end)]
+    return spans
+
+
+def place_words(words: Sequence[str], text: str) -> list[tuple[int, int]] | None:
+    """Returns the place of each word in the text, one after the other; None if a word is not there."""
+    spans: list[tuple[int, int]] = []
+    end = 0
+    for word in words:
+        start = text.find(word, end)
+        if start < 0:
+            return None
+        end = start + len(word)
+        spans.append((start, end))
+    return spans
+
+
+def _class_of(character: str) -> str:
+    """l letter, m mark on it, w digit, c Chinese or Japanese, s white space, p full stop, j joining mark, o other."""
+    if character.isspace():
+        return "s"
+    if _CJK.match(character):
+        return "c"
+    category = unicodedata.category(character)[0]
+    if category in "LMN":
+        return {"L": "l", "M": "m", "N": "w"}[category]
+    return "p" if character == "." else "j" if character in _JOINING else "o"

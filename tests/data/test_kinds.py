@@ -1,0 +1,82 @@
+"""A column kind is one class: a toy kind passes through reading, validation, table, split and messages."""
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bert_tasks
+from bert_tasks.data.checks import check_splits, data_report
+from bert_tasks.data.columns import Column
+from bert_tasks.data.kinds import KINDS, ColumnKind
+from bert_tasks.data.problems import RowError, RowErrors
+from bert_tasks.data.splits import Splits, row_strata, train_validation_split
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError
+
+SIZES = "S", "M", "L"
+CONTENT = "text,size\n" + "".join(f"text {number},{'sml'[number % 3]}\n" for number in range(60))
+
+
+@pytest.fixture
+def columns() -> Iterator[tuple[Column, ...]]:
+    class Size(ColumnKind):
+        """A size of clothes, stored as a number."""
+
+        name = "size"
+        is_label = True
+        strata_name = "sizes"
+
+        def _parse(self, value: Any, separator: str) -> int | None:
+            if value is None or value == "":
+                return None
+            if str(value).upper() not in SIZES:
+                raise RowError("not a size", f"Write one of {', '.join(SIZES)}.")
+            return SIZES.index(str(value).upper())
+
+        def feature(self) -> Any:
+            return KINDS["choice"].feature()
+
+        def labels_of(self, value: Any) -> Sequence[str]:
+            return (SIZES[value],)
+
+        def strata(self, values: Sequence[Any]) -> list[str]:
+            return [SIZES[value] for value in values]
+
+    yield Column(name="text", kind="text"), Column(name="size", kind="size", required=False)
+    del KINDS["size"]
+
+
+def test_a_toy_kind_needs_no_other_edit(read: Callable[..., RowTable], columns: tuple[Column, ...]) -> None:
+    table = read(CONTENT, columns=columns)
+    assert table[2] == {"text": "text 2", "size": 2, "line": 4}
+    assert str(table.rows.features["size"].dtype) == "int64"
+    assert row_strata(table, columns)[:3] == ["S", "M", "L"]
+    train, validation = train_validation_split(table, columns, 0.2, seed=1)
+    assert {row["size"] for row in validation} == {0, 1, 2}
+    splits = Splits(train=train, validation={"": validation})
+    assert check_splits(splits, columns=columns) == ()
+    assert sum(data_report(splits, columns=columns).splits[0].label_counts.values()) == len(train)
+    with pytest.raises(RowErrors) as error:
+        read("text,size\na,s\nb,XL\nc,\n", columns=columns)
+    assert str(error.value).splitlines()[1:] == [
+        "  rows.csv:3: not a size in column 'size': 'XL'. Write one of S, M, L.",
+        "  rows.csv:4: missing size in column 'size': ''.",
+    ]
+    with pytest.raises(DataError, match="no column 'size'"):
+        read("text\na\n", columns=columns)
+
+
+def test_no_other_module_compares_names_of_kinds() -> None:
+    folder = Path(bert_tasks.__file__).parent
+    compared = []
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+            texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)} if parts else set()
+            asks = any(isinstance(part, ast.Attribute) and part.attr == "kind" for part in parts)
+            if asks and texts & set(KINDS):
+                compared.append(f"{path.relative_to(folder)}:{node.lineno}")
+    assert compared == []
