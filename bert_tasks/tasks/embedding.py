@@ -22,6 +22,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task
 from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.rendering import Rendering
 
@@ -96,32 +97,15 @@ class Embedding(Task[EmbeddingPrediction]):
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         """One window for each row. Special tokens written in a text stay plain characters."""
-
-        def encoded(texts: list[str], **options: Any) -> tuple[list[list[int]], list[list[int]]]:
-            found = tokenizer(
-                texts,
-                return_token_type_ids=True,
-                return_attention_mask=False,
-                padding=False,
-                split_special_tokens=True,
-                verbose=False,
-                **options,
-            )
-            return found["input_ids"], found["token_type_ids"]
-
         texts = [self.prompt + row["text"] for row in rows]
         if self.lowercase:
             texts = [text.lower() for text in texts]
-        ids, kinds = encoded(texts, truncation=False)
-        lengths = list(map(len, ids))
-        cut = [number for number, length in enumerate(lengths) if length > self.max_length]
-        if cut:
-            shorter = encoded([texts[number] for number in cut], truncation=True, max_length=self.max_length)
-            for number, short_ids, short_kinds in zip(cut, *shorter, strict=True):
-                ids[number], kinds[number] = short_ids, short_kinds
+        encoding = encoded_texts([texts], tokenizer, max_length=self.max_length)
+        ids, segments = encoding["input_ids"], encoding["token_type_ids"]
+        lost = lost_tokens([texts], ids, tokenizer, self.max_length)
         return [
-            Feature(row=row, input_ids=own, token_type_ids=kind, lost_tokens=length - len(own))
-            for row, (own, kind, length) in enumerate(zip(ids, kinds, lengths, strict=True))
+            Feature(row=row, input_ids=ids[row], token_type_ids=segments[row], lost_tokens=lost.get(row, 0))
+            for row in range(len(texts))
         ]
 
     def head(self, config: EncoderConfig) -> Head:

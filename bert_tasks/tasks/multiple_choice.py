@@ -147,7 +147,7 @@ class ChoiceExplainable(Explainable):
     task: "MultipleChoice"
 
     def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
-        """See ``Explainable``. A token of both the question and the choice counts as one of the choice."""
+        """A token of both the question and the choice counts as one of the choice."""
         if not rows:
             return []
         encoding = encoded_texts(_pairs(rows), tokenizer, max_length=self.task.max_length, offsets=True)
@@ -289,7 +289,7 @@ class MultipleChoice(Task[ChoicePrediction]):
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labelled))),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """See ``Task``: the labelled rows."""
+        """The labelled rows."""
         return {self.name: float(sum(bool(feature.get("labels")) for feature in features))}
 
     def decode(

@@ -229,7 +229,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         )
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """See ``Task``: the masked tokens, and all tokens of windows that were prepared."""
+        """The masked tokens, and all tokens of windows that were prepared."""
         prepared = [(feature, labels) for feature in features if (labels := feature.get("labels")) is not None]
         return {
             GENERATOR: float(sum(len(labels) for _, labels in prepared)),

@@ -333,10 +333,10 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     # The head, here and in transformers.
 
     def head(self, config: EncoderConfig) -> VocabularyHead:
-        """See ``Task``.
+        """Returns the head of masked tokens, with pairs if there is a sentence objective.
 
         Raises:
-            UsageError: models of this family are not trained with the sentence objective.
+            UsageError: Models of this family are not trained with the sentence objective.
         """
         if self.sentence_objective == "none":
             return VocabularyHead(config)
@@ -351,7 +351,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     # Features.
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """See ``CorpusTask``; with a sentence objective windows hold whole sentences."""
+        """With a sentence objective windows hold whole sentences."""
         if self.sentence_objective == "none":
             return super().features(rows, tokenizer)
         return list(self._sentence_features(rows, tokenizer))
@@ -437,7 +437,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         return LossTerm(name=MASKED_LM, total=total, count=total.new_full((), len(logits)).detach())
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """See ``Task``: the masked tokens, and the pairs."""
+        """The masked tokens, and the pairs."""
         masked = {MASKED_LM: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
         if self.sentence_objective == "none":
             return masked

@@ -217,7 +217,6 @@ class TextExplainable(Explainable):
     def token_spans(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
     ) -> Sequence[Sequence[TokenSpan | None]]:
-        """See ``Explainable``."""
         texts = [[row[name] for row in rows] for name in self.task.texts]
         encoding = encoded_texts(
             texts, tokenizer, max_length=self.task.max_length, overlap=self.task.overlap, offsets=True
@@ -435,7 +434,7 @@ class TextClassification(Task[SequencePrediction]):
         return (LossTerm(name=self.name, total=total, count=count),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """See ``Task``: labelled samples, times the labels if there may be several, or the sum of class weights."""
+        """Labelled samples, times the labels if there may be several, or the sum of class weights."""
         firsts = (features[own[0]] for own in windows_by_row(features))
         labels = [found for first in firsts if (found := first.get("labels"))]
         weights = self._class_weights()

@@ -29,7 +29,7 @@ _Spans = tuple[ColumnProfile, ColumnProfile, ColumnProfile]  # question, context
 def detect_spans(
     name: str, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
 ) -> TaskGuess | None:
-    """See ``Task.detect``: there is a question and a context, and the answers are copied from the context.
+    """Returns a guess if there is a question and a context, and the answers are copied from the context.
 
     Args:
         name: of the task.

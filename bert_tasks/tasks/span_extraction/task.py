@@ -238,7 +238,6 @@ class SpanExplainable(Explainable):
     task: "SpanExtraction"
 
     def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
-        """See ``Explainable``."""
         if not rows:
             return []
         frame = Frame.of(tokenizer)
@@ -459,7 +458,7 @@ class SpanExtraction(Task[SpanPrediction]):
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(scores))),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """See ``Task``: the start and the end of each labelled window."""
+        """The start and the end of each labelled window."""
         return {self.name: 2.0 * sum(bool(feature.get("labels")) for feature in features)}
 
     def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:

@@ -19,7 +19,7 @@ _TAGS = ("tags", "ner_tags", "upos", "pos_tags", "chunk_tags", "labels", "slots"
 def detect_tags(
     name: str, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
 ) -> TaskGuess | None:
-    """See ``Task.detect``: one column holds words, and another as many tags in every row.
+    """Returns a guess if one column holds words, and another as many tags in every row.
 
     Args:
         name: of the task.

@@ -355,7 +355,7 @@ class TokenClassification(Task[TokenPrediction]):
         return kind(config, len(self.labels), dropout=config.head.token_dropout)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """See ``Task``; ``gather_positions`` are all sub-words of the words or (``labelling = "first"``) the first.
+        """``gather_positions`` are all sub-words of the words or (``labelling = "first"``) the first.
 
         Rows with a tag that the model has no label for have no labels: they are not trained, only counted in metrics.
 
@@ -444,7 +444,7 @@ class TokenClassification(Task[TokenPrediction]):
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labels))),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """See ``Task``: the number of labelled sub-words."""
+        """The number of labelled sub-words."""
         return {self.name: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
 
     def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
