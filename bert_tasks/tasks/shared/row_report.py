@@ -226,7 +226,8 @@ class RowReport(Report):
         return Examples(word="Mistakes", title="Most confident mistakes", lead=lead, items=tuple(items))
 
     def _example(self, result: RowResult, label: str, prediction: str, *remarks: Remark) -> Example:
-        names = [column.name for column in self.task.columns if column.kind == "text"]
+        kinds = {column.name: column.type for column in self.task.columns}
+        names = [name for name, kind in kinds.items() if kind.is_text and not kind.is_pretokenized]
         return Example(
             line=result.row.get("line"),
             texts=tuple(cut(result.row[name]) for name in names if result.row.get(name)),
