@@ -264,6 +264,12 @@ def test_usability_names_tests_that_exist() -> None:
             assert found or PENDING in line, f"{number}: {file}::{test}"
 
 
+def test_every_command_is_in_the_changelog() -> None:
+    section = read(ROOT / "CHANGELOG.md").split("### Command line\n")[1]
+    listed = set(re.findall(r"`([a-z-]+)`", section.split(";")[0]))
+    assert listed == {name.split()[0] for name in command_line()[1]}
+
+
 def test_pages_count_what_the_package_has() -> None:
     numbers = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
     (count,) = re.findall(r"only the (\w+) supported families", read(ROOT / "SECURITY.md"))
