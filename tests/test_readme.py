@@ -34,7 +34,7 @@ steps: int = train(load_recipe("recipe.toml")).steps
 named = TaskModel.from_pretrained("x", task="ner")
 print([prediction.tags for prediction in named.predict(["a"])])
 print([prediction.lable for prediction in model.predict(["a"])])  # attr-defined
-fit(model, "train.csv", output_dir="runs/x", num_train_epochs=3)  # arg-type
+fit(model, "train.csv", output_dir="runs/x", num_train_epochs=3)  # call-arg
 evaluate(model, "dev.csv", delimitr=";")  # call-arg
 """
 

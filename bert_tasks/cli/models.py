@@ -359,7 +359,7 @@ def serve(
 def export(
     model: ModelName,
     to: Annotated[Literal["onnx", "int8"], typer.Option(help="onnx: float32; int8: quantised, needs --data.")],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="A new or empty folder.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the graph, new or empty.")],
     reading: "ReadOptions",
     loading: ModelOptions,
     data: Annotated[

@@ -18,6 +18,7 @@ from accelerate.utils import broadcast
 from torch import nn
 
 from bert_tasks.data.checks import named_splits
+from bert_tasks.data.problems import counted
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import tokenizer_content
 from bert_tasks.distributed import (
@@ -393,7 +394,7 @@ class Trainer:
         }
         self.reporter.evaluation(state.step, overall, best=is_best)
         if state.stopped:
-            self.reporter.note(f"no better model in {state.since_best} evaluations: stopped early")
+            self.reporter.note(f"stopped early: no better model in {counted(state.since_best, 'evaluation')}")
         elif asked:
             state.stopped = True
             self.reporter.note("the callback asked to stop")

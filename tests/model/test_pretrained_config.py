@@ -129,7 +129,7 @@ def test_another_problem_keeps_what_applies_to_it(
     assert isinstance(after, SequenceClassification)
     assert (after.problem_type, after.max_length, after.pooling) == (problem_type, 40, "max")
     assert after.labels == (() if problem_type == "regression" else LABELS)
-    assert after == SequenceClassification(**after.settings(), labels=after.labels)
+    assert after == SequenceClassification(**Fitting.of(after).settings(), labels=after.labels)
 
 
 class Own(SequenceClassification):

@@ -1,4 +1,4 @@
-"""Owns the small checkpoints in the layout of Google's TensorFlow 1 programs that ``tests/tensorflow/google`` holds.
+"""Owns the small checkpoints in the layout of Google's TensorFlow 1 programs that ``tests/tf1/google`` holds.
 
 The names and shapes of the variables are those of google-research/bert, albert and electra. The tests import them; the
 files were written once, by TensorFlow and SentencePiece themselves, which are no dependencies of anything here::
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-FOLDER = Path(__file__).parents[1] / "tensorflow" / "google"
+FOLDER = Path(__file__).parents[1] / "tf1" / "google"
 _TOKENS = (
     "[PAD] [unused0] [UNK] [CLS] [SEP] [MASK] the The birds sang ##s 3 1 , . a film Film fine was и 你 好 house "
     "##es House in In ##ing sing night Nacht day red blue green ? ! ##a ##b"

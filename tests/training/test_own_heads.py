@@ -188,7 +188,7 @@ CHANGES = {
     "encoder": (wrap_encoder, "encoder.layers.0.intermediate.base_layer.bias"),
     "head": (wrap_head, "missing: head.dense.bias"),
     "parametrised": (parametrise, "head.output.parametrizations.weight.original0"),
-    "resized": (resize, "of another shape: stack.embeddings.position.weight"),
+    "resized": (resize, "of another shape: encoder.embeddings.position.weight"),
 }
 
 
