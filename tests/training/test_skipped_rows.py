@@ -121,7 +121,7 @@ def test_fit_refuses_when_no_row_is_left(checkpoint, tmp_path):
         write_jsonl(tmp_path / "bad.jsonl", BAD)
         with pytest.raises(RowErrors, match="3 problems"):
             fit(load_model(checkpoint), data, make_rows(3), output_dir=tmp_path / "run", on_error="skip", **QUICK)
-    with pytest.raises(UsageError, match="on_error = 'ignore': expected 'fail' or 'skip'"):
+    with pytest.raises(RecipeError, match="on_error = 'ignore': expected 'fail' or 'skip'"):
         fit(load_model(checkpoint), BAD, BAD, output_dir=tmp_path / "run", on_error="ignore", **QUICK)
 
 

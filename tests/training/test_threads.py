@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bert_tasks import fit
 from bert_tasks.distributed import CPUUse, cpu_use, thread_hint
-from bert_tasks.training import loop
+from bert_tasks.training import start
 from support.training_runs import load_model, make_rows
 
 
@@ -124,7 +124,7 @@ def test_a_run_is_told_once_at_its_start(checkpoint, tmp_path, monkeypatch, capf
         asked.append((threads, processes))
         return CPUUse(threads=2, processes=1, cores=2.0, load=load)
 
-    monkeypatch.setattr(loop, "cpu_use", busy)
+    monkeypatch.setattr(start, "cpu_use", busy)
     fit(load_model(checkpoint), make_rows(4), make_rows(2), output_dir=tmp_path / "run", epochs=1)
     assert asked == [(torch.get_num_threads(), 1)]
     assert capfd.readouterr().err.count("set the environment variable OMP_NUM_THREADS=1\n") == times

@@ -1,0 +1,102 @@
+"""The rules of language: names that say what they hold, and phrases that a reader takes without effort.
+
+``language_budget.json`` holds how often each file still breaks a rule. A budget may only fall: lower it when you
+correct a file, and delete the entry at 0.
+"""
+
+import ast
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from support.sources import Source, package_sources
+
+BUDGET = Path(__file__).with_name("language_budget.json")
+# A participle or a pronoun alone says nothing about the value.
+NAMES = frozenset(
+    ["found", "one", "place", "part", "kind", "given", "known", "stated", "chosen", "own", "made", "wanted", "what"]
+)
+PHRASES = {
+    r"\bof which\b": "repeat the noun",
+    r"\bof so many\b": "say 'number of'",
+    r"\bso many\b": "say the number, or 'as many as'",
+    r"\bsome hundred\b": "about 100",
+    r"\bin place of\b": "instead of",
+    r"\bthose of\b": "repeat the noun",
+    r"\bthat of\b": "repeat the noun",
+    r"\bis left out\b|\bare left out\b": "skip",
+    r"\bleft alone\b": "is not changed",
+    r"\bis refused\b|\bare refused\b": "rejects, raises",
+    r"\bwhat became of\b": "the result of",
+    r"\bset aside\b": "held out",
+    r"^See ``[\w.]+``\.?$": "leave the docstring out",
+}
+FORBIDDEN = re.compile("|".join(f"(?:{pattern})" for pattern in PHRASES), re.IGNORECASE)
+
+
+def bad_names(source: Source) -> int:
+    """Assignments and parameters with a forbidden name. A variable of a comprehension on one line may be short."""
+    nodes = list(ast.walk(source.tree))
+    short = {id(name) for node in nodes if isinstance(node, ast.comprehension) for name in ast.walk(node.target)}
+    return sum(
+        (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NAMES and id(node) not in short)
+        or (isinstance(node, ast.arg) and node.arg in NAMES)
+        for node in nodes
+    )
+
+
+def bad_phrases(text: str) -> int:
+    return len(FORBIDDEN.findall(text))
+
+
+def prose(source: Source) -> str:
+    """Docstrings, messages and comments."""
+    strings = (
+        node.value for node in ast.walk(source.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    comments = (line.partition("#")[2] for line in source.text.splitlines() if "#" in line)
+    return "\n".join([*strings, *comments])
+
+
+def documents(repository: Path) -> list[Path]:
+    return sorted([*repository.glob("*.md"), *(repository / "docs").rglob("*.md")])
+
+
+def breaches(repository: Path) -> Counter[str]:
+    """How often each file breaks a rule, by its path in the repository."""
+    counts: Counter[str] = Counter()
+    for source in package_sources():
+        counts[f"bert_tasks.{source.name}"] = bad_names(source) + bad_phrases(prose(source))
+    for path in documents(repository):
+        counts[path.relative_to(repository).as_posix()] = bad_phrases(path.read_text(encoding="utf-8"))
+    return +counts
+
+
+def test_no_file_breaks_more_rules_than_its_budget(repository: Path) -> None:
+    budget = json.loads(BUDGET.read_text(encoding="utf-8"))
+    assert breaches(repository) == budget, "correct the file, or lower its budget to what is left"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "found = 1",
+        "for one in rows:\n    f(one)",
+        "def f(kind): ...",
+        'x = "a list, of which the first counts"',
+        "x = 1  # in place of y",
+        'def f():\n    """See ``Task``."""',
+    ],
+)
+def test_breach_is_counted(text: str) -> None:
+    source = Source("model.x", text)
+    assert bad_names(source) + bad_phrases(prose(source)) == 1
+
+
+@pytest.mark.parametrize("text", ["x = [one for one in rows]", "match = 1", 'x = "instead of a list"'])
+def test_plain_language_passes(text: str) -> None:
+    source = Source("model.x", text)
+    assert bad_names(source) + bad_phrases(prose(source)) == 0
