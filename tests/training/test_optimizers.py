@@ -1,5 +1,6 @@
 """An optimizer of one's own: by fit, by a recipe, resumed with the same bits; and the hooks of a callback."""
 
+import importlib
 import json
 import math
 import sys
@@ -62,8 +63,8 @@ def lion(tmp_path, monkeypatch):
 
 
 def factory(name):
-    __import__("toy_optimizers")
-    return getattr(sys.modules["toy_optimizers"], name.partition(":")[2])
+    module, _, factory = name.partition(":")
+    return getattr(importlib.import_module(module), factory)
 
 
 def test_fit_and_a_recipe_train_with_an_optimizer_of_ones_own(wide_checkpoint, tmp_path, lion, capfd):
