@@ -27,7 +27,7 @@ LINES = {
     "inference": (2115, 1150),
     "recipe": (1591, 1000),
     "init": (642, 650),
-    "model": (2261, 1950),
+    "model": (2264, 1950),
     "export": (830, 700),
     "tasks": (7876, 4900),
     "checkpoints": (1788, 1450),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_787  # of 29,000
-TOTAL_STATEMENTS = 22_866  # of 15,800
+TOTAL_LINES = 41_790  # of 29,000
+TOTAL_STATEMENTS = 22_868  # of 15,800
 TASK_MEMBERS = 14
 
 

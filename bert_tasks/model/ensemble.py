@@ -29,6 +29,8 @@ from bert_tasks.tasks.base import Feature, PredictionT, Task
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.outputs import joins_windows, mean_logits, windows_by_row
 
+_MOST_FOLDS = 1000  # as in the section [folds] of a recipe
+
 
 def is_ensemble(name: str | Path) -> bool:
     """Whether the name of a model is the folder of a cross-validation."""
@@ -143,10 +145,11 @@ def _finished_folds(folder: Path) -> list[Path]:
     if (folder / FOLDS).is_file():
         runs = read_json(folder / FOLDS, max_bytes=MAX_CONFIG_BYTES).get("runs")
         try:
-            homes = [folder / f"fold-{int(run['fold'])}" for run in cast("Any", runs)]
+            numbers = [int(run["fold"]) for run in cast("Any", runs)]
         except (TypeError, ValueError, KeyError, OverflowError):
-            homes = []
-        if not homes:
+            numbers = []
+        homes = [folder / f"fold-{number}" for number in numbers]
+        if not numbers or max(numbers) > _MOST_FOLDS:
             raise CheckpointError(f"{folder / FOLDS}: damaged: run the command that trained the folds again")
     unfinished = [home.name for home in homes if not (home / RUN_SUMMARY).is_file()]
     missing = [home.name for home in homes if not (home / RUN_MODEL / CONFIG).is_file()]
