@@ -16,11 +16,11 @@ from support.sources import Source, package_sources
 # Parts of the package -> its lines, which may only fall, and the lines that the design allows it. A part is a folder or
 # several modules of the top level.
 LINES = {
-    "cli": (1562, 1000),
+    "cli": (1561, 1000),
     "api": (269, 250),
     "report": (2039, 1700),
     "cards": (580, 380),
-    "serving": (1249, 800),
+    "serving": (1094, 800),
     "glue_submission": (148, 150),
     "experiments": (1946, 1200),
     "training": (4319, 2700),
@@ -34,14 +34,14 @@ LINES = {
     "tensorflow": (710, 600),
     "families": (1275, 1250),
     "metrics": (1241, 1000),
-    "data": (5511, 2900),
+    "data": (5496, 2900),
     "encoder": (2795, 2300),
     "foundations": (1040, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_790  # of 29,000
-TOTAL_STATEMENTS = 22_868  # of 15,800
+TOTAL_LINES = 41_619  # of 29,000
+TOTAL_STATEMENTS = 22_770  # of 15,800
 TASK_MEMBERS = 14
 
 

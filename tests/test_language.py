@@ -65,7 +65,7 @@ def documents(repository: Path) -> list[Path]:
     return sorted([*repository.glob("*.md"), *(repository / "docs").rglob("*.md")])
 
 
-def breaches(repository: Path) -> Counter[str]:
+def breaches(repository: Path = Path()) -> Counter[str]:
     """How often each file breaks a rule, by its path in the repository."""
     counts: Counter[str] = Counter()
     for source in package_sources():

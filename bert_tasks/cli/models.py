@@ -338,7 +338,7 @@ def serve(
     """
     from bert_tasks.serving import Batching, Limits, serve
 
-    still_loading = serve(
+    serve(
         model,
         host=host,
         port=port,
@@ -350,8 +350,7 @@ def serve(
         notify=print_notice,
         **vars(loading),
     )
-    if still_loading:
-        exit_without_shutdown(0)
+    exit_without_shutdown(0)  # a thread may still load the model, or run a batch that nobody waits for
 
 
 @app.command("export")

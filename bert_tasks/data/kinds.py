@@ -145,7 +145,7 @@ class ColumnKind:
         return datasets.Value("string")
 
     def request_type(self, most: int) -> Any:
-        """Returns the type of the values in a request, which have ``most`` characters at most; default: a text."""
+        """Returns the documented type of the values in a request, of ``most`` characters at most; default: a text."""
         from pydantic import StringConstraints
 
         return Annotated[str, StringConstraints(max_length=most)]
@@ -270,9 +270,7 @@ class Id(ColumnKind):
         return parse_text(str(value))
 
     def request_type(self, most: int) -> Any:
-        from pydantic import StrictInt
-
-        return super().request_type(most) | StrictInt
+        return super().request_type(most) | int
 
 
 class _TextList(ColumnKind):
@@ -288,17 +286,10 @@ class _TextList(ColumnKind):
         return datasets.List(datasets.Value("string"))
 
     def request_type(self, most: int) -> Any:
-        from pydantic import AfterValidator, FailFast, Field
-
-        def limit(parts: list[str]) -> list[str]:
-            characters = sum(map(len, parts))
-            if characters > most:
-                raise ValueError(f"the {self.noun} have {characters} characters, at most {most} are read")
-            return parts
+        from pydantic import Field
 
         text: Any = super().request_type(most)
-        least: Any = {"minItems": self.least} if self.least else None  # the row validator checks it
-        return Annotated[list[text], Field(max_length=most, json_schema_extra=least), FailFast(), AfterValidator(limit)]
+        return Annotated[list[text], Field(min_length=self.least, max_length=most)]
 
     def texts(self, value: Any) -> Sequence[str]:
         return tuple(value)
@@ -668,12 +659,6 @@ class Choices(_TextList):
         if len(choices) < self.least:
             raise RowError(counted(len(choices), "choice"), "Give at least 2.")
         return choices
-
-    def request_type(self, most: int) -> Any:
-        from pydantic import BeforeValidator
-
-        flat = BeforeValidator(lambda value: value["text"] if isinstance(value, Mapping) and "text" in value else value)
-        return Annotated[super().request_type(most), flat]
 
     def complete(
         self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]

@@ -35,8 +35,11 @@ def serve(
     revision: str | None = None,
     dtype: "DType" = "float32",
     notify: Callable[[str], None] = lambda message: None,
-) -> bool:
+) -> None:
     """Serves a model until SIGTERM or SIGINT. Requests that were accepted before the signal are answered first.
+
+    A thread that still loads the model or runs a batch at the end cannot be ended. Python waits for it at exit, but
+    ``os._exit`` does not.
 
     Args:
         model: a folder, or a name on the hub.
@@ -49,10 +52,6 @@ def serve(
             accepts each name below it. On another address any name is accepted if none is given.
         task, settings, revision, dtype: as in ``inference.predict``.
         notify: receives one message when the server is ready and one when it has stopped.
-
-    Returns:
-        Whether the server was stopped while the model was still being loaded. The thread that loads it cannot be
-        ended, and Python waits for it at exit; ``os._exit`` does not.
 
     Raises:
         UsageError: the ``serve`` extra is not installed, or the address cannot be used; both are found before the model
@@ -72,5 +71,4 @@ def serve(
     limits = Limits() if limits is None else limits
     batching = Batching() if batching is None else batching
     with bound_listener(address) as listener:
-        running = run_server(name, load, address, listener, limits=limits, batching=batching, notify=notify)
-        return asyncio.run(running)
+        asyncio.run(run_server(name, load, address, listener, limits=limits, batching=batching, notify=notify))

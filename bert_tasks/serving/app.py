@@ -7,15 +7,15 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from fastapi import Body, FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from prometheus_client import generate_latest
+from pydantic import TypeAdapter
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
@@ -23,7 +23,7 @@ from bert_tasks.errors import DataError, NotFiniteScoresError
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
 from bert_tasks.serving.gate import DISCONNECTED, PREDICT, ServerMetrics
 from bert_tasks.serving.limits import Limits
-from bert_tasks.serving.requests import BodyReader, answers_schema, request_schema
+from bert_tasks.serving.requests import BodyReader, answers_schema, body_error, request_schema
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.tasks.shared.card import Card
@@ -34,9 +34,8 @@ def page() -> tuple[bytes, str]:
     content = files("bert_tasks.serving").joinpath("page.html").read_bytes()
 
     def hashes(element: bytes) -> str:
-        found = re.findall(b"<%b>(.*?)</%b>" % (element, element), content, flags=re.DOTALL)
-        digests = [base64.b64encode(bytes.fromhex(sha256(part))).decode() for part in found]
-        return " ".join(f"'sha256-{digest}'" for digest in digests)
+        parts = re.findall(b"<%b>(.*?)</%b>" % (element, element), content, flags=re.DOTALL)
+        return " ".join(f"'sha256-{base64.b64encode(bytes.fromhex(sha256(part))).decode()}'" for part in parts)
 
     rules = (
         "default-src 'none'",
@@ -52,7 +51,6 @@ def page() -> tuple[bytes, str]:
 
 
 T = TypeVar("T")
-EXPLAIN = "explain"  # of the query
 _LARGE_BODY = 2**16  # bytes; parsing and encoding a larger one would block the event loop for too long
 _NOT_FINITE = "the model gave a score that is not a finite number; there is no prediction"
 _REFUSALS = {
@@ -112,69 +110,39 @@ def build_app(served: AppState) -> FastAPI:
 
 
 def _add_predict(app: FastAPI, served: AppState) -> None:
-    examples = Card.of(served.task).example_rows
-    shown: dict[str, Any] = {"one row": {"value": examples[0]}, "several rows": {"value": {"inputs": examples}}}
-
-    reader, threads = BodyReader(served.task, served.limits, served.columns), asyncio.Lock()
+    task, limits, names = served.task, served.limits, served.columns
+    rows = Card.of(task).example_rows
+    examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
+    pointer = f"#/paths/{PREDICT.replace('/', '~1')}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
+    schema = TypeAdapter(request_schema(task, limits, names)).json_schema(ref_template=pointer)
+    content = {"application/json": {"schema": schema, "examples": examples}}
+    reader, threads = BodyReader(task, limits, names), asyncio.Lock()
 
     def encode(predictions: Sequence[Prediction], several: bool) -> bytes:
         answers = [prediction.to_json() for prediction in predictions]
         return encoded({"predictions": answers} if several else answers[0])
 
-    async def answer(request: Request) -> Response:
+    @app.post(
+        PREDICT,
+        summary="Predict one row, or several",
+        response_model=answers_schema(task),
+        responses={status: {"description": text} for status, text in _REFUSALS.items()},
+        openapi_extra={"requestBody": {"content": content, "required": True}},
+    )
+    async def predict(request: Request, explain: bool = False) -> Response:
+        """With `explain=true` the prediction for one row has an `explanation`, if the model has explanations."""
         body, content_type = await request.body(), request.headers.get("content-type", "")
         large = len(body) > _LARGE_BODY
-        explain = _is_explained(request, served)
         rows, several = await _call(large, threads, lambda: reader.rows(body, content_type))
-        if explain and len(rows) > 1:
-            raise _bad_query(f"one row can be explained, the request has {len(rows)}; send a request for each of them")
+        unexplained = served.batcher.no_explanations
+        if len(rows) > 1:
+            unexplained = f"one row can be explained, the request has {len(rows)}; send a request for each of them"
+        if explain and unexplained is not None:
+            raise HTTPException(422, [{"loc": ["query", "explain"], "msg": unexplained, "type": "value_error"}])
         predictions = await _answers(request, served, rows, explain=explain)
-        content = await _call(large, threads, lambda: encode(predictions, several))
-        return Response(content, media_type="application/json")
-
-    class PredictRoute(APIRoute):
-        """Only documents body and query: FastAPI would parse them on the event loop and list every error."""
-
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            return answer
-
-    def predict(body: Any) -> None:
-        """Documents the route."""
-
-    def predict_or_explain(body: Any, explain: bool = False) -> None:
-        """With `explain=true` the prediction for one row has an `explanation`."""
-
-    explains = served.batcher.no_explanations is None
-    documented = predict_or_explain if explains else predict
-    # The type depends on the task, so the signature cannot state it.
-    documented.__annotations__["body"] = Annotated[
-        request_schema(served.task, served.limits, served.columns), Body(openapi_examples=shown)
-    ]
-    app.router.add_api_route(
-        PREDICT,
-        documented,
-        methods=["POST"],
-        summary="Predict one row, or several",
-        name="predict",
-        description=documented.__doc__ if explains else "",
-        response_model=answers_schema(served.task),
-        responses={status: {"description": text} for status, text in _REFUSALS.items()},
-        route_class_override=PredictRoute,
-    )
-
-
-def _is_explained(request: Request, served: AppState) -> bool:
-    """Whether the query asks for an explanation. Raises HTTPException (422) if it cannot be read, or there is none."""
-    asked = request.query_params.get(EXPLAIN, "false")
-    if asked not in ("true", "false"):
-        raise _bad_query("expected true or false")
-    if asked == "true" and served.batcher.no_explanations is not None:
-        raise _bad_query(served.batcher.no_explanations)
-    return asked == "true"
-
-
-def _bad_query(message: str) -> HTTPException:
-    return HTTPException(422, [{"loc": ["query", EXPLAIN], "msg": message, "type": "value_error"}])
+        return Response(
+            await _call(large, threads, lambda: encode(predictions, several)), media_type="application/json"
+        )
 
 
 async def _call(large: bool, threads: asyncio.Lock, work: Callable[[], T]) -> T:
@@ -240,7 +208,7 @@ async def _answers(request: Request, served: AppState, rows: Sequence[Row], *, e
         if answer.done():
             return answer.result()
     except DataError as error:  # which a task finds only when it makes features
-        raise HTTPException(422, [{"loc": ["body"], "msg": str(error), "type": "value_error"}]) from None
+        raise body_error((), str(error)) from None
     except NotFiniteScoresError:
         raise NotFiniteError(500, _NOT_FINITE) from None
     except QueueFullError:

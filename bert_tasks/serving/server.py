@@ -99,7 +99,7 @@ async def run_server(
     limits: Limits,
     batching: Batching,
     notify: Callable[[str], None],
-) -> bool:
+) -> None:
     """Serves a model until a signal.
 
     Args:
@@ -108,9 +108,6 @@ async def run_server(
         address: where the server listens.
         listener: the socket that is bound to it.
         limits, batching, notify: see ``serving.serve``.
-
-    Returns:
-        See ``serving.serve``.
     """
     metrics = ServerMetrics()
     gate = Gate(limits=limits, metrics=metrics, draining=lambda: server.should_exit)
@@ -127,7 +124,7 @@ async def run_server(
             if server.should_exit or serving.done():  # a signal came first, and may have closed the listener
                 if not loading.cancel():  # it is done, and its model is not used
                     loading.exception()  # of an error that nobody reads asyncio would write a traceback
-                return True
+                return
             model, run = loading.result()
             batcher = Batcher(model, run=run, batching=batching, max_queue=limits.queue, observe=metrics.batch)
             async with batcher:
@@ -151,7 +148,6 @@ async def run_server(
             loader.shutdown(wait=False)
             await serving
     notify(f"stopped; {counted(metrics.answered, 'request')} answered")
-    return False
 
 
 def load_warm(

@@ -3,9 +3,8 @@
 import asyncio
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +14,8 @@ from torch import Tensor
 
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.errors import GivenUpError
 from bert_tasks.model import task_model
-from bert_tasks.model.explanation import explained
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.serving import batching
 from bert_tasks.serving.batching import Batcher, QueueFullError
 from bert_tasks.serving.limits import Batching
 from bert_tasks.tasks.base import Prediction
@@ -103,20 +99,21 @@ def test_predictions_that_come_during_an_explanation_are_answered_first(
     model_of: ModelOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, entered, free = model_of("single"), threading.Event(), threading.Event()
+    predict_rows = TaskModel.predict_rows
 
-    def held(*given: Any, check: Callable[[], None]) -> Any:
-        entered.set()
-        assert free.wait(PATIENCE)
-        check()
-        return explained(*given, check=check)
+    def held(*arguments: Any, explain: bool = False, **options: Any) -> Any:
+        if explain:
+            entered.set()
+            assert free.wait(PATIENCE)
+        return predict_rows(*arguments, explain=explain, **options)
 
-    monkeypatch.setattr(batching, "explained", held)
+    expected = model.predict([ROW], explain=True)[0]
+    monkeypatch.setattr(TaskModel, "predict_rows", held)
 
     async def ask() -> Any:
         async with batcher(Gauge(model), max_queue=2) as opened:
             asked, left = (asyncio.create_task(opened.answer([ROW], explain=True)) for _ in range(2))
             await until(entered.is_set)
-            await until(lambda: opened.waiting == 0)
             with pytest.raises(QueueFullError):  # explanations have a limit of their own
                 await opened.answer([ROW], explain=True)
             async with asyncio.timeout(PATIENCE):
@@ -126,77 +123,30 @@ def test_predictions_that_come_during_an_explanation_are_answered_first(
             free.set()
             prediction = await asked
             await opened.answer([ROW], explain=True)  # their places are free again
-            return prediction, opened.waiting
+            return prediction
 
-    (prediction,), waiting = asyncio.run(ask())
-    assert prediction.explanation.words == model.predict([ROW], explain=True)[0].explanation.words
-    assert waiting == 0
-
-
-def test_an_explanation_pauses_while_the_model_runs(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two of its batches, and it ends when nobody waits for it."""
-    gauge, passed = Gauge(model_of("single")), list[bool]()
-    began, first, given_up = threading.Event(), threading.Event(), threading.Event()
-
-    def sliced(*given: Any, check: Callable[[], None]) -> Any:
-        began.set()
-        assert first.wait(PATIENCE)
-        try:
-            check()
-            passed.append(gauge.free.is_set())
-            while True:
-                check()
-        except GivenUpError:
-            given_up.set()
-            raise
-
-    monkeypatch.setattr(batching, "explained", sliced)
-
-    async def ask() -> int:
-        async with batcher(gauge) as opened:
-            asked = asyncio.create_task(opened.answer([ROW], explain=True))
-            await until(began.is_set)
-            gauge.entered.clear()
-            with gauge.held():
-                plain = asyncio.create_task(opened.answer([ROW]))
-                await until(gauge.entered.is_set)
-                first.set()
-                await asyncio.sleep(0.05)
-                assert passed == []
-            await plain
-            await until(lambda: passed)
-            asked.cancel()
-            await until(given_up.is_set)
-            return opened.waiting
-
-    assert asyncio.run(ask()) == 0
-    assert passed == [True]
+    (prediction,) = asyncio.run(ask())
+    assert prediction.explanation.words == expected.explanation.words
 
 
 def test_a_server_stops_during_an_explanation(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    began, stopped = threading.Event(), threading.Event()
+    began, free = threading.Event(), threading.Event()
 
-    def endless(*given: Any, check: Callable[[], None]) -> Any:
+    def held(*_: Any, **__: Any) -> Any:
         began.set()
-        deadline = time.monotonic() + PATIENCE
-        try:
-            while time.monotonic() < deadline:
-                check()
-        except GivenUpError:
-            stopped.set()
-            raise
+        assert free.wait(PATIENCE)
 
-    monkeypatch.setattr(batching, "explained", endless)
+    monkeypatch.setattr(TaskModel, "predict_rows", held)
 
     async def ask() -> None:
         async with batcher(Gauge(model_of("single"))) as opened:
             asked = asyncio.create_task(opened.answer([ROW], explain=True))
             await until(began.is_set)
-        with suppress(GivenUpError, asyncio.CancelledError):
-            await asked
+            asked.cancel()
 
     asyncio.run(ask())
-    assert stopped.is_set()
+    assert not free.is_set()
+    free.set()
 
 
 def test_a_full_batch_does_not_wait(model_of: ModelOf) -> None:

@@ -167,7 +167,7 @@ def test_errors_of_the_server_are_shown_beside_their_field(browser: "Browser", p
     write(browser, "text", "<img src=x onerror=alert(1)>" * 20)
     browser.find("#predict").click()
     browser.wait(lambda: browser.find("#error").is_displayed(), "an error")
-    assert browser.text("#error") == "Text: String should have at most 400 characters"
+    assert browser.text("#error") == "Text: 560 characters, at most 400 are read"
     assert browser.find("#field-text").get_attribute("aria-invalid") == "true"
     assert browser.low_contrast() == []
     assert len(browser.errors()) == 1  # the console notes the status

@@ -125,6 +125,6 @@ class Serving:
 
 
 def errors_of(response: httpx2.Response) -> dict[str, str]:
-    """Path -> type of every fault that an answer names."""
+    """Path -> message of every error that an answer names."""
     detail = json.loads(response.content)["detail"]
-    return {".".join(map(str, fault["loc"])): fault["type"] for fault in detail}
+    return {".".join(map(str, fault["loc"])): fault["msg"] for fault in detail}
