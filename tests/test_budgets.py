@@ -35,7 +35,7 @@ LINES = {
     "families": (1275, 1250),
     "metrics": (1241, 1000),
     "data": (5496, 2900),
-    "encoder": (2795, 2300),
+    "encoder": (2825, 2300),
     "foundations": (1040, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}

@@ -10,12 +10,14 @@ P rows of the padded groups, W window, C blocks of rows.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import repeat
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from bert_tasks.encoder.cpu import keep_mask, keep_scale, random_bits, uses_random_bits
@@ -23,28 +25,21 @@ from bert_tasks.encoder.dropout import drop
 from bert_tasks.encoder.packing import Packed, Padded
 from bert_tasks.encoder.positions import Scores
 
-Backend = Literal["grouped", "varlen", "jagged"]
+Backend = Literal["grouped", "flash"]
 
 # Attention weights of one piece: 1 MiB in float32. Larger pieces leave the cache, smaller ones cost more calls.
 _PIECE = 2**18
 
 
-def attention_backend(
-    *, device: torch.device, dtype: torch.dtype, head_size: int, dropout: float, window: int | None = None
-) -> Backend:
-    """The kernel for packed tokens.
+def attention_backend(*, device: torch.device, dtype: torch.dtype, head_size: int, has_scores: bool = False) -> Backend:
+    """Returns the kernel for packed tokens. The choice does not change the mathematics.
 
-    CUDA's flash attention takes half precision and head sizes that are multiples of 8 up to 256. torch 2.13 calls it
-    for packed rows as ``varlen``, which hard-codes dropout 0, and, with dropout, for ``jagged`` nested tensors, which
-    know no window. Everything else takes the ``grouped`` path. No choice of kernel changes the mathematics.
+    ``flash`` is FlashAttention-2 (Dao, arXiv:2307.08691) as torch ships it for CUDA: half precision, head sizes that
+    are multiples of 8 up to 256, and nothing added to the scores.
     """
-    half = dtype in (torch.float16, torch.bfloat16)
+    is_half = dtype in (torch.float16, torch.bfloat16)
     fits = head_size % 8 == 0 and head_size <= 256
-    if device.type != "cuda" or not half or not fits:
-        return "grouped"
-    if dropout == 0.0:
-        return "varlen"
-    return "jagged" if window is None else "grouped"
+    return "flash" if device.type == "cuda" and is_half and fits and not has_scores else "grouped"
 
 
 def attend(
@@ -80,22 +75,10 @@ def attend(
         return attend_padded(qkv, layout.batch, layout.length, mask, dropout, scores, scale)
     if window is not None and max(layout.lengths) <= window + 1:
         window = None
-    backend: Backend = "grouped"  # the only one that adds scores
-    if scores is None and scale is None:
-        size = qkv.shape[-1]
-        backend = attention_backend(device=qkv.device, dtype=qkv.dtype, head_size=size, dropout=dropout, window=window)
-    if backend == "varlen":
-        from torch.nn.attention.varlen import varlen_attn
-
-        query, key, value = qkv.unbind(1)  # [N, A, D]
-        starts, longest = layout.cu_seqlens, max(layout.lengths)
-        sides = (-1, -1) if window is None else (window, window)
-        context = varlen_attn(query, key, value, starts, starts, longest, longest, window_size=sides)
-        if isinstance(context, tuple):  # only with return_aux, which is not asked for
-            context, *_ = context
-        return context.flatten(1)
-    if backend == "jagged":
-        return _attend_jagged(qkv, layout, dropout)
+    has_scores = scores is not None or scale is not None
+    backend = attention_backend(device=qkv.device, dtype=qkv.dtype, head_size=qkv.shape[-1], has_scores=has_scores)
+    if backend == "flash":
+        return flash_attention(qkv, layout.cu_seqlens, max(layout.lengths), dropout, window).flatten(1)
     if window is not None:
         return _attend_window(qkv, layout.sequence_of_row, window, dropout)
     regroup, qkv = layout.regroup, pad_groups(qkv, layout)  # [P, 3, A, D]
@@ -134,19 +117,6 @@ def attend_cls_query(query: Tensor, key_value: Tensor, layout: Packed, *, dropou
 def pad_groups(rows: Tensor, layout: Packed) -> Tensor:
     """``[N, ...] -> [P, ...]`` packed rows as the layout's groups have them; padding shows row 0."""
     return rows if layout.regroup is None else _pad(rows, layout.regroup.gather, layout.regroup.scatter)
-
-
-def _attend_jagged(qkv: Tensor, layout: Packed, dropout: float) -> Tensor:
-    """``[N, 3, A, D] -> [N, H]`` through nested tensors, within which sequences are kept apart."""
-    shortest, longest = min(layout.lengths), max(layout.lengths)  # known on the host, so that nothing asks the device
-    query, key, value = (
-        torch.nested.nested_tensor_from_jagged(
-            part.contiguous(), layout.cu_seqlens, min_seqlen=shortest, max_seqlen=longest
-        ).transpose(1, 2)
-        for part in qkv.unbind(1)
-    )  # [B, A, T of each sequence, D]
-    context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
-    return context.transpose(1, 2).values().flatten(1)
 
 
 def _attend_window(qkv: Tensor, sequence_of_row: Tensor, window: int, dropout: float) -> Tensor:
@@ -251,6 +221,56 @@ class _Unpad(torch.autograd.Function):
 
 _pad: Callable[[Tensor, Tensor, Tensor], Tensor] = _Pad.apply
 _unpad: Callable[[Tensor, Tensor], Tensor] = _Unpad.apply
+
+
+class _FlashAttention(torch.autograd.Function):
+    """FlashAttention over packed rows, with dropout, which ``torch.nn.attention.varlen`` does not have.
+
+    Args:
+        qkv: ``[N, 3, A, D]`` queries, keys and values on a CUDA device, in half precision.
+        starts: ``[B + 1]`` int32 rows at which the sequences start.
+        longest: the longest sequence in tokens.
+        dropout: the probability of dropping a weight.
+        window: how many tokens on each side a token attends to; None: all.
+
+    Returns:
+        ``[N, A, D]`` context.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, starts: Tensor, longest: int, dropout: float, window: int | None) -> Tensor:
+        query, key, value = qkv.unbind(1)  # [N, A, D]
+        sides = {"window_size_left": window, "window_size_right": window}
+        context, logsumexp, seed, offset, _ = torch.ops.aten._flash_attention_forward(
+            query, key, value, starts, starts, longest, longest, dropout, False, False, **sides
+        )
+        ctx.save_for_backward(qkv, context, logsumexp, starts, seed, offset)
+        ctx.options = longest, dropout, sides
+        return cast("Tensor", context)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, context, logsumexp, starts, seed, offset = ctx.saved_tensors
+        longest, dropout, sides = ctx.options
+        inputs = (gradient.contiguous(), *qkv.unbind(1), context, logsumexp, starts, starts, longest, longest, dropout)
+        with _deterministic():
+            gradients = torch.ops.aten._flash_attention_backward(*inputs, False, seed, offset, **sides)
+        return torch.stack(gradients, dim=1), None, None, None, None
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Makes the flash kernel add in a fixed order, so that two runs have equal bits."""
+    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
+flash_attention: Callable[[Tensor, Tensor, int, float, int | None], Tensor] = _FlashAttention.apply
 
 
 class _AttentionWithDropout(torch.autograd.Function):

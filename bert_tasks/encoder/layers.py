@@ -137,9 +137,17 @@ class Layer(nn.Module):
         positions: Positions | None = None,
     ) -> Tensor:
         """``[N, H] -> [N, H]``, or ``[R, H]`` of the selected tokens; keys and values are those of all tokens."""
-        context = self.attention(hidden, layout, selection, positions)  # [R, H]
+        context = self.attention(self.before_attention(hidden), layout, selection, positions)  # [R, H]
         if selection is not None:
             hidden = hidden.index_select(0, selection.rows)
+        return self.after_attention(hidden, context)
+
+    def before_attention(self, hidden: Tensor) -> Tensor:
+        """``[N, H] -> [N, H]`` what attention reads."""
+        return hidden
+
+    def after_attention(self, hidden: Tensor, context: Tensor) -> Tensor:
+        """``[R, H]`` each ``-> [R, H]``: what a layer does with every token alone, without the layout."""
         hidden = self.attention_norm(hidden + self.attention_dropout(self.attention.output(context)))
         hidden = self.output_norm(hidden + self.feed_forward(hidden))
         return hidden
@@ -164,17 +172,11 @@ class PreNormLayer(Layer):
         if index == 0:  # the embeddings are normalised already
             self.attention_norm = nn.Identity()
 
-    def forward(
-        self,
-        hidden: Tensor,
-        layout: Layout,
-        selection: Selection | None = None,
-        positions: Positions | None = None,
-    ) -> Tensor:
-        """As ``Layer.forward``."""
-        context = self.attention(self.attention_norm(hidden), layout, selection, positions)  # [R, H]
-        if selection is not None:
-            hidden = hidden.index_select(0, selection.rows)
+    def before_attention(self, hidden: Tensor) -> Tensor:
+        normalised: Tensor = self.attention_norm(hidden)
+        return normalised
+
+    def after_attention(self, hidden: Tensor, context: Tensor) -> Tensor:
         hidden = hidden + self.attention_dropout(self.attention.output(context))
         return hidden + self.feed_forward(self.output_norm(hidden))
 
@@ -309,8 +311,7 @@ class TransformerEncoder(nn.Module):
         """
         index = self.layer_order[-1]
         last = cast("Layer", self.layers[index])
-        before = hidden_states[-2]
-        qkv: Tensor = last.attention.qkv(last.attention_norm(before) if isinstance(last, PreNormLayer) else before)
+        qkv: Tensor = last.attention.qkv(last.before_attention(hidden_states[-2]))
         return qkv.view(len(qkv), 3, -1)
 
 

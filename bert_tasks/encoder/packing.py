@@ -8,13 +8,15 @@ Shape legend: N tokens, B sequences, T padded length, R tokens that a head reads
 a row of the layers' ``[N, H]`` input.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 # The share of its longest sequence by which a group may be padded, for attention alone. Attention is a small part of a
 # layer's work, so a little padding is cheaper than one more kernel call per layer.
@@ -192,83 +194,90 @@ def pack(
     Raises:
         ValueError: there is no sequence, one is empty, or ids and segments differ in length.
     """
-    lengths = tuple(len(ids) for ids in input_ids)
+    lengths = tuple(map(len, input_ids))
     if not lengths or min(lengths) == 0:
         raise ValueError("a batch needs at least one sequence, and no sequence may be empty")
-    if lengths != tuple(len(types) for types in token_type_ids):
+    if lengths != tuple(map(len, token_type_ids)):
         raise ValueError("input_ids and token_type_ids differ in length")
-    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
-    row_lengths = [lengths[i] for i in by_length]
-    offsets = [0, *accumulate(row_lengths)]
-    place = [0] * len(lengths)
-    for position, i in enumerate(by_length):
-        place[i] = position
-    starts = [offsets[p] for p in place]
-    chosen = [None] * len(lengths) if gather_positions is None else gather_positions
-    gathered = [range(length) if part is None else part for length, part in zip(lengths, chosen, strict=True)]
+    row_lengths, by_length = torch.tensor(lengths).sort(stable=True)
+    starts = _starts(row_lengths)
+    order = by_length.argsort()  # the inverse permutation
+    first_rows = starts.index_select(0, order)
+    if gather_positions is None:
+        gather_positions = [None] * len(lengths)
+    gathered = [range(length) if read is None else read for length, read in zip(lengths, gather_positions, strict=True)]
+    gather_counts = tuple(map(len, gathered))
     groups, regroup = group_rows(row_lengths, pad_groups=pad_groups)
     layout = Packed(
         lengths=lengths,
-        first_rows=torch.tensor(starts),
-        order=torch.tensor(place),
-        sequence_of_row=torch.repeat_interleave(torch.tensor(row_lengths)),
-        row_lengths=torch.tensor(row_lengths),
-        cu_seqlens=torch.tensor(offsets, dtype=torch.int32),
-        gather_positions=torch.tensor(
-            [start + i for start, part in zip(starts, gathered, strict=True) for i in part]
-        ).long(),
-        gather_counts=tuple(map(len, gathered)),
+        first_rows=first_rows,
+        order=order,
+        sequence_of_row=torch.repeat_interleave(row_lengths),
+        row_lengths=row_lengths,
+        cu_seqlens=F.pad(row_lengths.cumsum(0), (1, 0)).int(),
+        gather_positions=_concatenate(gathered) + first_rows.repeat_interleave(torch.tensor(gather_counts)),
+        gather_counts=gather_counts,
         groups=groups,
         regroup=regroup,
     )
     per_sequence = [[]] * len(lengths) if labels is None else labels
     return PackedBatch(
-        input_ids=torch.tensor([token for i in by_length for token in input_ids[i]]),
-        position_ids=torch.tensor([p + position_offset for length in row_lengths for p in range(length)]),
-        token_type_ids=torch.tensor([kind for i in by_length for kind in token_type_ids[i]]),
+        input_ids=_concatenate([input_ids[i] for i in by_length.tolist()]),
+        position_ids=_count_from_zero(row_lengths) + position_offset,
+        token_type_ids=_concatenate([token_type_ids[i] for i in by_length.tolist()]),
         layout=layout,
         windows=(1,) * len(lengths) if windows is None else tuple(windows),
-        labels=_concatenated(per_sequence),
-        label_counts=tuple(len(values) for values in per_sequence),
-        fields={name: _concatenated(values) for name, values in ({} if fields is None else fields).items()},
+        labels=_concatenate(per_sequence, torch.float64),
+        label_counts=tuple(map(len, per_sequence)),
+        fields={
+            name: _concatenate(values, torch.float64) for name, values in ({} if fields is None else fields).items()
+        },
     )
 
 
-def _concatenated(per_sequence: Sequence[Sequence[float]]) -> Tensor:
-    """``[n]`` the numbers of all sequences, float64."""
-    return torch.tensor([number for numbers in per_sequence for number in numbers], dtype=torch.float64)
+def _concatenate(sequences: Sequence[Sequence[float]], dtype: torch.dtype = torch.int64) -> Tensor:
+    """``[n]`` the numbers of all sequences, one sequence after another."""
+    numbers = array("q" if dtype == torch.int64 else "d", chain.from_iterable(sequences))
+    return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)  # faster than a list
 
 
-def group_rows(row_lengths: Sequence[int], *, pad_groups: bool = True) -> tuple[tuple[Group, ...], Regroup | None]:
+def _starts(lengths: Tensor) -> Tensor:
+    """``[B]`` where sequences of these lengths start."""
+    return lengths.cumsum(0) - lengths
+
+
+def _count_from_zero(lengths: Tensor) -> Tensor:
+    """``[N]`` the numbers 0, 1, ... of each sequence of these lengths."""
+    return torch.arange(int(lengths.sum())) - _starts(lengths).repeat_interleave(lengths)
+
+
+def group_rows(row_lengths: Tensor, *, pad_groups: bool = True) -> tuple[tuple[Group, ...], Regroup | None]:
     """Cuts sequences sorted by length into groups of near-equal length.
 
     Args:
-        row_lengths: the lengths in order.
+        row_lengths: ``[B]`` the lengths in ascending order.
         pad_groups: whether a group may contain sequences of several lengths. Without this there are more groups, but
             their rows are not copied and need no mask.
 
     Returns:
         The groups, and how their rows are padded, or None when the lengths of every group are equal already.
     """
-    cuts, slack = [0], GROUP_SLACK if pad_groups else 0.0
-    for position, length in enumerate(row_lengths):
-        if length - row_lengths[cuts[-1]] > slack * length:
-            cuts.append(position)
-    members = [row_lengths[start:end] for start, end in pairwise([*cuts, len(row_lengths)])]
+    lengths, slack = row_lengths.tolist(), GROUP_SLACK if pad_groups else 0.0
+    cuts = [0]
+    for number, length in enumerate(lengths):
+        if length - lengths[cuts[-1]] > slack * length:
+            cuts.append(number)
     groups = []
-    for group in members:
-        mask = None
-        if group[0] != group[-1]:
-            mask = (torch.arange(group[-1]) < torch.tensor(group)[:, None])[:, None, None, :]
-        groups.append(Group(sequences=len(group), length=group[-1], mask=mask))
-    if sum(group.rows for group in groups) == sum(row_lengths):
+    for start, end in pairwise([*cuts, len(lengths)]):
+        longest, mask = lengths[end - 1], None
+        if lengths[start] != longest:
+            mask = (torch.arange(longest) < row_lengths[start:end, None])[:, None, None, :]
+        groups.append(Group(sequences=end - start, length=longest, mask=mask))
+    if all(group.mask is None for group in groups):
         return tuple(groups), None
-    gather: list[int] = []
-    scatter: list[int] = []
-    row = 0
-    for group in members:
-        for length in group:
-            scatter += range(len(gather), len(gather) + length)
-            gather += [*range(row, row + length), *[0] * (group[-1] - length)]
-            row += length
-    return tuple(groups), Regroup(gather=torch.tensor(gather), scatter=torch.tensor(scatter))
+    sizes = torch.tensor([(group.length, group.sequences) for group in groups])
+    padded_lengths = sizes[:, 0].repeat_interleave(sizes[:, 1])  # [B]
+    scatter = _starts(padded_lengths).repeat_interleave(row_lengths) + _count_from_zero(row_lengths)  # [N]
+    gather = torch.zeros(int(padded_lengths.sum()), dtype=torch.int64)  # [P]
+    gather.index_copy_(0, scatter, torch.arange(len(scatter)))
+    return tuple(groups), Regroup(gather=gather, scatter=scatter)

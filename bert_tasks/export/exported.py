@@ -155,7 +155,7 @@ def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
 
     They are small, so that the output of a layer stays in the processor's cache.
     """
-    groups, _ = group_rows(row_lengths.tolist())
+    groups, _ = group_rows(row_lengths)
     for group, lengths in zip(groups, torch.split(row_lengths, [group.sequences for group in groups]), strict=True):
         yield from torch.split(lengths, max(1, RECTANGLE_TOKENS // group.length))
 

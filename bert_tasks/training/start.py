@@ -38,7 +38,7 @@ def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict
             device=device,
             dtype=_DTYPES[steps.optim.mixed_precision],
             head_size=model.config.head_size,
-            dropout=model.config.attention_probs_dropout_prob,
+            has_scores=model.config.positions in ("relative", "disentangled"),
         ),
         "model": {} if model.origin is None else dict(vars(model.origin)),
         "task": task.name,

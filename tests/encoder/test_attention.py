@@ -1,7 +1,6 @@
 """Attention over packed rows: the right neighbours, exact gradients, the right kernel."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -170,121 +169,43 @@ def test_dropout_draws_new_attention_weights() -> None:
 
 
 CUDA = torch.device("cuda")
+HALF = (torch.float16, torch.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("head_size", [8, 32, 64, 256])
 def test_cuda_takes_the_flash_kernel_where_it_fits(dtype: torch.dtype, head_size: int) -> None:
-    assert attention_backend(device=CUDA, dtype=dtype, head_size=head_size, dropout=0.0) == "varlen"
-    assert attention_backend(device=CUDA, dtype=dtype, head_size=head_size, dropout=1e-6) == "jagged"
-    assert attention_backend(device=CUDA, dtype=dtype, head_size=head_size, dropout=0.0, window=64) == "varlen"
-    assert attention_backend(device=CUDA, dtype=dtype, head_size=head_size, dropout=1e-6, window=64) == "grouped"
+    assert attention_backend(device=CUDA, dtype=dtype, head_size=head_size) == "flash"
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "head_size", "dropout"),
+    ("device", "dtype", "head_size", "has_scores"),
     [
-        ("cuda", torch.float32, 64, 0.0),
-        ("cuda", torch.float64, 64, 0.0),
-        ("cuda", torch.bfloat16, 9, 0.0),
-        ("cuda", torch.bfloat16, 36, 0.0),
-        ("cuda", torch.bfloat16, 264, 0.0),
-        ("cuda", torch.float32, 64, 0.1),
-        ("cuda", torch.float16, 36, 0.1),
-        ("cpu", torch.bfloat16, 64, 0.1),
-        ("cpu", torch.bfloat16, 64, 0.0),
-        ("cpu", torch.float32, 64, 0.0),
+        ("cuda", torch.float32, 64, False),
+        ("cuda", torch.float64, 64, False),
+        ("cuda", torch.bfloat16, 9, False),
+        ("cuda", torch.bfloat16, 36, False),
+        ("cuda", torch.float16, 264, False),
+        ("cuda", torch.bfloat16, 64, True),
+        ("cpu", torch.bfloat16, 64, False),
+        ("cpu", torch.float32, 64, False),
     ],
 )
-def test_all_else_takes_the_grouped_path(device: str, dtype: torch.dtype, head_size: int, dropout: float) -> None:
-    backend = attention_backend(device=torch.device(device), dtype=dtype, head_size=head_size, dropout=dropout)
-    assert backend == "grouped"
+def test_all_else_takes_the_grouped_path(device: str, dtype: torch.dtype, head_size: int, has_scores: bool) -> None:
+    options = {"device": torch.device(device), "dtype": dtype, "head_size": head_size}
+    assert attention_backend(**options, has_scores=has_scores) == "grouped"  # type: ignore[arg-type]  # a dict
 
 
-@pytest.mark.parametrize("has_more_results", [False, True])
-def test_what_the_variable_length_kernel_returns_is_read(
-    has_more_results: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel itself needs a GPU; it may return the context alone or with further results."""
+def test_the_flash_kernel_gets_the_rows_where_sequences_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel itself needs a GPU (tests/gpu)."""
     layout, qkv = layout_of(RAGGED), random_qkv(sum(RAGGED))
-    expected = plain_attention(qkv, layout)
 
-    def kernel(
-        query: Tensor, key: Tensor, value: Tensor, starts: Tensor, *_: Any, window_size: tuple[int, int]
-    ) -> Tensor | tuple[Tensor, None]:
-        assert starts.tolist() == layout.cu_seqlens.tolist()
-        left, right = window_size
-        assert left == right
-        window = None if left == -1 else left
-        context = plain_attention(torch.stack([query, key, value], dim=1), layout, window=window).view_as(query)
-        return (context, None) if has_more_results else context
+    def kernel(rows: Tensor, starts: Tensor, longest: int, dropout: float, window: int | None) -> Tensor:
+        assert (starts.tolist(), longest, dropout) == (layout.cu_seqlens.tolist(), max(RAGGED), 0.25)
+        return plain_attention(rows, layout, window=window).view(len(rows), *rows.shape[2:])
 
-    monkeypatch.setattr("bert_tasks.encoder.attention.attention_backend", lambda **_: "varlen")
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    torch.testing.assert_close(attend(qkv, layout, dropout=0.0), expected, rtol=0, atol=1e-12)
-    near = plain_attention(qkv, layout, window=3)
-    torch.testing.assert_close(attend(qkv, layout, dropout=0.0, window=3), near, rtol=0, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-@pytest.mark.parametrize("lengths", [RAGGED, (4,), (1, 1, 1)])
-def test_nested_tensors_keep_sequences_apart(lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU, where torch takes the textbook formula for them. The flash kernel itself needs a GPU."""
-    layout, qkv = layout_of(lengths), random_qkv(sum(lengths)).requires_grad_()
-    weights = random_qkv(sum(lengths), seed=1)[:, 0].flatten(1)
-    expected = plain_attention(qkv, layout)
-    monkeypatch.setattr("bert_tasks.encoder.attention.attention_backend", lambda **_: "jagged")
-    context = attend(qkv, layout, dropout=0.0)
-    torch.testing.assert_close(context, expected, rtol=0, atol=1e-12)
-    gradients = [torch.autograd.grad((found * weights).sum(), qkv)[0] for found in (context, expected)]
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
-    torch.manual_seed(0)
-    draws = torch.stack([attend(qkv.detach(), layout, dropout=0.25) for _ in range(100)])
-    assert not torch.equal(draws[0], draws[1])
-    errors = (draws.mean(dim=0) - expected).abs() / (draws.std(dim=0) / 10 + 1e-12)
-    assert errors.max() < 5.0
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("head_size", [32, 64])
-def test_nested_tensors_drop_weights_without_bias_on_a_gpu(head_size: int) -> None:
-    """The mean of many draws in bfloat16 is attention without dropout, in value and in gradient."""
-    lengths = (17, 1, 128, 9)
-    layout = layout_of(lengths).to(CUDA)
-    qkv = random_qkv(sum(lengths), heads=2, size=head_size).to(CUDA)
-    leaf = qkv.bfloat16().requires_grad_()
-    draws = torch.stack([attend(leaf, layout, dropout=0.25).float() for _ in range(400)])
-    exact = attend(qkv, layout, dropout=0.0).float()
-    errors = (draws.mean(dim=0) - exact).abs() / (draws.std(dim=0) / 20 + 0.01)
-    assert errors.max() < 6.0
-    (gradient,) = torch.autograd.grad(draws.mean(), leaf)
-    assert torch.isfinite(gradient).all()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("window", [None, 16])
-@pytest.mark.parametrize("head_size", [32, 64])
-def test_the_variable_length_kernel_agrees_with_the_grouped_path(
-    head_size: int, window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both in bfloat16, each against float32: neither is further from it than bfloat16's rounding explains."""
-    lengths = (17, 1, 128, 9, 120, 64, 2, 126)
-    layout = layout_of(lengths).to(CUDA)
-    qkv = random_qkv(sum(lengths), heads=4, size=head_size).to(CUDA, torch.bfloat16)
-    weights = random_qkv(sum(lengths), heads=4, size=head_size, seed=1)[:, 0].flatten(1).to(CUDA)
-
-    def run(rows: Tensor) -> tuple[Tensor, Tensor]:
-        leaf = rows.clone().requires_grad_()
-        context = attend(leaf, layout, dropout=0.0, window=window)
-        (gradient,) = torch.autograd.grad((context.float() * weights.float()).sum(), leaf)
-        return context.float(), gradient.float()
-
-    exact = run(qkv.float())
-    varlen = run(qkv)
-    monkeypatch.setattr("bert_tasks.encoder.attention.attention_backend", lambda **_: "grouped")
-    grouped = run(qkv)
-    for expected, one, other in zip(exact, varlen, grouped, strict=True):
-        scale = float(expected.abs().max())
-        assert float((one - expected).abs().max()) <= 0.02 * scale
-        assert float((other - expected).abs().max()) <= 0.02 * scale
-        assert float((one - other).abs().max()) <= 0.02 * scale
+    monkeypatch.setattr("bert_tasks.encoder.attention.attention_backend", lambda **_: "flash")
+    monkeypatch.setattr("bert_tasks.encoder.attention.flash_attention", kernel)
+    for window in (None, 3):
+        context = attend(qkv, layout, dropout=0.25, window=window)
+        torch.testing.assert_close(context, plain_attention(qkv, layout, window=window), rtol=0, atol=1e-12)

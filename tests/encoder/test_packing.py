@@ -108,7 +108,7 @@ def test_slack_decides_how_many_groups_there_are(slack: float, groups: int, monk
 @FEW
 @given(LENGTHS)
 def test_groups_without_padding_have_one_length_each_and_move_no_rows(lengths: list[int]) -> None:
-    groups, regroup = packing.group_rows(sorted(lengths), pad_groups=False)
+    groups, regroup = packing.group_rows(torch.tensor(sorted(lengths)), pad_groups=False)
     assert regroup is None
     assert all(group.mask is None for group in groups)
     assert [length for group in groups for length in [group.length] * group.sequences] == sorted(lengths)

@@ -351,7 +351,8 @@ def turned_wrongly(how: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def post_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PreNormLayer, "forward", Layer.forward)
+    for name in ("before_attention", "after_attention"):
+        monkeypatch.setattr(PreNormLayer, name, getattr(Layer, name))
 
 
 def other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
