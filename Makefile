@@ -26,7 +26,7 @@ CAMPAIGN := env PYTHONPATH=tests PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 HF_HUB_OFFLI
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-slow engines faults fuzz mutants soak docs lint clean
+.PHONY: help quickstart test test-slow gpu engines faults fuzz mutants soak docs lint clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -38,7 +38,11 @@ test: lint $(DEPENDENCIES)dev $(PACKAGE) build/testrun  ## lint, then the tests 
 	$(PYTEST)
 
 test-slow: $(DEPENDENCIES)dev $(PACKAGE) build/testrun  ## the tests that take long
-	$(PYTEST) -m "slow and not gpu"
+	$(PYTEST) -m "slow or gpu"
+
+gpu:  ## the tests on a CUDA device, with the torch and transformers of $(PYTHON); without a device what a CPU can do
+	env PYTHONPATH="$(CURDIR)" HF_HUB_OFFLINE=1 $(PYTHON) -m pytest -c pyproject.toml -o minversion=8 -W default -q \
+		-p no:cacheprovider -m gpu -rs tests/gpu
 
 engines: $(DEPENDENCIES)dev $(DEPENDENCIES)engines $(PACKAGE) build/testrun  ## the tests and the how-to of Ray Data and Spark (700 MB; Java)
 	$(PYTEST) -m "slow and not gpu" -k batch_engines

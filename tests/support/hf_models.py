@@ -155,7 +155,7 @@ def lift_float32_roundings() -> None:
         dtype = torch.promote_types(x.dtype, torch.float32)
         theta = self.config.rope_parameters[layer_type]["rope_theta"]
         size = self.config.hidden_size // self.config.num_attention_heads
-        frequencies = 1.0 / theta ** (torch.arange(0, size, 2, dtype=dtype) / size)
+        frequencies = 1.0 / theta ** (torch.arange(0, size, 2, dtype=dtype, device=x.device) / size)
         turns = position_ids[..., None].to(dtype) * frequencies
         both = torch.cat([turns, turns], dim=-1)
         return both.cos().to(x.dtype), both.sin().to(x.dtype)

@@ -150,7 +150,7 @@ def shaped_output(model: Model, batch: HFBatch, **inputs: Any) -> Tensor:
 
 def packed_output(model: Model, batch: HFBatch) -> Tensor:
     """The same from our packed path, with rows put back into the rectangle and zeros at padding."""
-    packed = packed_batch(model, batch)
+    packed = packed_batch(model, batch).to(batch.input_ids.device)
     rows = packed_rows(model, packed)
     if isinstance(model, TaskModel) and not isinstance(model.head, PerTokenHead):
         return rows  # [B, L]

@@ -1,0 +1,199 @@
+"""Optimizer steps on the device: the losses of the CPU, and a host that never waits."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bert_tasks import TaskModel
+from bert_tasks.recipe.schema import TeacherSection
+from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens
+from bert_tasks.training.distillation import Distillation
+from bert_tasks.training.optim import freeze_encoder
+from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
+from bert_tasks.training.step import OptimizerSteps
+from support.gpu import DEVICE, device_of_runs, make_device_steps, needs_cuda, run_steps
+from support.task_examples import EXAMPLES, TEXTS
+
+TEXT_ROWS = [{"text": text} for text in TEXTS]
+WINDOWED = {**EXAMPLES, "masking": EXAMPLES["masked"]}
+# Ways to train the same rows.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "micro-batches": {"micro_batch_tokens": 20},
+    "adapters": {"lora_rank": 4},
+    "all vocabulary rows": {"vocabulary_rows": "all"},
+    "gradient checkpointing": {"checkpointing": True},
+    "teacher": {"teacher": True},
+    "layer-wise rates": {"layerwise_lr_decay": 0.8, "head_learning_rate": 1e-3},
+}
+Make = Callable[..., OptimizerSteps]
+
+
+def steps_of(checkpoint: Path, name: str, *, precision: str = "no", **variant: Any) -> OptimizerSteps:
+    """Returns the steps of an example. ``masking`` trains on texts that are masked anew in each step."""
+    torch.manual_seed(0)
+    checkpointing, has_teacher = variant.pop("checkpointing", False), variant.pop("teacher", False)
+    if name == "masking":
+        model = TaskModel.from_pretrained(checkpoint, task=MaskedLanguageModeling(max_length=24))
+        return make_device_steps(model, TEXT_ROWS, precision=precision, **variant)
+    model = TaskModel.from_pretrained(checkpoint, task=EXAMPLES[name].task)
+    model.draw_new_head(1)
+    model.encoder.gradient_checkpointing = checkpointing
+    objective = None
+    if has_teacher:
+        teacher = copy.deepcopy(model)
+        objective = Distillation(model, teacher, TeacherSection(name="teacher", hidden="cosine", relations=True))
+    if "lora_rank" in variant:
+        from bert_tasks.training.objectives import Supervised
+
+        objective = Supervised(model)
+        steps = make_device_steps(model, EXAMPLES[name].rows, precision=precision)
+        freeze_encoder(objective, steps.optim.model_copy(update=variant))
+    return make_device_steps(model, EXAMPLES[name].rows, objective=objective, precision=precision, **variant)
+
+
+def electra_steps(checkpoint: Path, *, precision: str = "no") -> OptimizerSteps:
+    model = TaskModel.from_pretrained(checkpoint, task=ReplacedTokens(max_length=24))
+    model.draw_new_head(1)
+    objective = ReplacedTokenDetection(model, make_generator(model, seed=1))
+    return make_device_steps(model, TEXT_ROWS, objective=objective, precision=precision)
+
+
+def losses(make: Make, device: torch.device, **options: Any) -> list[float]:
+    with device_of_runs(device):
+        steps = make(**options)
+        assert steps.accelerator.device.type == device.type
+        return [log.loss for log in run_steps(steps)]
+
+
+def check_losses(make: Make) -> None:
+    """30 steps on the device have the CPU's losses."""
+    expected = losses(make, torch.device("cpu"))
+    assert len(expected) == 30
+    assert max(expected) - min(expected) > 1e-3 * expected[0]  # something is learned
+    for precision, limit in {"no": 1e-4, "bf16": 2e-2}.items():
+        found = losses(make, DEVICE, precision=precision)
+        differences = [abs(one - other) for one, other in zip(found, expected, strict=True)]
+        assert max(differences) < limit * max(expected), precision
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", WINDOWED)
+def test_losses_of_a_task_are_those_of_the_cpu(plain_checkpoint: Path, name: str) -> None:
+    check_losses(lambda **options: steps_of(plain_checkpoint, name, **options))
+
+
+@needs_cuda
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_losses_of_a_variant_are_those_of_the_cpu(plain_checkpoint: Path, variant: str) -> None:
+    check_losses(lambda **options: steps_of(plain_checkpoint, "single", **options, **VARIANTS[variant]))
+
+
+@needs_cuda
+def test_losses_of_replaced_tokens_are_those_of_the_cpu(electra_checkpoint: Path) -> None:
+    """In float32 alone: rounding to bfloat16 draws other tokens."""
+    checkpoint = electra_checkpoint
+    expected, found = (
+        losses(lambda **options: electra_steps(checkpoint, **options), device)
+        for device in (torch.device("cpu"), DEVICE)
+    )
+    assert max(abs(one - other) for one, other in zip(found[:5], expected[:5], strict=True)) < 1e-3 * expected[0]
+
+
+@contextmanager
+def errors_for_waiting() -> Iterator[None]:
+    if DEVICE.type == "cpu":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def check_waiting(steps: OptimizerSteps) -> None:
+    run_steps(steps, count=3)  # the first steps allocate and compile
+    with errors_for_waiting():
+        results = [
+            steps.update(step, batch, steps.backward(step, batch)) for step, batch in steps.batches(3) if step < 13
+        ]
+    assert len(results) == 10
+
+
+@needs_cuda
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_the_host_never_waits_in_a_step(random_checkpoint: Path, name: str, precision: str) -> None:
+    with device_of_runs(DEVICE):
+        check_waiting(steps_of(random_checkpoint, name, precision=precision, micro_batch_tokens=40))
+
+
+@needs_cuda
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_host_never_waits_in_a_variant(random_checkpoint: Path, variant: str) -> None:
+    with device_of_runs(DEVICE):
+        check_waiting(steps_of(random_checkpoint, "single", precision="bf16", **VARIANTS[variant]))
+
+
+@needs_cuda
+def test_the_host_never_waits_in_replaced_token_detection(electra_checkpoint: Path) -> None:
+    with device_of_runs(DEVICE):
+        check_waiting(electra_steps(electra_checkpoint, precision="bf16"))
+
+
+@needs_cuda
+def test_a_wait_is_an_error(random_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other tests would see it."""
+    update = OptimizerSteps.update
+
+    def waiting(steps: OptimizerSteps, *arguments: Any, **options: Any) -> Any:
+        result = update(steps, *arguments, **options)
+        float(next(steps.objective.parameters()).sum())
+        return result
+
+    with device_of_runs(DEVICE):
+        steps = steps_of(random_checkpoint, "single")
+        monkeypatch.setattr(OptimizerSteps, "update", waiting)
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            check_waiting(steps)
+
+
+@needs_cuda
+def test_float16_skips_steps_that_overflow(random_checkpoint: Path) -> None:
+    """The scaler starts at 2^16 and comes down."""
+    with device_of_runs(DEVICE):
+        steps = steps_of(random_checkpoint, "single", precision="fp16")
+        steps.accelerator.scaler._init_scale = 2.0**40
+        before = [parameter.detach().clone() for parameter in steps.optimizer.parameters]
+        results = []
+        for step, batch in steps.batches():
+            results.append(steps.update(step, batch, steps.backward(step, batch)))
+            if step == 0:
+                after = steps.optimizer.parameters
+                assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        skipped = [bool(result.values[2]) for result in results if result.ready.synchronize() is None]
+        assert skipped[0]
+        assert not skipped[-1]
+        assert all(parameter.isfinite().all() for parameter in steps.optimizer.parameters)
+
+
+@needs_cuda
+def test_micro_batches_bound_the_peak_of_memory(random_checkpoint: Path) -> None:
+    rows = [{"text": " ".join(TEXTS[:4]), "label": "low"}] * 256
+    peaks = {}
+    for tokens in (16384, 512):
+        with device_of_runs(DEVICE):
+            torch.manual_seed(0)
+            model = TaskModel.from_pretrained(random_checkpoint, task=EXAMPLES["single"].task)
+            steps = make_device_steps(model, rows, batch_size=256, micro_batch_tokens=tokens, max_steps=2)
+            torch.cuda.synchronize()
+            start = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            run_steps(steps)
+            peaks[tokens] = torch.cuda.max_memory_allocated() - start
+    assert peaks[512] < 0.4 * peaks[16384]
