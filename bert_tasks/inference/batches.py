@@ -9,7 +9,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -22,14 +22,14 @@ from bert_tasks.checkpoints.hub import origin, resolve
 from bert_tasks.data.columns import Column, PassthroughColumns, Row
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.validator import ColumnMapping, RowValidator, make_column_mapping
+from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.inference.output import passthrough_name, reserved_names
+from bert_tasks.inference.output import check_row_options, passthrough_name, reserved_names
 from bert_tasks.model.inputs import load_trained, trained_task
-from bert_tasks.model.precision import DType, logits_of
-from bert_tasks.model.task_model import ForwardFn, TaskModel
+from bert_tasks.model.precision import DType, check_dtype, logits_of
+from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256_json
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import Windows
 
@@ -42,8 +42,8 @@ UNTYPED = "prediction"  # the column of JSON of a task that does not say what it
 _MOST_LOADED = 4  # models of one process, of which the oldest is dropped
 _FAULTS_SHOWN = 5
 _SIMPLE = {str: "string", float: "float64", int: "int64", bool: "bool_"}  # Python's types -> Arrow's
-# (id of the process, key of the predictor) -> the model. A process that was forked loads its own.
-_loaded: dict[tuple[int, str], tuple[TaskModel, ForwardFn]] = {}
+# (id of the process, key of the predictor) -> what predicts rows. A process that was forked loads its own.
+_loaded: dict[tuple[int, str], Callable[[Iterable[Row]], Iterator[Prediction]]] = {}
 _loading = threading.Lock()
 
 
@@ -88,16 +88,11 @@ def batch_predictor(
         raise UsageError(
             "batch_predictor: processes load the model from files: call model.save_pretrained(folder), and give folder"
         )
-    if on_error not in ("fail", "skip"):
-        raise UsageError(f"on_error = {on_error!r}: expected 'fail' or 'skip'")
-    if isinstance(keep_columns, str) and keep_columns not in ("all", "none"):
-        raise UsageError(f"keep_columns is {keep_columns!r}, expected 'all', 'none' or a list of names")
-    if dtype not in get_args(DType):
-        raise UsageError(f"dtype is {dtype!r}, expected one of {', '.join(map(repr, get_args(DType)))}")
+    check_row_options(keep_columns, on_error)
+    check_dtype(dtype)
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise UsageError(f"threads = {threads!r}: expected a whole number from 1")
     reading = ReadOptions(columns=None if columns is None else dict(columns))
-    source = ModelSource.of(model, task=task, settings=settings, revision=revision, dtype=dtype)
     built, trained = trained_task(model, task=task, settings=settings, revision=revision, reading=reading)
     if Windows.of(built).needs_document_context:
         raise UsageError(
@@ -105,8 +100,16 @@ def batch_predictor(
             "use `bert-tasks predict`, or other settings"
         )
     make_column_mapping(built.columns, reading.columns)  # raises for a column that the task lacks
+    folder, local = resolve(model, revision=revision, weights=False), Path(os.path.expanduser(model))
+    commit = origin(model, folder, revision=revision).commit
+    files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file())
     return BatchPredictor(
-        source=source,
+        model=str(local.absolute() if local.is_dir() else model),
+        task=task,
+        settings={} if settings is None else dict(settings),
+        revision=revision if commit is None else commit,
+        dtype=dtype,
+        fingerprint=sha256_json([[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]),
         schema=prediction_schema(built, with_error=on_error == "skip"),
         reserved=frozenset(reserved_names(built)),
         columns=tuple(column for column in built.columns if not column.is_label),
@@ -119,92 +122,28 @@ def batch_predictor(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSource:
-    """What a process loads.
-
-    Attributes:
-        name: what the model is loaded by in any process; a folder by its absolute path.
-        task, settings, revision, dtype: see ``batch_predictor``.
-        fingerprint: of the names, sizes and times of the folder's files. A process that keeps a model loads it again
-            after a change, and ``datasets.map`` does not take an earlier model's predictions from its cache.
-    """
-
-    name: str
-    task: str | type[Task] | None
-    settings: Mapping[str, Any]
-    revision: str | None
-    dtype: DType
-    fingerprint: str
-
-    @classmethod
-    def of(
-        cls,
-        model: str | Path,
-        *,
-        task: str | type[Task] | None,
-        settings: Mapping[str, Any] | None,
-        revision: str | None,
-        dtype: DType,
-    ) -> "ModelSource":
-        """The source with a name that means the same model in every process.
-
-        Raises:
-            CheckpointError, UsageError: see ``resolve``.
-        """
-        folder = resolve(model, revision=revision, weights=False)
-        commit = origin(model, folder, revision=revision).commit
-        files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file())
-        return cls(
-            name=str(Path(os.path.expanduser(model)).absolute())
-            if Path(os.path.expanduser(model)).is_dir()
-            else str(model),
-            task=task,
-            settings={} if settings is None else dict(settings),
-            revision=revision if commit is None else commit,
-            dtype=dtype,
-            fingerprint=sha256_json([[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]),
-        )
-
-    def loaded(self, reading: ReadOptions) -> tuple[TaskModel, ForwardFn]:
-        """The model and what runs its batches, loaded once in each process.
-
-        Raises:
-            CheckpointError, UsageError: see ``load_trained`` and ``logits_of``.
-        """
-        task = f"{self.task.__module__}:{self.task.__qualname__}" if isinstance(self.task, type) else self.task
-        columns = None if reading.columns is None else dict(reading.columns)
-        key = sha256_json(self.name, task, repr(self.settings), self.revision, self.dtype, self.fingerprint, columns)
-        with _loading:
-            found = _loaded.get((os.getpid(), key))
-            if found is None:
-                model = load_trained(
-                    self.name, task=self.task, settings=self.settings, revision=self.revision, reading=reading
-                )
-                if torch.cuda.is_available():
-                    _move_to_gpu(model)
-                found = model, logits_of(model, self.dtype)
-                own = [known for known in _loaded if known[0] == os.getpid()]
-                for known in _loaded.keys() - set(own[1 - _MOST_LOADED :]):  # also those of a process that was forked
-                    del _loaded[known]
-                _loaded[os.getpid(), key] = found
-            return found
-
-
-@dataclass(frozen=True, kw_only=True)
 class BatchPredictor:
     """A function of batches, made by ``batch_predictor``; engines send it to processes as a few kilobytes.
 
     Attributes:
-        source: the model.
+        model: The name of the model in any process; a folder by its absolute path.
+        task, settings, revision, dtype: see ``batch_predictor``.
+        fingerprint: Of the names, sizes and times of the folder's files. A process loads a model again after a change,
+            and ``datasets.map`` does not use its cache of an earlier model's predictions.
         schema: the columns of a prediction with their Arrow types, the same for every batch, empty ones too.
         reserved: further names that no kept column has: fields of predictions on request.
-        columns: those that the task reads.
+        columns: the columns that the task reads.
         reading: the task's columns -> those of the batches, as the caller states them.
         trained_names: the same as in the training data.
         keep_columns, on_error, threads: see ``batch_predictor``.
     """
 
-    source: ModelSource
+    model: str
+    task: str | type[Task] | None
+    settings: Mapping[str, Any]
+    revision: str | None
+    dtype: DType
+    fingerprint: str
     schema: "pyarrow.Schema"
     reserved: frozenset[str]
     columns: tuple[Column, ...]
@@ -237,164 +176,133 @@ class BatchPredictor:
         """
         import pyarrow
 
-        columns = _Columns.of(batch)
+        columns = _batch_columns(batch)
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
-            predicted = self._predicted(columns)
+            rows = self._predict(columns)
         finally:
             torch.set_num_threads(before)
-        arrays = [pyarrow.array([row.get(field.name) for row in predicted], field.type) for field in self.schema]
-        return columns.with_predictions(
-            self._kept(columns.names), pyarrow.Table.from_arrays(arrays, schema=self.schema)
-        )
+        kept = {new: columns[name] for name, new in self._kept(list(columns)).items()}
+        arrays = [pyarrow.array([row.get(field.name) for row in rows], field.type) for field in self.schema]
+        if isinstance(batch, pyarrow.Table | pyarrow.RecordBatch):
+            return type(batch).from_arrays([*kept.values(), *arrays], schema=self.output_schema(batch.schema))
+        if isinstance(batch, Mapping):
+            is_numpy = any(isinstance(column, np.ndarray) for column in batch.values())
+            values = [_as_array(array) if is_numpy else array.to_pylist() for array in arrays]
+            return kept | dict(zip(self.schema.names, values, strict=True))
+        frame = pyarrow.table(arrays, schema=self.schema).to_pandas().set_axis(batch.index)
+        return type(batch)(kept, index=batch.index).assign(**{name: frame[name].array for name in frame})
 
     def _kept(self, present: Sequence[str]) -> dict[str, str]:
-        """The columns of a batch that are returned -> their names then."""
-        keep = [name for name in present if self.keep_columns == "all" or name in self.keep_columns]
+        """Maps the columns of a batch that are returned to their names then."""
         taken, names = set(self.schema.names), self._names(present)
-        repeated = {one.name for one in self.columns if one.name in taken and names.get(one.name, one.name) == one.name}
-        taken |= self.reserved
-        return {name: passthrough_name(name, taken) for name in keep if name not in repeated}
+        repeated = {c.name for c in self.columns if c.name in taken and names.get(c.name, c.name) == c.name}
+        keep = [name for name in present if self.keep_columns == "all" or name in self.keep_columns]
+        return {name: passthrough_name(name, taken | self.reserved) for name in keep if name not in repeated}
 
     def _names(self, present: Sequence[str]) -> dict[str, str]:
-        """The task's columns -> those of a batch, where they differ: as stated, else as in the training data."""
-        found = self.reading.with_names(self.trained_names, self.columns, present).columns
+        """Maps the task's columns to those of a batch, if they differ: as stated, else as in the training data."""
+        names = self.reading.with_names(self.trained_names, self.columns, present).columns
         known = {column.name for column in self.columns}
-        return {} if found is None else {task: name for task, name in found.items() if task in known}
+        return {} if names is None else {task: name for task, name in names.items() if task in known}
 
-    def _predicted(self, batch: "_Columns") -> list[dict[str, Any]]:
-        """For each row the columns of its prediction, as far as it has them."""
-        model, run = self.source.loaded(self.reading)
-        names = self._names(batch.names)
-        mapping = make_column_mapping(self.columns, names, source="the batch", passthrough=self.keep_columns)
-        validator = RowValidator(mapping, batch.names)
-        rows: list[Row] = []
-        faults: dict[int, str] = {}
-        for number, cells in enumerate(batch.rows(mapping)):
-            row, found = validator.validate(cells)
+    def _predict(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Returns for each row the columns of its prediction, as far as it has them."""
+        names, forward = list(columns), self._load()
+        mapping = make_column_mapping(
+            self.columns, self._names(names), source="the batch", passthrough=self.keep_columns
+        )
+        validator = RowValidator(mapping, names)
+        needed = {name for field in mapping.fields for name in field.column.type.columns_in(field.name, names)}
+        read = [name for name in names if name in needed]
+        rows, faults = list[Row](), dict[int, str]()
+        for number, values in enumerate(zip(*(_cells(columns[name]) for name in read), strict=True)):
+            row, errors = validator.validate(dict(zip(read, values, strict=True)))
             rows.append(row)
-            if found:
-                faults[number] = " ".join(map(str, found))
+            if errors:
+                faults[number] = " ".join(map(str, errors))
         if faults and self.on_error == "fail":
             listed = [f"  row {number}: {fault}" for number, fault in list(faults.items())[:_FAULTS_SHOWN]]
             more = [f"  ... and {len(faults) - len(listed)} more"] if len(faults) > len(listed) else []
             heading = f"{len(faults)} of the {counted(len(rows), 'row')} of a batch cannot be used (counted from 0):"
             remedy = f"Fix them, or pass on_error='skip', which says in the column '{ERROR}' what is wrong."
             raise DataError("\n".join([heading, *listed, *more, remedy]))
-        usable = (row for number, row in enumerate(rows) if number not in faults)
-        predictions = model.predict_rows(usable, forward_fn=run)
-        is_typed = self.schema.names[0] != UNTYPED
-        found_rows = []
+        predictions = forward(row for number, row in enumerate(rows) if number not in faults)
+        is_typed, results = self.schema.names[0] != UNTYPED, list[dict[str, Any]]()
         for number in range(len(rows)):
             if number in faults:
-                found_rows.append({ERROR: faults[number]})
+                results.append({ERROR: faults[number]})
             else:
-                one = next(predictions).to_json()
-                found_rows.append(one if is_typed else {UNTYPED: json.dumps(one, ensure_ascii=False)})
-        return found_rows
+                content = next(predictions).to_json()
+                results.append(content if is_typed else {UNTYPED: json.dumps(content, ensure_ascii=False)})
+        return results
+
+    def _load(self) -> Callable[[Iterable[Row]], Iterator[Prediction]]:
+        """Returns the function that predicts rows; each process loads a model once."""
+        kind = f"{self.task.__module__}:{self.task.__qualname__}" if isinstance(self.task, type) else self.task
+        source = [self.model, kind, repr(self.settings), self.revision, self.dtype, self.fingerprint]
+        key = os.getpid(), sha256_json(source, self.reading.columns)
+        with _loading:
+            if key not in _loaded:
+                model = load_trained(
+                    self.model, task=self.task, settings=self.settings, revision=self.revision, reading=self.reading
+                ).to("cuda" if torch.cuda.is_available() else "cpu")
+                for old in list(_loaded)[: 1 - _MOST_LOADED]:
+                    del _loaded[old]
+                forward_fn = logits_of(model, self.dtype)
+                _loaded[key] = lambda rows: model.predict_rows(rows, forward_fn=forward_fn)
+            return _loaded[key]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Columns:
-    """A batch of any kind, as columns with different names.
+def _batch_columns(batch: Any) -> dict[str, Any]:
+    """Returns the columns of a batch by their names as texts, all of one length.
 
-    Attributes:
-        batch: as it was given.
-        names: of its columns, as texts.
+    Raises:
+        DataError: It is no batch.
     """
+    import pyarrow
 
-    batch: Any
-    names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, batch: Any) -> "_Columns":
-        """Raises DataError for what is no batch of columns of one length."""
-        import pyarrow
-
-        if isinstance(batch, pyarrow.Table | pyarrow.RecordBatch):
-            given = list(batch.schema.names)
-        elif _is_frame(batch):
-            given = list(batch.columns)
-        elif isinstance(batch, Mapping):
-            given = list(batch)
-            lengths = {str(name): _length(str(name), batch[name]) for name in given}
-            if len(set(lengths.values())) > 1:
-                listed = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
-                raise DataError(f"the columns of a batch have different numbers of values: {listed}")
-        else:
+    if isinstance(batch, pyarrow.Table | pyarrow.RecordBatch):
+        pairs = list(zip(batch.schema.names, batch.columns, strict=True))
+    elif isinstance(batch, Mapping):
+        pairs = [(str(name), column) for name, column in batch.items()]
+    elif hasattr(batch, "iloc") and hasattr(batch, "columns"):
+        pairs = [(str(name), batch.iloc[:, place]) for place, name in enumerate(batch.columns)]
+    else:
+        raise DataError(
+            "a batch is a dict of columns, a pandas DataFrame or a pyarrow Table, not "
+            f"{type(batch).__name__}; for rows use `predict`"
+        )
+    columns, lengths = dict(pairs), dict[str, int]()
+    for name, column in columns.items():
+        if (
+            isinstance(column, str | bytes | Mapping)
+            or getattr(column, "ndim", 1) == 0
+            or not hasattr(column, "__len__")
+        ):
             raise DataError(
-                "a batch is a dict of columns, a pandas DataFrame or a pyarrow Table, not "
-                f"{type(batch).__name__}; for rows use `predict`"
+                f"the column {name!r} of a batch is a {type(column).__name__}, expected a list of values; for one row "
+                "use `predict`"
             )
-        names = tuple(map(str, given))
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise DataError(f"a batch has several columns {repeated[0]!r}: give each column a name of its own")
-        return cls(batch=batch, names=names)
-
-    def rows(self, mapping: ColumnMapping) -> list[Row]:
-        """The rows, with the columns that are read, under the batch's names."""
-        wanted = {name for field in mapping.fields for name in field.column.type.columns_in(field.name, self.names)}
-        read = [name for name in self.names if name in wanted]
-        return [dict(zip(read, values, strict=True)) for values in zip(*map(self._values, read), strict=True)]
-
-    def _values(self, name: str) -> list[Any]:
-        column = self._column(name)
-        if _is_frame(self.batch):
-            column = column.astype(object).where(column.notna(), None)
-        values = column.to_pylist() if hasattr(column, "to_pylist") else list(column)
-        return list(map(_cell, values))
-
-    def _column(self, name: str) -> Any:
-        if _is_frame(self.batch):
-            return self.batch.iloc[:, self.names.index(name)]
-        if isinstance(self.batch, Mapping):
-            return self.batch[next(given for given in self.batch if str(given) == name)]
-        return self.batch.column(name)
-
-    def with_predictions(self, kept: Mapping[str, str], predicted: "pyarrow.Table") -> Any:
-        """The kept columns under their new names, and the predictions, as a batch of the same kind."""
-        import pyarrow
-
-        if isinstance(self.batch, Mapping):
-            columns = {new: self._column(name) for name, new in kept.items()}
-            is_numpy = any(isinstance(self.batch[name], np.ndarray) for name in self.batch)
-            convert = _as_array if is_numpy else pyarrow.ChunkedArray.to_pylist
-            return columns | {name: convert(predicted.column(name)) for name in predicted.column_names}
-        if _is_frame(self.batch):
-            frame = self.batch.iloc[:, [self.names.index(name) for name in kept]]
-            made = predicted.to_pandas()
-            columns = {name: made[name].array for name in made}  # without an index: that of the batch may have repeats
-            return frame.set_axis(list(kept.values()), axis="columns").assign(**columns)
-        arrays = [self.batch.column(name) for name in kept]
-        fields = [self.batch.schema.field(name).with_name(new) for name, new in kept.items()]
-        schema = pyarrow.schema([*fields, *predicted.schema])
-        table = pyarrow.Table.from_arrays([*arrays, *predicted.columns], schema=schema)
-        if isinstance(self.batch, pyarrow.Table):
-            return table
-        whole = [column.combine_chunks() for column in table.columns]
-        return pyarrow.RecordBatch.from_arrays(whole, schema=schema)
+        lengths[name] = len(column)
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
+        raise DataError(f"the columns of a batch have different numbers of values: {listed}")
+    if len(columns) < len(pairs):
+        repeated = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
+        raise DataError(f"a batch has several columns {repeated!r}: give each column a name of its own")
+    return columns
 
 
-def _length(name: str, column: Any) -> int:
-    """How many values a column has; raises DataError for what is no list of values."""
-    try:
-        if not isinstance(column, str | bytes | Mapping):
-            return len(column)
-    except TypeError:  # it has no length
-        pass
-    raise DataError(
-        f"the column {name!r} of a batch is a {type(column).__name__}, expected a list of values; for one row use "
-        "`predict`"
-    )
-
-
-def _is_frame(batch: Any) -> bool:
-    return hasattr(batch, "iloc") and hasattr(batch, "columns")
+def _cells(column: Any) -> list[Any]:
+    """Returns the values of a column in Python's types; what numpy and pandas write for a missing value is None."""
+    if hasattr(column, "notna"):
+        column = column.astype(object).where(column.notna(), None)
+    return [_cell(value) for value in (column.to_pylist() if hasattr(column, "to_pylist") else column)]
 
 
 def _cell(value: Any) -> Any:
-    """A cell as a Python value: arrays as lists; what numpy and pandas write for a missing value as None."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, list | tuple):
@@ -404,28 +312,15 @@ def _cell(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _as_array(column: "pyarrow.ChunkedArray") -> Any:
-    """A column as NumPy has it: numbers, or an array of objects."""
+def _as_array(array: "pyarrow.Array") -> Any:
+    """Returns a column as NumPy has it: numbers, or an array of objects."""
     import pyarrow
 
-    if pyarrow.types.is_floating(column.type) or pyarrow.types.is_integer(column.type):
-        return column.to_numpy()
-    found = np.empty(len(column), dtype=object)
-    found[:] = column.to_pylist()
-    return found
-
-
-def _move_to_gpu(model: TaskModel) -> None:
-    """Raises UsageError in a process that was forked from one which had used the GPU."""
-    try:
-        model.to("cuda")
-    except RuntimeError as error:
-        if "forked" not in str(error):
-            raise
-        raise UsageError(
-            "a process that was forked from one which has used the GPU cannot use it: predict in one process, or do "
-            "not use the GPU before"
-        ) from None
+    if pyarrow.types.is_floating(array.type) or pyarrow.types.is_integer(array.type):
+        return array.to_numpy(zero_copy_only=False)
+    result = np.empty(len(array), dtype=object)
+    result[:] = array.to_pylist()
+    return result
 
 
 def prediction_schema(task: Task, *, with_error: bool = False) -> "pyarrow.Schema":

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations, islice
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from typing import IO, Any, Literal
 
 from bert_tasks.checkpoints.load import tensors_digest
 from bert_tasks.data.columns import ROW_ERROR, PassthroughColumns
-from bert_tasks.data.problems import counted, first_few
+from bert_tasks.data.problems import counted
 from bert_tasks.data.records import is_encodable
 from bert_tasks.data.table import RowTable, read_batches, tokenizer_content
 from bert_tasks.data.unknown_tokens import UnknownTokens
@@ -41,16 +41,7 @@ from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.export.exported import ExportedModel
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.storage import (
-    LOCK,
-    atomic_path,
-    explained_disk_full,
-    is_temporary,
-    locked,
-    move,
-    remove_temporaries,
-    sha256_json,
-)
+from bert_tasks.storage import atomic_path, explained_disk_full, locked, move, remove_temporaries, sha256_json
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.fitting import Fitting
@@ -152,15 +143,25 @@ class Predicted:
         notes: what else was skipped when the rows were read, and what the output's format cannot hold.
     """
 
-    rows: int
-    truncated: int
-    rejected: int
+    rows: int = 0
+    truncated: int = 0
+    rejected: int = 0
     rejects: Path | None = None
     resumed: int = 0
     cuts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: UnknownTokens = field(default_factory=UnknownTokens)
     warnings: tuple[str, ...] = ()
+
+    def plus(self, chunk: "Predicted") -> "Predicted":
+        """Returns the counts with those of more rows."""
+        return replace(
+            self,
+            rows=self.rows + chunk.rows,
+            truncated=self.truncated + chunk.truncated,
+            rejected=self.rejected + chunk.rejected,
+            unknown=UnknownTokens.total([self.unknown, chunk.unknown]),
+        )
 
     def lines(self) -> list[str]:
         """The messages beside the number of rows."""
@@ -229,6 +230,14 @@ def sibling_output(path: Path, name: str) -> Path:
     return path.with_name(f"{path.stem}.{name}")
 
 
+def check_row_options(keep_columns: PassthroughColumns, on_error: str) -> None:
+    """Raises UsageError for a value that is none of the option's."""
+    if isinstance(keep_columns, str) and keep_columns not in ("all", "none"):
+        raise UsageError(f"keep_columns is {keep_columns!r}, expected 'all', 'none' or a list of names")
+    if on_error not in ("fail", "skip"):
+        raise UsageError(f"on_error = {on_error!r}: expected 'fail' or 'skip'")
+
+
 def output_destination(
     output: str | Path | IO[bytes], data: Data, writing: WriteOptions, task: type[Task] | None
 ) -> OutputDestination:
@@ -240,11 +249,7 @@ def output_destination(
     Raises:
         UsageError: an option has an invalid value, or options exclude each other.
     """
-    keep = writing.keep_columns
-    if isinstance(keep, str) and keep not in ("all", "none"):
-        raise UsageError(f"keep_columns is {keep!r}, expected 'all', 'none' or a list of names")
-    if writing.on_error not in ("fail", "skip"):
-        raise UsageError(f"on_error = {writing.on_error!r}: expected 'fail' or 'skip'")
+    check_row_options(writing.keep_columns, writing.on_error)
     forms = FORMS if task is None else Rendering.of(task).row_formats
     if writing.format is not None and writing.format not in forms:
         raise UsageError(f"there is no output format {writing.format!r}; choose {', '.join(forms)}")
@@ -304,10 +309,7 @@ def finalize_output(
     elif form in DELIMITERS:
         write_table(lines, target, DELIMITERS[form], raw=raw)
     else:
-        try:
-            move(lines, target)
-        except OSError as error:
-            raise write_failure(explained_disk_full(error, lines), target) from None
+        move(lines, target)
 
 
 def write_rejects(table: RowTable, target: Path) -> None:
@@ -367,8 +369,7 @@ class PartialOutput:
     def keep(self, rows: int) -> None:
         """Removes all lines but the first ones, among them a line that is not complete."""
         self._file.seek(0)
-        size = sum(len(line) for line in islice(self._file, rows))
-        self._file.truncate(size)
+        self._file.truncate(sum(len(line) for line in islice(self._file, rows)))
         self.rows = rows
 
     def append(self, lines: bytes) -> None:
@@ -386,11 +387,9 @@ class PartialOutput:
         self.rows += lines.count(b"\n")
 
     def close(self) -> None:
-        """Closes the file."""
-        try:
+        """Closes the file; a full disk may still lack a part of a line that does not count."""
+        with suppress(OSError):
             self._file.close()
-        except OSError as error:  # what a full disk did not take, of a line that does not count
-            _log.debug("%s: %s", self._output, error)
 
 
 @contextmanager
@@ -400,29 +399,25 @@ def partial_output(output: Path, metadata: Mapping[str, Any]) -> Iterator[Partia
     Its files are removed if the work is finished, if nothing was completed, and if the rows cannot be used.
 
     Raises:
-        UsageError: Another process works in the folder, the folder has other files, or it cannot be written.
+        UsageError: Another process works in the folder.
     """
     folder = unfinished_folder(output)
     try:
         with locked(folder):
-            try:
-                if not _belongs(folder, metadata):
-                    (folder / ROWS).unlink(missing_ok=True)  # before there is a new manifest
-                with atomic_path(folder / MANIFEST) as temporary:
-                    temporary.write_text(json.dumps(metadata, indent=2) + "\n", "utf-8")
-                partial = PartialOutput(output, folder / ROWS)
-            except OSError as error:
-                raise write_failure(error, output) from None
-            is_over = False
+            if not _is_resumable(folder, metadata):
+                (folder / ROWS).unlink(missing_ok=True)  # before there is a new manifest
+            with atomic_path(folder / MANIFEST) as temporary:
+                temporary.write_text(json.dumps(metadata, indent=2) + "\n", "utf-8")
+            partial = PartialOutput(output, folder / ROWS)
             try:
                 yield partial
-                is_over = True
+                partial.rows = 0
             except DataError:  # the rows will be changed: there is nothing to resume
-                is_over = True
+                partial.rows = 0
                 raise
             finally:
                 partial.close()
-                if (is_over or not partial.rows) and folder.is_dir():
+                if not partial.rows:
                     remove_temporaries(folder)
                     for name in (ROWS, MANIFEST):  # the manifest last: it says that the lines are ours
                         (folder / name).unlink(missing_ok=True)
@@ -431,21 +426,13 @@ def partial_output(output: Path, metadata: Mapping[str, Any]) -> Iterator[Partia
             folder.rmdir()
 
 
-def _belongs(folder: Path, metadata: Mapping[str, Any]) -> bool:
+def _is_resumable(folder: Path, metadata: Mapping[str, Any]) -> bool:
     """Returns True if the folder has lines of an attempt with the same metadata; says what changed if not."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        manifest = None
-    if not isinstance(manifest, dict):
-        names = {path.name for path in folder.iterdir()} - {LOCK}
-        foreign = sorted(name for name in names if not is_temporary(name))
-        if foreign:
-            raise UsageError(
-                f"{folder} is not an unfinished prediction, it holds {first_few(foreign, 3)}: move it away"
-            )
+        changed = [name for name in metadata if manifest.get(name) != metadata[name]]
+    except (OSError, ValueError, RecursionError, AttributeError):  # there is none, or it is damaged
         return False
-    changed = [name for name in metadata if manifest.get(name) != metadata[name]]
     if changed:
         _log.warning("%s: starting again, because %s changed", folder, " and ".join(changed))
     return not changed

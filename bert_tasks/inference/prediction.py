@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate, chain, count, islice
 from pathlib import Path
 from platform import python_version
@@ -210,7 +209,7 @@ def predict_file(
     is_standard = isinstance(data, str) and data == STANDARD
     format = None if options.format is None or not is_standard else named_format(options.format)
     accelerator = make_accelerator()
-    broadcast_from_main(accelerator, partial(destination.check_places, data))
+    broadcast_from_main(accelerator, destination.check_places, data)
     if is_standard and sys.stdin is None:
         raise UsageError("standard input is closed: name a file, or send rows through a pipe")
     if is_standard and accelerator.num_processes > 1:
@@ -247,18 +246,13 @@ class Chunk:
     Attributes:
         lines: The JSON lines of the output; empty for a format of a task.
         rows, predictions: For a format of a task, which is made of all predictions at once; else empty.
-        count: Number of predicted rows. ``truncated`` of them were not read as a whole.
-        rejected: Number of rows that cannot be used.
-        unknown: The unknown tokens.
+        counts: Numbers of rows and tokens.
     """
 
     lines: bytes
     rows: Rows
     predictions: Sequence[Prediction]
-    count: int
-    truncated: int
-    rejected: int
-    unknown: UnknownTokens
+    counts: Predicted
 
 
 class PredictionRun:
@@ -285,19 +279,14 @@ class PredictionRun:
         progress: Progress = lambda completed, total: None,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        self.model, self.destination, self.writing, self.dtype, self.progress = (
-            model,
-            destination,
-            writing,
-            dtype,
-            progress,
-        )
+        self.model, self.destination, self.writing = model, destination, writing
+        self.dtype, self.progress = dtype, progress
         self._accelerator = make_accelerator() if accelerator is None else accelerator
         self._forward_fn = logits_of(model, dtype)
         self._names = {} if names is None else names
         self._given: Rows | None = None  # rows in memory as the caller gave them, whose columns are kept
         self._encode_vector = vector_text if destination.form in ("parquet", "npy") else float_list
-        self._counts = Predicted(rows=0, truncated=0, rejected=0)
+        self._counts = Predicted()
 
     def predict_table(self, data: Data, reading: ReadOptions, name: str) -> Predicted:
         """Predicts the rows of a file or of memory.
@@ -331,15 +320,14 @@ class PredictionRun:
             )
             error.collective = True
             raise error
-        if destination.rendered:
-            self._render(table)
-        elif destination.path is not None:
-            self._write_file(table, destination.path)
+        if destination.rejects is not None:
+            broadcast_from_main(self._accelerator, write_rejects, table, destination.rejects)
+        if destination.path is None:
+            self._map_chunks(table, self._write_to_stream())
+        elif destination.rendered:
+            self._render(table, destination.path)
         else:
-            if destination.rejects is not None:
-                broadcast_from_main(self._accelerator, partial(write_rejects, table, destination.rejects))
-            writer = self._stream_writer()
-            self._map_chunks(table, lambda chunk: writer.write(chunk.lines))
+            self._write_file(table, destination.path)
         return replace(self._counts, notes=(*table.notes, *self._counts.notes))
 
     def predict_stream(self, reading: ReadOptions, source: Path) -> Predicted:
@@ -351,27 +339,16 @@ class PredictionRun:
             DataError: There are no rows, or a column is missing.
             ClosedPipeError: The output's reader has closed it.
         """
-        most, pending, writer = self._chunk_rows, list[Row](), self._stream_writer()
-        rejects = self.destination.rejects
+        most, pending, write = self._chunk_rows, list[Row](), self._write_to_stream()
+        rejects, skips = self.destination.rejects, self.writing.on_error == "skip"
 
         def flush() -> None:
-            rows, skips = pending.copy(), self.writing.on_error == "skip"
+            rows = pending.copy()
             pending.clear()
-            if not rows:
-                return
-            faulty = [row for row in rows if row.get(ROW_ERROR) is not None]
-            chunk = self._predict_chunk(
-                self._counts.rows, rows if skips or not faulty else rows[: rows.index(faulty[0])]
-            )
-            writer.write(chunk.lines)
-            self._count(chunk, None)
-            if faulty and not skips:
-                errors = RowErrors()
-                for row in faulty:
-                    errors.add(STDIN_NAME, row[LINE], RowError(json.loads(row[ROW_ERROR])["reason"]))
-                raise errors
+            if rows:
+                self._take(self._predict_chunk(self._counts.rows, rows), write, None)
             if file is not None:
-                file.writelines(reject_line(row[ROW_ERROR]) for row in faulty)
+                file.writelines(reject_line(row[ROW_ERROR]) for row in rows if row.get(ROW_ERROR) is not None)
                 file.flush()
 
         with nullcontext() if rejects is None else rejects.open("w", encoding="utf-8") as file:
@@ -380,6 +357,10 @@ class PredictionRun:
                 self._names = names
                 try:
                     for row in rows:
+                        if not skips and row.get(ROW_ERROR) is not None:
+                            errors = RowErrors()
+                            errors.add(STDIN_NAME, row[LINE], RowError(json.loads(row[ROW_ERROR])["reason"]))
+                            raise errors
                         pending.append(row)
                         if len(pending) == most:
                             flush()
@@ -396,20 +377,19 @@ class PredictionRun:
             return None
         return task_model.EXPLAINED_ROWS if self.writing.explain else task_model.CHUNK_ROWS
 
-    def _stream_writer(self) -> StreamWriter:
-        if self.destination.stream is None:
-            raise UsageError("an output is a file or a stream")
-        return StreamWriter(self.destination.stream, form=self.destination.form, raw=self.writing.csv_raw)
+    def _table_chunk_rows(self, table: RowTable) -> int:
+        return max(len(table), 1) if self._chunk_rows is None else self._chunk_rows
 
-    def _count(self, chunk: Chunk, total: int | None) -> None:
-        counts = self._counts
-        self._counts = replace(
-            counts,
-            rows=counts.rows + chunk.count,
-            truncated=counts.truncated + chunk.truncated,
-            rejected=counts.rejected + chunk.rejected,
-            unknown=UnknownTokens.total([counts.unknown, chunk.unknown]),
-        )
+    def _write_to_stream(self) -> Callable[[Chunk], None]:
+        """Returns the function that writes a chunk to the stream of the output."""
+        stream = cast("IO[bytes]", self.destination.stream)
+        writer = StreamWriter(stream, form=self.destination.form, raw=self.writing.csv_raw)
+        return lambda chunk: writer.write(chunk.lines)
+
+    def _take(self, chunk: Chunk, write: Callable[[Chunk], None], total: int | None) -> None:
+        """Writes a chunk and counts it."""
+        write(chunk)
+        self._counts = self._counts.plus(chunk.counts)
         self.progress(self._counts.rows, total)
 
     def _map_chunks(self, table: RowTable, write: Callable[[Chunk], None], completed: int = 0) -> None:
@@ -419,28 +399,26 @@ class PredictionRun:
             completed: Number of first chunks that are left out.
         """
         rank, world = self._accelerator.process_index, self._accelerator.num_processes
-        size = max(len(table), 1) if self._chunk_rows is None else self._chunk_rows
+        size = self._table_chunk_rows(table)
         rows, count = iter(table), -(-len(table) // size)
         chunks = ((number, list(islice(rows, size))) for number in range(count))
         mine = (chunk for chunk in chunks if chunk[0] >= completed and (chunk[0] - completed) % world == rank)
 
         def take(results: Sequence[Chunk]) -> None:
             for chunk in results:
-                write(chunk)
-                self._count(chunk, len(table))
+                self._take(chunk, write, len(table))
 
         if self._accelerator.is_main_process:
             self.progress(self._counts.rows, len(table))
         for _ in range(completed, count, world):
             number, chunk_rows = next(mine, (-1, []))
             results = gather_object([] if number < 0 else [self._predict_chunk(number * size, chunk_rows)])
-            broadcast_from_main(self._accelerator, partial(take, results))
+            broadcast_from_main(self._accelerator, take, results)
         self._counts = broadcast_from_main(self._accelerator, lambda: self._counts)
 
     def _write_file(self, table: RowTable, path: Path) -> None:
         """Keeps the lines of completed chunks beside the output until all of them are there."""
-        accelerator, writing, opened = self._accelerator, self.writing, list[PartialOutput]()
-        size = max(len(table), 1) if self._chunk_rows is None else self._chunk_rows
+        opened, size = list[PartialOutput](), self._table_chunk_rows(table)
         with ExitStack() as stack:
 
             def resume() -> int:
@@ -456,16 +434,15 @@ class PredictionRun:
                     _log.warning("%s: resuming after %s", partial_file.path.parent, counted(ends[completed], "row"))
                 return completed
 
-            completed = broadcast_from_main(accelerator, resume)
+            completed = broadcast_from_main(self._accelerator, resume)
             self._map_chunks(table, lambda chunk: opened[0].append(chunk.lines), completed)
 
             def finish() -> None:
-                if self.destination.rejects is not None:
-                    write_rejects(table, self.destination.rejects)
                 vectors = Rendering.of(self.model.task).vector_columns(self.model.config)
-                finalize_output(opened[0].path, path, form=self.destination.form, raw=writing.csv_raw, vectors=vectors)
+                raw = self.writing.csv_raw
+                finalize_output(opened[0].path, path, form=self.destination.form, raw=raw, vectors=vectors)
 
-            broadcast_from_main(accelerator, finish)
+            broadcast_from_main(self._accelerator, finish)
 
     def _metadata(self, table: RowTable, size: int) -> dict[str, Any]:
         """What must be equal for two attempts to write the same output; the number of processes does not count."""
@@ -484,29 +461,22 @@ class PredictionRun:
         model = model_fingerprint(self.model)
         return {"input": table.fingerprint, "model": model, "settings": settings, "versions": versions}
 
-    def _render(self, table: RowTable) -> None:
+    def _render(self, table: RowTable, path: Path) -> None:
         """Writes the files of a task's format, made of all predictions; the one asked for appears last.
 
         Raises:
             DataError: The format has no place for these rows; before any is predicted.
         """
-        task, destination, chunks = self.model.task, self.destination, list[Chunk]()
+        rendering, form, chunks = Rendering.of(self.model.task), self.destination.form, list[Chunk]()
         usable = (row for row in table if row.get(ROW_ERROR) is None)
-        notes = broadcast_from_main(self._accelerator, lambda: Rendering.of(task).check(destination.form, usable))
+        notes = broadcast_from_main(self._accelerator, lambda: rendering.check(form, usable))
         self._map_chunks(table, chunks.append)
 
         def write() -> None:
-            if destination.rejects is not None:
-                write_rejects(table, destination.rejects)
             predictions = [prediction for chunk in chunks for prediction in chunk.predictions]
-            files = Rendering.of(task).render(
-                destination.form, predictions, [row for chunk in chunks for row in chunk.rows]
-            )
+            files = rendering.render(form, predictions, [row for chunk in chunks for row in chunk.rows])
             for name in sorted(files, reverse=True):
-                place = (
-                    destination.path if not name or destination.path is None else sibling_output(destination.path, name)
-                )
-                with whole_file(cast("Path", place)) as file:
+                with whole_file(sibling_output(path, name) if name else path) as file:
                     file.write(files[name])
 
         broadcast_from_main(self._accelerator, write)
@@ -519,25 +489,23 @@ class PredictionRun:
             first: The number of the first row, for messages.
             rows: The rows.
         """
-        usable = [row for row in rows if row.get(ROW_ERROR) is None]
-        features: list[Sequence[Feature]] = []
+        usable, features = [row for row in rows if row.get(ROW_ERROR) is None], list[Sequence[Feature]]()
         asked = {"logits": self.writing.logits, "explain": self.writing.explain}
         predictions = list(
             self.model.predict_rows(usable, forward_fn=self._forward_fn, first=first, note=features.append, **asked)
         )
-        truncated = sum(len({one["row"] for one in windows if one.get("lost_tokens", 0) > 0}) for windows in features)
+        truncated = sum(len({one["row"] for one in part if one.get("lost_tokens", 0) > 0}) for part in features)
         ids = (np.fromiter(chain.from_iterable(one["input_ids"] for one in part), np.int64) for part in features)
-        is_rendered = self.destination.rendered
-        lines = [] if is_rendered else map(self._line, count(first), usable, predictions)
-        return Chunk(
-            lines="".join(lines).encode(),
-            rows=usable if is_rendered else (),
-            predictions=predictions if is_rendered else (),
-            count=len(usable),
+        counts = Predicted(
+            rows=len(usable),
             truncated=truncated,
             rejected=len(rows) - len(usable),
             unknown=UnknownTokens.of(ids, self.model.tokenizer),
         )
+        if self.destination.rendered:
+            return Chunk(lines=b"", rows=usable, predictions=predictions, counts=counts)
+        lines = "".join(map(self._line, count(first), usable, predictions))
+        return Chunk(lines=lines.encode(), rows=(), predictions=(), counts=counts)
 
     def _line(self, number: int, row: Row, prediction: Prediction) -> str:
         """Returns the JSON line of a row: the columns to keep, then the prediction.

@@ -21,6 +21,12 @@ DType = Literal["float32", "bf16", "int8"]
 _log = logging.getLogger(__name__)
 
 
+def check_dtype(dtype: str) -> None:
+    """Raises UsageError for a dtype that is not in `DType`."""
+    if dtype not in get_args(DType):
+        raise UsageError(f"dtype is {dtype!r}, expected one of {', '.join(map(repr, get_args(DType)))}")
+
+
 def logits_of(model: TaskModel, dtype: DType) -> ForwardFn:
     """The function that computes a batch's logits: the model itself, its int8 graph, or it with an encoder in bfloat16.
 
@@ -30,8 +36,7 @@ def logits_of(model: TaskModel, dtype: DType) -> ForwardFn:
     Raises:
         UsageError: the dtype is unknown, or the model is an exported one; for int8 also as in ``exported_graph``.
     """
-    if dtype not in get_args(DType):
-        raise UsageError(f"dtype is {dtype!r}, expected one of {', '.join(map(repr, get_args(DType)))}")
+    check_dtype(dtype)
     if dtype == "float32":
         return model.packed_logits
     if model.no_weights_reason and not isinstance(model, EnsembleModel):
