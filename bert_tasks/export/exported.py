@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from bert_tasks.checkpoints.files import checked_file, read_json
-from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.checkpoints.load import checked_tensors
 from bert_tasks.checkpoints.save import read_head_tensors
-from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
@@ -215,33 +213,18 @@ class ExportedModel(FixedModel[PredictionT]):
         self.eval()
 
     @classmethod
-    def load(
+    def _from_folder(
         cls,
-        name: str | Path,
-        *,
+        folder: CheckpointFolder,
         task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
-        revision: str | None,
         given: Mapping[str, Any],
-        served_as: Callable[[type[Task]], type[Task]] | None = None,
+        served_as: Callable[[type[Task]], type[Task]] | None,
     ) -> Self:
-        """Loads an exported folder.
-
-        Args:
-            name, revision: see ``from_pretrained``.
-            task: the class of a task that is not built in.
-            given: fields of the task to change, except those that the graph fixes.
-            served_as: not used, because the folder states its task.
-
-        Raises:
-            UsageError: onnxruntime is not installed, or the graph fixes a given setting.
-            CheckpointError: a file is missing or damaged, or the files do not belong together.
-        """
         check_libraries(["onnxruntime"], extra="export", purpose="exported models")
         if fixed := sorted(given.keys() & _FIXED):
-            raise UsageError(f"{name} is exported, which fixes {', '.join(fixed)}: export the model again to change it")
-        path = resolve(name, revision=revision)
-        graph, folder = _checked_graph(path), CheckpointFolder.open(path)
-        model = cls(folder.hf_config, stated_task(folder, task, given), graph=graph)
+            raise UsageError(f"{folder.path} is exported, which fixes {', '.join(fixed)}: export it again to change it")
+        path = folder.path
+        model = cls(folder.hf_config, stated_task(folder, task, given), graph=_checked_graph(path))
         outputs = model.graph.session.get_outputs()
         found = (None, *outputs[0].shape)[-1] if len(outputs) == 1 else len(outputs)
         found, expected = found if isinstance(found, int) else None, model.head.num_logits
@@ -254,8 +237,6 @@ class ExportedModel(FixedModel[PredictionT]):
                 raise CheckpointError(f"{path}: task_head.safetensors is missing or does not belong to the stored task")
             checked = checked_tensors({name: tensors[name] for name in shapes}, dict.fromkeys(shapes, torch.float32))
             model.load_state_dict(checked, strict=False)
-        model.columns = folder.columns
-        model.tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)
         return model
 
     def packed_logits(self, batch: PackedBatch) -> Tensor:

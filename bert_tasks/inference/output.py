@@ -154,7 +154,7 @@ class Predicted:
     warnings: tuple[str, ...] = ()
 
     def plus(self, chunk: "Predicted") -> "Predicted":
-        """Returns the counts with those of more rows."""
+        """Returns the sums of the counts."""
         return replace(
             self,
             rows=self.rows + chunk.rows,

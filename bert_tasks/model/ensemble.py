@@ -7,11 +7,11 @@ Shape legend: B sequences (windows), L logits of each, M models.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -67,28 +67,6 @@ class EnsembleModel(FixedModel[PredictionT]):
         self.tokenizer, self.columns = first.tokenizer, first.columns
         self.eval()
 
-    @classmethod
-    def load(
-        cls,
-        name: str | Path,
-        *,
-        task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
-        revision: str | None,
-        given: Mapping[str, Any],
-        served_as: Callable[[type[Task]], type[Task]] | None = None,
-    ) -> Self:
-        """Loads all models of a folder that ``train --folds`` wrote; see ``TaskModel.load`` for the arguments.
-
-        Raises:
-            CheckpointError: the cross-validation is not finished, or a model is missing, damaged or another one's.
-        """
-        models: dict[str, TaskModel[PredictionT]] = {}
-        for home in _finished_folds(Path(os.path.expanduser(name))):
-            loaded = TaskModel.load(home, task=task, revision=revision, given=given, served_as=served_as)
-            check_trained(home, loaded.task, loaded.load_report)
-            models[str(home)] = loaded
-        return cls(models)
-
     def packed_logits(self, batch: PackedBatch) -> Any:
         return self.joined([cast("TaskModel", model).packed_logits for model in self.models])(batch)
 
@@ -133,6 +111,24 @@ class EnsembleModel(FixedModel[PredictionT]):
         with torch.inference_mode():
             means: Tensor = mean_logits(self.task, self.head, logits.unbind(-1), windows)
         return means
+
+
+def load_ensemble(name: str | Path, **options: Any) -> EnsembleModel:
+    """Loads all models of a folder that ``train --folds`` wrote.
+
+    Args:
+        name: The folder.
+        options: The other arguments of ``TaskModel.load``.
+
+    Raises:
+        CheckpointError: the cross-validation is not finished, or a model is missing, damaged or another one's.
+    """
+    models: dict[str, TaskModel] = {}
+    for home in _finished_folds(Path(os.path.expanduser(name))):
+        model = TaskModel.load(home, **options)
+        check_trained(home, model.task, model.load_report)
+        models[str(home)] = model
+    return EnsembleModel(models)
 
 
 def _finished_folds(folder: Path) -> list[Path]:

@@ -3,9 +3,8 @@
 Owns what such a model refuses.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, NoReturn, Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -26,24 +25,13 @@ class FixedModel(TaskModel[PredictionT]):
 
     def forward(self, input_ids: Tensor | PackedBatch, *_: Any, **__: Any) -> Any:
         if not isinstance(input_ids, PackedBatch):
-            self._refuse("it takes no padded tensors, only packed batches")
+            raise UsageError(f"it takes no padded tensors, only packed batches: {self.no_weights_reason}")
         return self.packed_logits(input_ids)
 
     def train(self, mode: bool = True) -> Self:
         if mode:
-            self._refuse("it cannot be trained")
+            self.check_parameters()
         return super().train(mode)
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        self._refuse("it cannot be saved")
-
-    def restore(self, folder: str | Path) -> None:
-        self._refuse("it cannot be given other weights")
-
-    def with_layers(
-        self, layers: Sequence[int] | Literal["every-other"] | None = None, *, family: str | None = None
-    ) -> Self:
-        self._refuse("it has no layers to copy")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise UsageError(f"{what}: {self.no_weights_reason}")
+    def check_parameters(self) -> None:
+        raise UsageError(f"it can be neither trained nor saved: {self.no_weights_reason}")

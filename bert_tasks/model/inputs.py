@@ -26,7 +26,7 @@ from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.validator import unknown_column
 from bert_tasks.environment import installed_version
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.model.ensemble import EnsembleModel, is_ensemble
+from bert_tasks.model.ensemble import is_ensemble, load_ensemble
 from bert_tasks.model.pretrained import CheckpointFolder, check_trained, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256_file
@@ -71,15 +71,15 @@ def load_trained(
         return model
     from bert_tasks.export.exported import ExportedModel, is_exported  # which imports this package
 
-    is_mean = ensembles and is_ensemble(model)
-    kind: type[TaskModel] = EnsembleModel if is_mean else ExportedModel if is_exported(model) else TaskModel
-    loaded = kind.load(
-        model,
-        task=task,
-        revision=revision,
-        given={} if settings is None else settings,
-        served_as=lambda kind: _task_of_columns(kind, data, reading),
-    )
+    options: dict[str, Any] = {
+        "task": task,
+        "revision": revision,
+        "given": {} if settings is None else settings,
+        "served_as": lambda kind: _task_of_columns(kind, data, reading),
+    }
+    if ensembles and is_ensemble(model):
+        return load_ensemble(model, **options)
+    loaded: TaskModel = (ExportedModel if is_exported(model) else TaskModel).load(model, **options)
     check_trained(model, loaded.task, loaded.load_report)
     return loaded
 

@@ -123,9 +123,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
             UsageError: an unknown task or setting, or one text as the labels, which would be taken for its letters.
         """
-        if isinstance(labels, str):
-            raise UsageError(f"labels is the text {labels!r}, expected a list of names, e.g. labels=['no', 'yes']")
-        given = settings if labels is None else {**settings, "labels": tuple(labels)}
+        given = (
+            settings if labels is None else {**settings, "labels": labels if isinstance(labels, str) else tuple(labels)}
+        )
         return cls.load(name, task=task, revision=revision, given=given)
 
     @classmethod
@@ -155,9 +155,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             CheckpointError: an unknown family or field, a value that does not fit, or no such tokenizer.
             UsageError: see ``from_pretrained``.
         """
-        if isinstance(labels, str):
-            raise UsageError(f"labels is the text {labels!r}, expected a list of names, e.g. labels=['no', 'yes']")
-        given = settings if labels is None else {**settings, "labels": tuple(labels)}
+        given = (
+            settings if labels is None else {**settings, "labels": labels if isinstance(labels, str) else tuple(labels)}
+        )
         if isinstance(tokenizer, str | Path):
             loaded = load_tokenizer(resolve(tokenizer, weights=False), vocab_size=_MOST_TOKENS)
         else:
@@ -194,6 +194,21 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             served_as: replaces the class that a folder without our key is taken for where no task is named.
         """
         folder = CheckpointFolder.open(resolve(name, revision=revision))
+        model = cls._from_folder(folder, task, given, served_as)
+        model.origin = origin(name, folder.path, revision=revision)
+        model.columns = folder.columns
+        model.tokenizer = load_tokenizer(folder.path, vocab_size=model.config.vocab_size)
+        return model.eval()
+
+    @classmethod
+    def _from_folder(
+        cls,
+        folder: CheckpointFolder,
+        task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
+        given: Mapping[str, Any],
+        served_as: Callable[[type[Task]], type[Task]] | None,
+    ) -> Self:
+        """The model of a folder, without tokenizer."""
         built, is_own = folder_task(folder, task, given, served_as)
         with torch.device("meta"):
             model = cls(folder.hf_config, cast("Task[PredictionT]", built))
@@ -206,10 +221,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         state = model.state_dict()
         model._drawn = {name: value.clone() for name, value in state.items() if name not in matched.tensors}
         model.load_report = matched.report
-        model.origin = origin(name, folder.path, revision=revision)
-        model.columns = folder.columns
-        model.tokenizer = load_tokenizer(folder.path, vocab_size=model.config.vocab_size)
-        return model.eval()
+        return model
 
     def with_layers(
         self, layers: Sequence[int] | Literal["every-other"] | None = None, *, family: str | None = None
@@ -226,6 +238,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             UsageError: there is no such layer or family, the layers share their weights, or the family computes
                 something else.
         """
+        self.check_parameters()
         count, model_type = len(self.config.layer_order), self.hf_config["model_type"]
         kept = [*range(0, count, 2 if layers == "every-other" else 1)]
         if layers is not None and layers != "every-other":

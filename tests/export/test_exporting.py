@@ -153,7 +153,7 @@ def test_an_exported_model_is_nothing_else(case: Case, tmp_path: Path) -> None:
     assert [one.tags for one in model.predict(SENTENCES[:2])] == [one.tags for one in case.model.predict(SENTENCES[:2])]
     with pytest.raises(UsageError, match="cannot be trained: the model is already exported"):
         fit(model, train=SENTENCES, validation=SENTENCES, output_dir=tmp_path / "run")
-    with pytest.raises(UsageError, match="cannot be saved"):
+    with pytest.raises(UsageError, match="neither trained nor saved: the model is already exported"):
         model.save_pretrained(tmp_path / "saved")
     with pytest.raises(UsageError, match="only packed batches"):
         model(torch.ones(1, 3, dtype=torch.long))

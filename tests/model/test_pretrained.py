@@ -293,7 +293,7 @@ def test_max_length_beyond_the_positions(family: str, stock: Save) -> None:
         ),
         ({"task": "sequence-classification", "maxlength": 3}, "has no setting 'maxlength', did you mean 'max_length'"),
         ({"task": "sequence-classification", "max_length": "40"}, "sequence-classification: "),
-        ({"task": "sequence-classification", "labels": "glad"}, "labels is the text 'glad', expected a list of names"),
+        ({"task": "sequence-classification", "labels": "glad"}, "labels is 'glad': Input should be a valid array"),
         ({"task": "sequence-classification", "max_length": 2}, "max_length is 2, expected at least 3"),
         (
             {"task": "sequence-classification", "pooling": "average"},
