@@ -217,14 +217,14 @@ class ExportedModel(FixedModel[PredictionT]):
         cls,
         folder: CheckpointFolder,
         task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
-        given: Mapping[str, Any],
+        options: Mapping[str, Any],
         served_as: Callable[[type[Task]], type[Task]] | None,
     ) -> Self:
         check_libraries(["onnxruntime"], extra="export", purpose="exported models")
-        if fixed := sorted(given.keys() & _FIXED):
+        if fixed := sorted(options.keys() & _FIXED):
             raise UsageError(f"{folder.path} is exported, which fixes {', '.join(fixed)}: export it again to change it")
         path = folder.path
-        model = cls(folder.hf_config, stated_task(folder, task, given), graph=_checked_graph(path))
+        model = cls(folder.hf_config, stated_task(folder, task, options), graph=_checked_graph(path))
         outputs = model.graph.session.get_outputs()
         found = (None, *outputs[0].shape)[-1] if len(outputs) == 1 else len(outputs)
         found, expected = found if isinstance(found, int) else None, model.head.num_logits

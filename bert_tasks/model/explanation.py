@@ -46,20 +46,22 @@ _SMALLEST_DIFFERENCE = 1e-4  # of logits in float32, whose last digits are noise
 _log = logging.getLogger("bert_tasks")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Window:
     """A feature that has a part in a logit.
 
     Attributes:
-        baseline_ids: as many as ``input_ids``.
-        terms: place among the window's logits, and weight.
+        spans: Of its tokens, see ``Explainable.token_spans``.
+        baseline_ids: As many as ``input_ids``.
+        terms: Place among the window's logits, and weight.
+        contributions: ``[T]`` float64 of its tokens.
     """
 
-    input_ids: Sequence[int]
+    feature: Feature
+    spans: Sequence[Any]
     baseline_ids: Sequence[int]
-    token_type_ids: Sequence[int]
-    gather_positions: Sequence[int] | None
-    terms: tuple[tuple[int, float], ...]
+    terms: Sequence[tuple[int, float]]
+    contributions: Tensor
 
 
 def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32") -> Explainable:
@@ -104,10 +106,16 @@ def explained(
     Raises:
         CheckpointError: a logit or a gradient is not a finite number.
     """
-    paths = [_RowPath.of(logit, features, spans, model.config.pad_token_id) for logit in logits]
+    paths = [_RowPath(logit, features, spans, model.config.pad_token_id) for logit in logits]
     device = model.encoder.embeddings.word.weight.device.type
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
-        pending = _integrated(paths, _InputGradients(model, head, check))
+        gradients, steps, pending = _InputGradients(model, head, check), FEWEST_STEPS, paths
+        for path, *ends in zip(paths, gradients.logits(paths, 1.0), gradients.logits(paths, 0.0), strict=True):
+            path.logit, path.baseline_logit = ends
+        while pending and steps <= MOST_STEPS:
+            gradients.integrate(pending, steps)
+            pending = [path for path in pending if not path.completeness_error <= TOLERANCE]  # also of nan
+            steps *= 2
     finite(torch.tensor([path.completeness_error for path in paths]))
     if pending:
         _log.warning(
@@ -120,67 +128,36 @@ def explained(
     return [path.explanation() for path in paths]
 
 
-def _integrated(paths: Sequence["_RowPath"], gradients: "_InputGradients") -> Sequence["_RowPath"]:
-    """Computes the logits and the contributions of paths; returns those that do not add up."""
-    for path, *ends in zip(paths, gradients.logits(paths, 1.0), gradients.logits(paths, 0.0), strict=True):
-        path.logit, path.baseline_logit = ends
-    steps, pending = FEWEST_STEPS, paths
-    while pending and steps <= MOST_STEPS:
-        gradients.integrate(pending, steps)
-        pending = [path for path in pending if not path.completeness_error <= TOLERANCE]  # also of nan
-        steps *= 2
-    return pending
-
-
 class _RowPath:
-    """The path of one row, and what has been computed of it.
+    """The path of one row, and what has been computed of it."""
 
-    Attributes:
-        windows: those that have a part in the logit.
-        contributions: ``[T]`` float64 of each window's tokens.
-    """
-
-    def __init__(self, logit: ExplainedLogit, windows: list[_Window], spans: TokenSpans) -> None:
-        self._logit, self.windows, self._spans = logit, windows, spans
-        self.logit = self.baseline_logit = 0.0
-        self.contributions: list[Tensor] = []
-        self.steps = 0
-
-    @classmethod
-    def of(
-        cls,
-        logit: ExplainedLogit,
-        features: Sequence[Feature],
-        spans: TokenSpans,
-        baseline: int,
-    ) -> "_RowPath":
-        numbers = list(dict.fromkeys(feature for feature, _, _ in logit.terms))
-        windows = [
+    def __init__(self, logit: ExplainedLogit, features: Sequence[Feature], spans: TokenSpans, baseline: int) -> None:
+        self._logit, self.logit, self.baseline_logit, self.steps = logit, 0.0, 0.0, 0
+        self.windows = [
             _Window(
-                input_ids=features[number]["input_ids"],
+                feature=features[number],
+                spans=spans[number],
                 baseline_ids=[
                     token if span is None else baseline
                     for token, span in zip(features[number]["input_ids"], spans[number], strict=True)
                 ],
-                token_type_ids=features[number]["token_type_ids"],
-                gather_positions=features[number].get("gather_positions"),
-                terms=tuple((place, weight) for feature, place, weight in logit.terms if feature == number),
+                terms=[(position, weight) for feature, position, weight in logit.terms if feature == number],
+                contributions=torch.zeros(0),
             )
-            for number in numbers
+            for number in dict.fromkeys(feature for feature, _, _ in logit.terms)
         ]
-        return cls(logit, windows, [spans[number] for number in numbers])
 
     @property
     def completeness_error(self) -> float:
         difference = self.logit - self.baseline_logit
-        total = sum(float(part.sum()) for part in self.contributions)
+        total = sum(float(window.contributions.sum()) for window in self.windows)
         return abs(total - difference) / max(abs(difference), _SMALLEST_DIFFERENCE)
 
     def explanation(self) -> Explanation:
         tokens = [
             (span, contribution)
-            for spans, part in zip(self._spans, self.contributions, strict=True)
-            for span, contribution in zip(spans, part.tolist(), strict=True)
+            for window in self.windows
+            for span, contribution in zip(window.spans, window.contributions.tolist(), strict=True)
             if span is not None
         ]
         return Explanation(
@@ -211,66 +188,63 @@ class _InputGradients:
         self._position_offset, self._pad_groups = model.config.position_offset, self._table.device.type != "cpu"
         self._check = check
 
-    def logits(self, paths: Sequence[_RowPath], place: float) -> list[float]:
-        """The explained logit of each row at one place of its path: 0 is the baseline, 1 the row."""
-        found = [0.0] * len(paths)
+    def logits(self, paths: Sequence[_RowPath], share: float) -> list[float]:
+        """The explained logit of each row at one point of its path: 0 is the baseline, 1 the row."""
+        sums = [0.0] * len(paths)
+        items = [(number, window) for number, path in enumerate(paths) for window in path.windows]
         with torch.no_grad():
-            for batch in self._batches(
-                [(number, window) for number, path in enumerate(paths) for window in path.windows]
-            ):
-                numbers, windows = zip(*batch, strict=True)
-                point, _, packed = self._points(windows, [place] * len(windows))
+            for numbers, windows in self._batches(items):
+                point, _, packed = self._points(windows, [share] * len(windows))
                 terms, owners = self._terms(point, packed, windows)
                 for owner, term in zip(owners, terms.tolist(), strict=True):
-                    found[numbers[owner]] += term
-        return found
+                    sums[numbers[owner]] += term
+        return sums
 
     def integrate(self, paths: Sequence[_RowPath], steps: int) -> None:
         """Sets the contributions of rows to the sum over the nodes of the Gauss-Legendre formula with so many steps."""
         nodes, weights = np.polynomial.legendre.leggauss(steps)
         for path in paths:
             path.steps = steps
-            path.contributions = [torch.zeros(len(window.input_ids), dtype=torch.float64) for window in path.windows]
+            for window in path.windows:
+                window.contributions = torch.zeros(len(window.baseline_ids), dtype=torch.float64)
         points = [
-            ((contributions, float(node + 1) / 2, float(weight) / 2), window)
+            ((float(node + 1) / 2, float(weight) / 2), window)
             for path in paths
-            for window, contributions in zip(path.windows, path.contributions, strict=True)
+            for window in path.windows
             for node, weight in zip(nodes, weights, strict=True)
         ]
-        for batch in self._batches(points):
-            keys, windows = zip(*batch, strict=True)
-            point, change, packed = self._points(windows, [place for _, place, _ in keys])
+        for keys, windows in self._batches(points):
+            point, change, packed = self._points(windows, [share for share, _ in keys])
             point.requires_grad_()
             terms, _ = self._terms(point, packed, windows)
             (slope,) = torch.autograd.grad(terms.sum(), point)
-            shares = (slope * change).sum(1).double().cpu()  # [N]
-            for (contributions, _, weight), part in zip(
-                keys, torch.split(shares, list(packed.layout.lengths)), strict=True
-            ):
-                contributions.add_(part, alpha=weight)
+            parts = torch.split((slope * change).sum(1).double().cpu(), list(packed.layout.lengths))  # of [N]
+            for (_, weight), window, part in zip(keys, windows, parts, strict=True):
+                window.contributions.add_(part, alpha=weight)
 
-    def _batches(self, items: Sequence[tuple[Any, _Window]]) -> Iterator[list[tuple[Any, _Window]]]:
+    def _batches(self, items: Sequence[tuple[Any, _Window]]) -> Iterator[tuple[tuple[Any, ...], tuple[_Window, ...]]]:
         """Batches of ascending length: so the rows of a packed batch are in the order of its sequences."""
-        ordered = sorted(items, key=lambda item: len(item[1].input_ids))
-        for batch in filled_batches(ordered, lambda item: len(item[1].input_ids), max_tokens=BATCH_TOKENS):
+        ordered = sorted(items, key=lambda item: len(item[1].baseline_ids))
+        for batch in filled_batches(ordered, lambda item: len(item[1].baseline_ids), max_tokens=BATCH_TOKENS):
             self._check()
-            yield batch
+            keys, windows = zip(*batch, strict=True)
+            yield keys, windows
 
-    def _points(self, windows: Sequence[_Window], places: Sequence[float]) -> tuple[Tensor, Tensor, PackedBatch]:
-        """``[N, E]`` word embeddings at places of paths, ``[N, E]`` row minus baseline, and the batch."""
+    def _points(self, windows: Sequence[_Window], shares: Sequence[float]) -> tuple[Tensor, Tensor, PackedBatch]:
+        """``[N, E]`` word embeddings at points of paths, ``[N, E]`` row minus baseline, and the batch."""
         packed = pack(
-            [window.input_ids for window in windows],
-            [window.token_type_ids for window in windows],
+            [window.feature["input_ids"] for window in windows],
+            [window.feature["token_type_ids"] for window in windows],
             position_offset=self._position_offset,
-            gather_positions=[window.gather_positions for window in windows],
+            gather_positions=[window.feature.get("gather_positions") for window in windows],
             pad_groups=self._pad_groups,
         ).to(self._table.device)
         ids = [token for window in windows for token in window.baseline_ids]
         baseline = F.embedding(torch.tensor(ids, device=self._table.device), self._table)
         change = F.embedding(packed.input_ids, self._table) - baseline
         lengths = torch.tensor(packed.layout.lengths)
-        shares = torch.tensor(places, dtype=self._table.dtype).repeat_interleave(lengths).to(self._table.device)
-        return baseline + shares[:, None] * change, change, packed
+        weights = torch.tensor(shares, dtype=self._table.dtype).repeat_interleave(lengths).to(self._table.device)
+        return baseline + weights[:, None] * change, change, packed
 
     def _terms(self, words: Tensor, packed: PackedBatch, windows: Sequence[_Window]) -> tuple[Tensor, list[int]]:
         """``[K]`` the weighted logits, and for each the sequence that it belongs to."""
@@ -281,10 +255,10 @@ class _InputGradients:
         counts = packed.layout.gather_counts if self._head.per_token else (1,) * len(windows)
         firsts = accumulate((count * logits.shape[-1] for count in counts), initial=0)
         terms = [
-            (owner, first + place, weight)
+            (owner, first + position, weight)
             for owner, (window, first) in enumerate(zip(windows, firsts, strict=False))
-            for place, weight in window.terms
+            for position, weight in window.terms
         ]
-        places = torch.tensor([place for _, place, _ in terms], device=logits.device)
+        positions = torch.tensor([position for _, position, _ in terms], device=logits.device)
         weights = torch.tensor([weight for _, _, weight in terms], dtype=logits.dtype, device=logits.device)
-        return logits.flatten().index_select(0, places) * weights, [owner for owner, _, _ in terms]
+        return logits.flatten().index_select(0, positions) * weights, [owner for owner, _, _ in terms]

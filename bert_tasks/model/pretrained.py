@@ -7,7 +7,7 @@ functions take and return plain parts, of which ``TaskModel`` builds itself.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -56,11 +56,11 @@ class CheckpointFolder:
 
     path: Path
     hf_config: dict[str, Any]
-    head: str | None
-    labels: tuple[str, ...]
-    stored: dict[str, Any] | None
-    task: Any
-    columns: Mapping[str, str]
+    head: str | None = None
+    labels: tuple[str, ...] = ()
+    stored: dict[str, Any] | None = None
+    task: Any = None
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -84,19 +84,6 @@ class CheckpointFolder:
             stored=stored,
             task=None if stored is None else stored.get("task"),
             columns=columns,
-        )
-
-    @classmethod
-    def of_config(cls, hf_config: dict[str, Any]) -> Self:
-        """What a folder would be that holds a configuration only."""
-        return cls(
-            path=Path("config"),
-            hf_config=hf_config,
-            head=None,
-            labels=(),
-            stored=None,
-            task=None,
-            columns={},
         )
 
 
@@ -212,7 +199,7 @@ def _typed(kind: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]:
         UsageError: a value has another type.
     """
     checked = dict(entries)
-    for name in (field.name for field in fields(kind) if field.name in entries):
+    for name in entries.keys() & {one.name for one in fields(kind)}:
         try:
             checked[name] = typed_setting(kind, name, entries[name])
         except ValidationError as error:

@@ -170,7 +170,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             vocab_size=max(loaded.get_vocab().values()) + 1,
             special_ids={name: number for name, number in special.items() if number is not None},
         )
-        built, _ = folder_task(CheckpointFolder.of_config(hf_config), task, given)
+        built, _ = folder_task(CheckpointFolder(path=Path("config"), hf_config=hf_config), task, given)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = cls(hf_config, cast("Task[PredictionT]", built), tokenizer=loaded)
@@ -205,11 +205,11 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         cls,
         folder: CheckpointFolder,
         task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
-        given: Mapping[str, Any],
+        options: Mapping[str, Any],
         served_as: Callable[[type[Task]], type[Task]] | None,
     ) -> Self:
         """The model of a folder, without tokenizer."""
-        built, is_own = folder_task(folder, task, given, served_as)
+        built, is_own = folder_task(folder, task, options, served_as)
         with torch.device("meta"):
             model = cls(folder.hf_config, cast("Task[PredictionT]", built))
         matched = model.match(folder, head_may_be_new=not is_own)
