@@ -101,7 +101,7 @@ def score_sequence(run: Run, last: dict[str, float]) -> tuple[dict[str, float], 
 def score_token(run: Run, last: dict[str, float]) -> tuple[dict[str, float], list[Any]]:
     """Dev is the validation set; test is evaluated with the saved model."""
     test = str(run.data / "test.txt")
-    printed = json.loads(run.command("evaluate", run.model, "--data", test, "--format", "conll", "--json"))
+    printed = json.loads(run.command("evaluate", run.model, test, "--format", "conll", "--json"))
     metrics = {f"dev_{name}": value for name, value in last.items()}
     return metrics | {f"test_{name}": value for name, value in printed.items()}, []
 
@@ -111,7 +111,7 @@ def score_span(run: Run, last: dict[str, float]) -> tuple[dict[str, float], list
     questions = questions_of(squad_splits(run.data)[1])
     output = run.folder / "predictions.jsonl"
     held_out = str(run.folder / "validation.json")
-    run.command("predict", run.model, "--data", held_out, "--format", "squad", "--output", str(output))
+    run.command("predict", run.model, held_out, "--format", "squad", "--output", str(output))
     predicted = map(json.loads, output.read_text(encoding="utf-8").splitlines())
     answers = [_answer(question.key, found) for question, found in zip(questions, predicted, strict=True)]
     recorded = {f"reported_{name}": value for name, value in last.items()}

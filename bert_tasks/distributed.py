@@ -31,7 +31,6 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
 _LONGEST_TIMEOUT = 10**9  # seconds; torch cannot represent much more
 _LONGEST_VALUE = 80  # characters of a value in a message
-_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = None) -> Accelerator:
@@ -238,67 +237,30 @@ def stop_signals() -> Iterator[StopSignals]:
             signal.signal(number, handler)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CPUUse:
-    """The threads of a run and the cores of its machine.
+def thread_hint(threads: int, processes: int, cores: float) -> str | None:
+    """What to set if a run on CPUs has more threads than cores, which can make it many times slower; else None.
 
-    Attributes:
-        threads: of each process (``torch.get_num_threads``).
-        processes: of the run on this machine, including this one.
-        cores: that the run may use; a quota may be a fraction.
-        load: how many threads of all programs want to run; None if it is not known, or if the run may use only a part
-            of the machine, because the load may then be on the other cores.
+    Args:
+        threads: Threads of each process (``torch.get_num_threads``).
+        processes: Processes of the run on this machine.
+        cores: The cores that the run may use.
     """
-
-    threads: int
-    processes: int
-    cores: float
-    load: float | None = None
-
-
-def thread_hint(use: CPUUse) -> str | None:
-    """What to set if a run on CPUs has more threads than free cores, which can make it many times slower; else None."""
-    others = 0.0 if use.load is None else max(0.0, use.load - use.processes)  # the load has a thread of each process
-    total, free = use.threads * use.processes, max(1, round(int(use.cores) - others))
-    if total <= use.cores and total <= free:
+    if threads * processes <= cores:
         return None
-    what = f"{use.processes} x {use.threads} threads" if use.processes > 1 else f"{use.threads} threads"
-    if use.threads == 1:
-        if use.processes <= use.cores:
-            return None  # other programs are busy, and this run cannot use fewer threads
-        return f"{what} share {use.cores:g} cores, which slows training down: start at most {int(use.cores)} processes"
-    busy = "" if total > use.cores else f", on which other programs are busy (load {use.load:.1f})"
+    share = f"{processes} x {threads} threads share {cores:g} cores"
+    if threads == 1:
+        return f"{share}, which slows training down: start at most {int(cores)} processes"
     return (
-        f"{what} share {use.cores:g} cores{busy}, which can slow training down many times: "
-        f"set the environment variable OMP_NUM_THREADS={max(1, free // use.processes)}"
+        f"{share}, which can slow training down many times: "
+        f"set the environment variable OMP_NUM_THREADS={max(1, int(cores) // processes)}"
     )
 
 
-def cpu_use(*, threads: int, processes: int, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> CPUUse:
-    """What the machine reports now. Files that are missing or unreadable are ignored.
-
-    Args:
-        threads, processes: see ``CPUUse``.
-        proc, cgroups: the kernel's file systems.
-    """
-    present = os.cpu_count()
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
-    limits = [float(number) for number in (present, allowed) if number is not None]
-    with suppress(OSError):
-        for line in (proc / "self" / "cgroup").read_text("utf-8", errors="replace").splitlines():
-            if line.startswith("0::/"):  # version 2; the limits of the groups around the process's own apply, too
-                group = cgroups / line.removeprefix("0::/")
-                folders = [group, *group.parents]
-                for folder in folders[: folders.index(cgroups) + 1]:
-                    with suppress(OSError, ValueError, ZeroDivisionError):  # no limit: the quota is the text "max"
-                        quota, period = (folder / "cpu.max").read_text("utf-8", errors="replace").split()
-                        limits.append(int(quota) / int(period))
-    cores = max(1.0, min(limits, default=1.0))
-    load = None
-    if present is not None and cores >= present:
-        # The average of the last minute still counts a program that has ended, such as the last training run; the
-        # present number may count one that runs for a moment.
-        with suppress(OSError, ValueError):
-            average, _, _, running, _ = (proc / "loadavg").read_text("utf-8", errors="replace").split()
-            load = min(float(average), float(running.partition("/")[0]))
-    return CPUUse(threads=threads, processes=processes, cores=cores, load=load)
+def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
+    """The cores that this process may use. In a container, a ``quota`` may be a fraction of them."""
+    cores = os.cpu_count() if not hasattr(os, "sched_getaffinity") else len(os.sched_getaffinity(0))
+    limits = [1.0 if cores is None else float(cores)]
+    with suppress(OSError, ValueError):  # no quota: the first word is "max"
+        microseconds, period = quota.read_text("utf-8").split()
+        limits.append(int(microseconds) / int(period))
+    return max(1.0, min(limits))

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -17,35 +16,6 @@ from typing import Any
 
 from bert_tasks.errors import UsageError
 
-PACKAGES = (
-    "bert-tasks",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "accelerate",
-    "datasets",
-    "evaluate",
-    "safetensors",
-    "huggingface_hub",
-    "numpy",
-    "pyarrow",
-    "pydantic",
-    "typer",
-    "cleanlab",
-    "iterative-stratification",
-    "scikit-learn",
-    "sentencex",
-    "optuna",
-    "onnx",
-    "onnxruntime",
-    "fastapi",
-    "uvicorn",
-    "tensorboard",
-    "wandb",
-    "mlflow",
-    "mlflow-skinny",
-    "trackio",
-)
 # Variables whose names begin like this are shown.
 _VARIABLES = re.compile(
     r"ACCELERATE_|AIM_|BERT_TASKS_|CUBLAS_|CUDA_|GLOO_|GOMP_|HF_|HUGGING_?FACE|KMP_|LANG$|LC_|LOCAL_RANK$|LRU_CACHE_|MASTER_|MKL_|MLFLOW_|ORT_"
@@ -86,13 +56,14 @@ def environment(*, devices: bool = True) -> dict[str, Any]:
     with suppress(OSError):
         system = platform.freedesktop_os_release().get("PRETTY_NAME", "")
     offline = [os.environ.get(name, "").strip().upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")]
+    requirements = importlib.metadata.requires("bert-tasks")
+    names = ["bert-tasks", *([] if requirements is None else sorted(re.split(r"[^\w.-]", r)[0] for r in requirements))]
     # The cache folders of Hugging Face's libraries, by their documented rules.
     home = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"))
     folders = {"HF_HOME": home, "HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
     return {
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
-        "versions": {name: installed_version(name) for name in PACKAGES},
-        "commit": _known(_commit),
+        "versions": {name: version for name in names if (version := installed_version(name)) is not None},
         "system": f"{platform.platform()} {system}".strip(),
         "cpu": {
             "name": cpu_name(),
@@ -190,36 +161,16 @@ def _known(find: Callable[[], Any]) -> Any:
     """The result of a function, or why it failed."""
     try:
         return find()
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-        ValueError,
-        AttributeError,
-        subprocess.SubprocessError,
-        UsageError,
-    ) as error:
+    except (ImportError, OSError, RuntimeError, ValueError, AttributeError, UsageError) as error:
         return f"not known ({type(error).__name__}: {masked(str(error))[:200]})"
 
 
-def _commit() -> str | None:
-    """The commit of the checkout that this package is imported from; None if it is installed."""
-    root = Path(__file__).resolve().parents[1]
-    if not (root / ".git").exists() or not (root / "pyproject.toml").is_file():
-        return None
-    git = ("git", "-C", str(root))
-    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 10, "check": True}
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], **options).stdout.strip()
-    changed = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], **options).stdout.strip()
-    return f"{commit} (changed)" if changed else str(commit)
-
-
 def _memory() -> dict[str, str]:
-    page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
-    found = {"total": _gib(page * pages), "free": _gib(page * os.sysconf("SC_AVPHYS_PAGES"))}
-    limit = Path("/sys/fs/cgroup/memory.max")
+    page = os.sysconf("SC_PAGE_SIZE")
+    sizes = {"total": page * os.sysconf("SC_PHYS_PAGES"), "free": page * os.sysconf("SC_AVPHYS_PAGES")}
+    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
     text = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
-    return found | ({"limit": _gib(int(text))} if text.isdigit() else {})
+    return {name: _gib(size) for name, size in {**sizes, **({"limit": int(text)} if text.isdigit() else {})}.items()}
 
 
 def _torch() -> dict[str, Any]:
@@ -227,7 +178,7 @@ def _torch() -> dict[str, Any]:
 
     from bert_tasks.encoder.cpu import matmul_library
 
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "matmul_library": _known(matmul_library),
@@ -236,26 +187,17 @@ def _torch() -> dict[str, Any]:
     }
     if torch.cuda.is_available():
         devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-        found["devices"] = [
-            f"cuda:{number} {one.name}, {_gib(one.total_memory)}, compute capability {one.major}.{one.minor}"
-            for number, one in enumerate(devices)
+        report["devices"] = [
+            f"cuda:{i} {device.name}, {_gib(device.total_memory)}, compute capability {device.major}.{device.minor}"
+            for i, device in enumerate(devices)
         ]
-        found["driver"] = _known(_driver)
-        found["cudnn"] = _known(torch.backends.cudnn.version)
-        found["bf16"] = torch.cuda.is_bf16_supported()
-    return found
-
-
-def _driver() -> str:
-    first = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
-    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", first)
-    return first if found is None else found[0]
+        report["cudnn"] = _known(torch.backends.cudnn.version)
+        report["bf16"] = torch.cuda.is_bf16_supported()
+    return report
 
 
 def _folder(path: Path) -> str:
-    existing = next((parent for parent in (path, *path.absolute().parents) if os.path.exists(parent)), None)
-    if existing is None:
-        return f"{path} (cannot be created)"
+    existing = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
     free = _known(lambda: f"{_gib(shutil.disk_usage(existing).free)} free")
     state = [] if existing == path else ["does not exist yet"]
     state += [] if os.access(existing, os.W_OK) else ["not writable"]

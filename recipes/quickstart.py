@@ -84,8 +84,8 @@ def main() -> int:
     console.print(f"model: {relative} (this package and transformers open it)", highlight=False)
     console.print(
         "next:\n"
-        f"  .venv/bin/bert-tasks evaluate {relative} --data {rows}\n"
-        f"  .venv/bin/bert-tasks predict {relative} --data {rows} --output answers.jsonl\n"
+        f"  .venv/bin/bert-tasks evaluate {relative} {rows}\n"
+        f"  .venv/bin/bert-tasks predict {relative} {rows} --output answers.jsonl\n"
         "  .venv/bin/bert-tasks check recipes/custom_csv.toml",
         highlight=False,
         soft_wrap=True,

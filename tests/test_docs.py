@@ -365,7 +365,7 @@ def is_running(pid: int) -> bool:
         "```sh\nbert-tasks train\n```\n",
         "```sh\nhead x.csv | NO_COLOR=1 .venv/bin/bert-tasks check --fast\n```\n",
         "```sh\ntorchrun --nproc_per_node 2 -m bert_tasks train recipe.toml --set optim.epoch=1\n```\n",
-        "```sh\nbert-tasks evaluate model --data x.csv --set max_lenght=3\n```\n",
+        "```sh\nbert-tasks evaluate model x.csv --set max_lenght=3\n```\n",
         "    bert-tasks train recipe.toml --fast\n",
     ],
 )

@@ -27,7 +27,6 @@ COMMANDS = (
     "convert",
     "search",
     "reproduce",
-    "schema",
     "env",
 )
 application.app.registered_commands.sort(key=lambda command: COMMANDS.index(str(command.name)))

@@ -12,8 +12,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
-from functools import partial
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, BinaryIO, NoReturn, cast
 
 import typer
@@ -24,27 +23,11 @@ from typer.models import CommandFunctionType
 from bert_tasks.errors import ClosedPipeError, UsageError
 from bert_tasks.terminal import message_stream, printable, printable_json, write_message
 
-CUT = "\u2026"  # what rich puts where it cuts a word
+BOXES = 80  # columns of a terminal below which the boxes of help pages would cut words
 
 
-@contextmanager
-def _escaped_help(command: Any, ctx: Any) -> Iterator[None]:
-    """Escapes brackets in the texts of a help page while rich renders it: rich would read ``[search]`` as markup."""
-    from rich.markup import escape  # which completion does not need
-
-    shown = [command, *command.get_params(ctx), *getattr(command, "commands", {}).values()]
-    texts = [(item, item.help) for item in shown if getattr(item, "help", None)]
-    for item, text in texts:
-        item.help = escape(text)
-    try:
-        yield
-    finally:
-        for item, text in texts:
-            item.help = text
-
-
-class _HelpPage:
-    """The help of a command or of the application; a mix-in for typer's classes."""
+class _Parser:
+    """How a command or the application reads its arguments; a mix-in for typer's classes."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters as ``--help`` shows them: a flag takes no value, so no type is shown."""
@@ -54,30 +37,16 @@ class _HelpPage:
                 param.metavar = ""
         return params
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Prints the page in boxes, or as plain text if boxes would cut words on a narrow terminal."""
-        formats = super().format_help  # type: ignore[misc]  # of the typer class beside it
-        with redirect_stdout(io.StringIO()) as drafted, _escaped_help(self, ctx):
-            formats(ctx, formatter)
-        if CUT in drafted.getvalue():
-            self.rich_markup_mode = None
-            formatter.width = max(shutil.get_terminal_size().columns - 1, 20)
-            formatter.write_dl = partial(formatter.write_dl, col_max=max(formatter.width // 4, 6))
-            formats(ctx, formatter)
-        else:
-            with _write_errors_raised(), _escaped_help(self, ctx):
-                formats(ctx, formatter)
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _parser_errors(), _write_errors_raised():  # help and version are printed here
+            return super().make_context(*arguments, **options)  # type: ignore[misc]
 
 
-class _Command(_HelpPage, TyperCommand):
+class _Command(_Parser, TyperCommand):
     pass
 
 
-class _Group(_HelpPage, TyperGroup):
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
-        with _parser_errors():
-            return super().make_context(*arguments, **options)
-
+class _Group(_Parser, TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _parser_errors():
             return super().invoke(ctx)
@@ -106,20 +75,19 @@ app = _App(
     help="Pre-train, fine-tune, distil, evaluate, serve and export BERT-family encoders.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown" if shutil.get_terminal_size().columns >= BOXES else None,  # which shows [brackets]
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 class _PrintableFormatter(logging.Formatter):
-    """Escapes what would act on a terminal."""
-
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 @app.callback(invoke_without_command=True)
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     if version:
@@ -158,7 +126,9 @@ def print_out(text: str) -> None:
 def _write_errors_raised() -> Iterator[None]:
     try:
         yield
-    except (BrokenPipeError, SystemExit):  # rich ends the process if a pipe is closed
+    except (BrokenPipeError, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != 1:  # rich ends the process with 1 if a pipe is closed
+            raise
         raise ClosedPipeError("the output's reader has closed it") from None
     except OSError as error:
         discard_output(1)

@@ -1,5 +1,4 @@
-"""The commands that use a trained model or a finished run: evaluate, predict, embed, serve, export, report, push, card,
-inspect, convert."""
+"""The commands that use a trained model or a finished run, and inspect and convert."""
 
 import signal
 import sys
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 @shared_options(reading=read_options, loading=model_options)
 def evaluate(
     model: ModelOrFolds,
-    data: Annotated[Path, typer.Option(help="A csv, tsv, jsonl or parquet file.")],
+    data: Annotated[Path, typer.Argument(metavar="FILE", help="A csv, tsv, jsonl or parquet file.")],
     reading: "ReadOptions",
     loading: ModelOptions,
     label_separator: LabelSeparator = None,
@@ -63,7 +62,7 @@ def evaluate(
 ) -> None:
     """Print a model's metrics on a file with labels.
 
-    Example: bert-tasks evaluate runs/first/model --data dev.csv
+    Example: bert-tasks evaluate runs/first/model dev.csv
     """
     from bert_tasks.inference import evaluate_data
     from bert_tasks.model.inputs import load_trained
@@ -86,7 +85,9 @@ def predict(
     text: Annotated[
         list[str] | None, typer.Option("--text", help="A text to predict instead of a file; may be repeated.")
     ] = None,
-    output: Annotated[str, typer.Option(help="A .jsonl, .csv, .tsv or .parquet file, or - for standard output.")] = "-",
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="A .jsonl, .csv, .tsv or .parquet file, or - for standard output.")
+    ] = "-",
     keep_columns: KeepColumns = "all",
     on_error: OnBadRow = "fail",
     rejects: RejectsFile = None,
@@ -109,7 +110,7 @@ def predict(
     Run the command again to resume an interrupted output. Columns have the names of the training file, if the file
     has them.
 
-    Example: bert-tasks predict runs/first --data new.csv --output answers.jsonl
+    Example: bert-tasks predict runs/first new.csv --output answers.jsonl
 
     Example: bert-tasks predict runs/first --text "a fine film"
 
@@ -125,8 +126,8 @@ def predict(
             print_out(f"{Path(output) / name}: {rows} rows")
         return
     if data is not None and text:
-        raise typer.BadParameter("--data and --text exclude each other: give only one of them")
-    source = text if text else _data_or_pipe(data, missing="nothing to predict: give --data FILE or --text TEXT")
+        raise typer.BadParameter("FILE and --text exclude each other: give only one of them")
+    source = text if text else _data_or_pipe(data, missing="nothing to predict: give a file or --text TEXT")
     if dist_timeout is not None:
         make_accelerator(timeout=dist_timeout)
     writing = WriteOptions(
@@ -151,7 +152,9 @@ def embed(
     model: ModelName,
     reading: "ReadOptions",
     data: DataOrPipe = None,
-    output: Annotated[str, typer.Option(help="A .parquet, .npy or .jsonl file, or - for JSON lines.")] = "-",
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="A .parquet, .npy or .jsonl file, or - for JSON lines.")
+    ] = "-",
     pooling: Annotated[
         Literal["mean", "cls", "max"] | None,
         typer.Option(metavar="NAME", help="mean, cls or max; default: as the model's files say, else mean."),
@@ -182,12 +185,12 @@ def embed(
 
     Run the command again to resume an interrupted output.
 
-    Example: bert-tasks embed sentence-transformers/all-MiniLM-L6-v2 --data new.csv --output vectors.parquet
+    Example: bert-tasks embed sentence-transformers/all-MiniLM-L6-v2 new.csv --output vectors.parquet
     """
     from bert_tasks.distributed import make_accelerator
     from bert_tasks.inference import WriteOptions, embed_file
 
-    source = _data_or_pipe(data, missing="nothing to embed: give --data FILE")
+    source = _data_or_pipe(data, missing="nothing to embed: give a file")
     if dist_timeout is not None:
         make_accelerator(timeout=dist_timeout)
     writing = WriteOptions(
@@ -358,7 +361,7 @@ def serve(
 def export(
     model: ModelName,
     to: Annotated[Literal["onnx", "int8"], typer.Option(help="onnx: float32; int8: quantised, needs --data.")],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the graph, new or empty.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the graph, new or empty.")],
     reading: "ReadOptions",
     loading: ModelOptions,
     data: Annotated[
@@ -386,7 +389,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Output folders of train.")],
     reading: "ReadOptions",
     output: Annotated[
-        Path | None, typer.Option(help="Default: RUN/report.html; for several runs ./report.html.")
+        Path | None, typer.Option("--output", "-o", help="Default: RUN/report.html; for several runs ./report.html.")
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="A file with labels, e.g. a test set: the same figures for its rows.")
@@ -471,7 +474,7 @@ def push(
 def inspect(
     model: ModelName,
     revision: Revision = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Name every tensor of the files.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name every tensor of the files.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print a checkpoint's family, sizes and usable length, and how many of its tensors are loaded or dropped.

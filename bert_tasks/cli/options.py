@@ -17,7 +17,9 @@ RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, 
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. optim.epochs=1.")
 ]
-OutputDir = Annotated[Path | None, typer.Option(help="The run's folder; replaces run.output_dir.")]
+OutputDir = Annotated[
+    Path | None, typer.Option("--output-dir", "-o", help="The run's folder; replaces run.output_dir.")
+]
 ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="The folder of a model or a run, a hub id, or package:NAME/PATH.")
 ]
@@ -40,8 +42,9 @@ Header = Annotated[
 ]
 DataOrPipe = Annotated[
     str | None,
-    typer.Option(
-        help="A csv, tsv, jsonl or parquet file, or - for standard input, which is the default if it is a pipe."
+    typer.Argument(
+        metavar="FILE",
+        help="A csv, tsv, jsonl or parquet file, or - for standard input, which is the default if it is a pipe.",
     ),
 ]
 KeepColumns = Annotated[str, typer.Option(help="The input's columns to write too: all, none, or id,text.")]
@@ -72,7 +75,7 @@ Precision = Annotated[
 ProcessTimeout = Annotated[
     float | None, typer.Option(min=1, help="Seconds that processes wait for each other; default: torch's.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 WithReport = Annotated[bool, typer.Option("--report/--no-report", help="At the end, write report.html to OUTPUT_DIR.")]
 

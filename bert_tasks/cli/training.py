@@ -1,4 +1,4 @@
-"""The commands around recipes and runs: train, search, check, init, tokenizer, reproduce, schema; and env."""
+"""The commands around recipes and runs: train, search, check, init, tokenizer, reproduce; and env."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,10 +21,12 @@ from bert_tasks.cli.options import (
     RecipeFile,
     WithReport,
     read_options,
+    shared_options,
 )
 from bert_tasks.errors import BertTasksError, DivergedError, UsageError
 
 if TYPE_CHECKING:
+    from bert_tasks.data.readers import ReadOptions
     from bert_tasks.recipe.schema import Recipe
     from bert_tasks.tasks.base import Task
 
@@ -216,13 +218,19 @@ def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -
 
 @app.command("init")
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="csv, tsv, jsonl, parquet, CoNLL, SQuAD or txt.")],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="csv, tsv, jsonl, parquet, CoNLL, SQuAD or txt.")
+    ] = None,
     validation: Annotated[
         Path | None, typer.Option(help="A validation file; default: a share of the training rows.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="A folder, a hub id, or package:NAME/PATH.")] = None,
-    output: Annotated[Path, typer.Option(help="The recipe to write; it must not exist.")] = Path("recipe.toml"),
-    task: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; default: found out.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The recipe to write; it must not exist.")] = Path(
+        "recipe.toml"
+    ),
+    task: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Task name. Default: detected from the columns.")
+    ] = None,
     text: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Column of the texts or words; give it twice for two texts."),
@@ -235,14 +243,25 @@ def init(
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     header: Header = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of recipes, of --task or of all tasks, for editors.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Inspect a data file, detect its task and write a commented recipe for it. Options override what is detected.
 
     Example: bert-tasks init reviews.csv --output reviews.toml
+
+    Example: bert-tasks init --schema > recipe.schema.json
     """
     from bert_tasks.init import init_recipe
+    from bert_tasks.recipe.json_schema import recipe_schema, schema_text
 
+    if schema:
+        print_out(schema_text(recipe_schema(task)).rstrip("\n"))
+        return
+    if file is None:
+        raise typer.BadParameter("nothing to inspect: give a file")
     draft = init_recipe(
         file,
         validation=validation,
@@ -261,6 +280,7 @@ def init(
 
 
 @app.command("tokenizer")
+@shared_options(reading=read_options)
 def tokenizer(
     corpus: Annotated[
         list[Path], typer.Argument(metavar="CORPUS", help="Files of text: txt, jsonl, csv or parquet; one or more.")
@@ -270,17 +290,12 @@ def tokenizer(
         typer.Option(metavar="NAME", help="wordpiece as in BERT, bpe (on bytes) as in RoBERTa, unigram as in ALBERT."),
     ],
     vocab_size: Annotated[int, typer.Option(help="The number of tokens, special ones included.")],
-    output: Annotated[Path, typer.Option(help="The folder to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
+    reading: "ReadOptions",
     lowercase: Annotated[
         bool | None,
         typer.Option("--lowercase/--cased", help="Whether letters become lower-case; state one, except for bpe."),
     ] = None,
-    column: Annotated[
-        list[str] | None, typer.Option("--column", metavar="TASK=FILE", help="A column's name, e.g. text=review.")
-    ] = None,
-    format: Format = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a tokenizer for models from scratch. Stock transformers opens the folder with AutoTokenizer.
@@ -293,18 +308,17 @@ def tokenizer(
         return  # the first of several processes trains the tokenizer
     if lowercase is None and type != "bpe":
         raise UsageError(f"{type}: say --lowercase or --cased")
-    reading = read_options(format=format, column=column, delimiter=delimiter, encoding=encoding)
-    made = train_tokenizer(
+    result = train_tokenizer(
         corpus, output, type=type, vocab_size=vocab_size, lowercase=lowercase is True, reading=reading
     )
-    print_result(made.to_json(), made.lines(), as_json=as_json)
+    print_result(result.to_json(), result.lines(), as_json=as_json)
 
 
 @app.command("reproduce")
 def reproduce(
     run: FinishedRun,
     output_dir: Annotated[
-        Path | None, typer.Option(help="The folder of the second run; default: RUN-reproduced.")
+        Path | None, typer.Option("--output-dir", "-o", help="The folder of the second run; default: RUN-reproduced.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -321,21 +335,6 @@ def reproduce(
     print_result(result.to_json(), result.lines(), as_json=as_json)
     if not result.equal:
         raise typer.Exit(DivergedError.exit_code)
-
-
-@app.command("schema")
-def schema(
-    task: Annotated[
-        str | None, typer.Argument(metavar="TASK", help="Only for recipes of this task; MODULE:CLASS for your own.")
-    ] = None,
-) -> None:
-    """Print the JSON schema of recipes, with which editors complete and check them.
-
-    Example: bert-tasks schema > recipe.schema.json
-    """
-    from bert_tasks.recipe.json_schema import recipe_schema, schema_text
-
-    print_out(schema_text(recipe_schema(task)).rstrip("\n"))
 
 
 @app.command("env")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from bert_tasks.data.splits import Splits
-from bert_tasks.distributed import cpu_use, thread_hint
+from bert_tasks.distributed import thread_hint, usable_cores
 from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.model.inputs import input_notes
@@ -72,7 +72,7 @@ def start_notes(steps: OptimizerSteps, splits: Splits, attention: str) -> Iterat
     if accelerator.device.type == "cpu":
         local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun: the processes on this machine
         processes = int(local) if local.isdecimal() else accelerator.num_processes
-        hint = thread_hint(cpu_use(threads=torch.get_num_threads(), processes=processes))
+        hint = thread_hint(torch.get_num_threads(), processes, usable_cores())
         if hint is not None:
             yield f"note: {hint}"
         slow = slow_bfloat16() if steps.optim.mixed_precision == "bf16" else None

@@ -133,18 +133,18 @@ WRONG_DATA = {
     "check": ("check", "recipe.toml", "--set", "data.train=dve.csv"),
     "check-validation": ("check", "recipe.toml", "--set", "data.validation=dve.csv"),
     "train": ("train", "recipe.toml", "--set", "data.train=dve.csv", "--output-dir", "other"),
-    "evaluate": ("evaluate", "run", "--data", "dve.csv"),
-    "predict": ("predict", "run", "--data", "dve.csv", "--output", "out.jsonl"),
+    "evaluate": ("evaluate", "run", "dve.csv"),
+    "predict": ("predict", "run", "dve.csv", "--output", "out.jsonl"),
     "report": ("report", "run", "--data", "dve.csv"),
     "export": ("export", "run", "--to", "onnx", "--output", "graph", "--data", "dve.csv"),
 }
 WRONG_FOLDER = {
     "train": ("train", "recipe.toml", "--set", "model.name=./rnu", "--output-dir", "other"),
     "data.dir": ("check", "recipe.toml", "--set", "data.dir=rnu"),
-    "evaluate": ("evaluate", "rnu", "--data", "dev.csv"),
-    "evaluate-path": ("evaluate", "./rnu", "--data", "dev.csv"),
-    "evaluate-inside": ("evaluate", "./rnu/model", "--data", "dev.csv"),
-    "predict": ("predict", "rnu", "--data", "dev.csv", "--output", "out.jsonl"),
+    "evaluate": ("evaluate", "rnu", "dev.csv"),
+    "evaluate-path": ("evaluate", "./rnu", "dev.csv"),
+    "evaluate-inside": ("evaluate", "./rnu/model", "dev.csv"),
+    "predict": ("predict", "rnu", "dev.csv", "--output", "out.jsonl"),
     "inspect": ("inspect", "rnu"),
     "export": ("export", "rnu", "--to", "onnx", "--output", "graph"),
     "serve": ("serve", "rnu"),
@@ -299,23 +299,23 @@ class TestSeeds:
 
 class TestEvaluate:
     def test_prints_metrics(self, model: Path, data: Path, run: Run) -> None:
-        result = run("evaluate", model, "--data", data, "--json")
+        result = run("evaluate", model, data, "--json")
         assert result.code == 0, result.err
         metrics = json.loads(result.out)
         assert metrics == inference.evaluate(model, data)
-        lines = run("evaluate", model, "--data", data).out.splitlines()
+        lines = run("evaluate", model, data).out.splitlines()
         assert f"{metrics['accuracy']:.6g}" in next(line for line in lines if line.startswith("accuracy"))
 
     def test_digits_are_those_of_training(self, recipe: Path, run: Run) -> None:
         trained = json.loads(run("train", recipe, "--json", "--quiet").out)
-        evaluated = run("evaluate", trained["model"], "--data", recipe.parent / "dev.csv", "--json")
+        evaluated = run("evaluate", trained["model"], recipe.parent / "dev.csv", "--json")
         assert json.loads(evaluated.out) == trained["metrics"]
 
     def test_what_is_not_a_number_is_null_in_json(self, base: Path, data: Path, tmp_path: Path, run: Run) -> None:
         task = SequenceClassification(problem_type="regression", max_length=32)
         TaskModel.from_pretrained(base, task=task).save_pretrained(tmp_path / "numbers")
         constant = write_csv(tmp_path / "constant.csv", [(line, "1.5") for line in LINES])
-        result = run("evaluate", tmp_path / "numbers", "--data", constant, "--json")
+        result = run("evaluate", tmp_path / "numbers", constant, "--json")
         assert result.code == 0, result.err
         metrics = json.loads(result.out, parse_constant=pytest.fail)
         assert metrics["pearson"] is None
@@ -326,19 +326,19 @@ class TestEvaluate:
             rows = [(row["text"], row["label"]) for row in csv.DictReader(file)]
         renamed = write_csv(tmp_path / "renamed.csv", rows, ("review", "mood"))
         columns = ("--column", "text=review", "--column", "label=mood", "--json")
-        expected = run("evaluate", model, "--data", data, "--json").out
-        assert run("evaluate", model, "--data", renamed, *columns).out == expected
-        assert "no column 'text'" in failure(run("evaluate", model, "--data", renamed), 3)
+        expected = run("evaluate", model, data, "--json").out
+        assert run("evaluate", model, renamed, *columns).out == expected
+        assert "no column 'text'" in failure(run("evaluate", model, renamed), 3)
 
     @pytest.mark.parametrize("option", ["text", "text=", "=review", "="])
     def test_a_column_that_is_no_pair(self, option: str, model: Path, data: Path, run: Run) -> None:
-        message = failure(run("evaluate", model, "--data", data, "--column", option), 2)
+        message = failure(run("evaluate", model, data, "--column", option), 2)
         assert "expected TASK=FILE" in message
 
 
 class TestPredict:
     def test_writes_every_row(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
-        result = run("predict", model, "--data", data, "--output", tmp_path / "answers.jsonl")
+        result = run("predict", model, data, "--output", tmp_path / "answers.jsonl")
         assert result.code == 0, result.err
         assert result.out == f"20 predictions: {tmp_path / 'answers.jsonl'}\n"
         assert run("predict", model, "--text", "x").err.startswith("1 prediction\n")
@@ -351,14 +351,14 @@ class TestPredict:
         for module in (evaluation, prediction):  # None: the model itself
             monkeypatch.setattr(module, "logits_of", lambda model, dtype: asked.append(dtype))
         output = tmp_path / "answers.jsonl"
-        assert run("predict", model, "--data", data, "--output", output, "--dtype", "int8").code == 0
-        assert run("evaluate", model, "--data", data, "--dtype", "int8").code == 0
-        assert run("evaluate", model, "--data", data).code == 0
+        assert run("predict", model, data, "--output", output, "--dtype", "int8").code == 0
+        assert run("evaluate", model, data, "--dtype", "int8").code == 0
+        assert run("evaluate", model, data).code == 0
         assert asked == ["int8", "int8", "float32"]
-        assert "int4" in failure(run("predict", model, "--data", data, "--output", output, "--dtype", "int4"), 2)
+        assert "int4" in failure(run("predict", model, data, "--output", output, "--dtype", "int4"), 2)
 
     def test_output_is_checked_first(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
-        message = failure(run("predict", model, "--data", data, "--output", tmp_path / "answers.xlsx"), 2)
+        message = failure(run("predict", model, data, "--output", tmp_path / "answers.xlsx"), 2)
         assert "extension must be .jsonl, .csv, .tsv, .parquet, .conll, .json or .txt" in message
 
 
@@ -436,25 +436,25 @@ class TestFailures:
 
     def test_usage(self, run: Run, model: Path) -> None:
         assert "trian" in failure(run("trian"), 2)
-        assert "--data" in failure(run("evaluate", model), 2)
+        assert "FILE" in failure(run("evaluate", model), 2)
         assert "--speed" in failure(run("evaluate", model, "--speed", "3"), 2)
 
     def test_bad_rows(self, recipe: Path, model: Path, run: Run) -> None:
         source = recipe.parent / "train.csv"
         rows = source.read_text().splitlines()
         source.write_text("\n".join([*rows, "a line,glat", "another,"]) + "\n")
-        for arguments in (("train", recipe), ("check", recipe), ("evaluate", model, "--data", source)):
+        for arguments in (("train", recipe), ("check", recipe), ("evaluate", model, source)):
             message = failure(run(*arguments), 3)
             assert f"train.csv:{len(rows) + 1}: unknown label in column 'label': 'glat'" in message
             assert "'glad'" in message
             assert f"train.csv:{len(rows) + 2}" in message
 
     def test_missing_data(self, model: Path, tmp_path: Path, run: Run) -> None:
-        message = failure(run("evaluate", model, "--data", tmp_path / "nothing.csv"), 3)
+        message = failure(run("evaluate", model, tmp_path / "nothing.csv"), 3)
         assert "nothing.csv" in message
 
     def test_broken_models(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
-        assert "config.json" in failure(run("evaluate", tmp_path, "--data", data), 4)
+        assert "config.json" in failure(run("evaluate", tmp_path, data), 4)
         broken = tmp_path / "broken"
         broken.mkdir()
         for file in model.iterdir():
@@ -462,9 +462,9 @@ class TestFailures:
         weights = broken / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
         output = tmp_path / "answers.csv"
-        for arguments in (("evaluate", broken, "--data", data), ("inspect", broken)):
+        for arguments in (("evaluate", broken, data), ("inspect", broken)):
             assert "model.safetensors" in failure(run(*arguments), 4)
-        assert "safetensors" in failure(run("predict", broken, "--data", data, "--output", output), 4)
+        assert "safetensors" in failure(run("predict", broken, data, "--output", output), 4)
         assert not output.exists()
 
     def test_internal_error(
@@ -476,15 +476,15 @@ class TestFailures:
             raise RuntimeError("wheel of https://ada:s3cret@host came off\nsecond line")
 
         monkeypatch.setattr(inference, "evaluate_data", broken)
-        message = failure(run("evaluate", model, "--data", data), 1)
+        message = failure(run("evaluate", model, data), 1)
         assert message.startswith("internal error: RuntimeError: wheel of https://***@host came off\n")
         assert "--debug" in message
         (file,) = tmp_path.glob("bert-tasks-crash-*.txt")
         assert str(file) in message
         assert "Traceback" in file.read_text("utf-8")
         for arguments in (
-            ("--debug", "evaluate", model, "--data", data),
-            ("evaluate", model, "--data", data, "--debug"),
+            ("--debug", "evaluate", model, data),
+            ("evaluate", model, data, "--debug"),
         ):
             debugged = run(*arguments)
             assert debugged.code == 1
@@ -507,8 +507,8 @@ class TestFailures:
         monkeypatch.setattr(socket.socket, "connect", refuse)
         monkeypatch.setattr(socket, "getaddrinfo", refuse)
         assert run("train", recipe, "--quiet").code == 0
-        assert run("evaluate", recipe.parent / "run" / "model", "--data", data).code == 0
-        message = failure(run("evaluate", "nobody/no-such-model", "--data", data), 4)
+        assert run("evaluate", recipe.parent / "run" / "model", data).code == 0
+        message = failure(run("evaluate", "nobody/no-such-model", data), 4)
         assert "nobody/no-such-model" in message
 
 
@@ -543,7 +543,7 @@ class TestOutput:
     ) -> None:
         monkeypatch.setenv("RANK", "1")
         output = tmp_path / "answers.csv"
-        for arguments in (("--version",), ("inspect", model), ("predict", model, "--data", data, "--output", output)):
+        for arguments in (("--version",), ("inspect", model), ("predict", model, data, "--output", output)):
             result = run(*arguments)
             assert (result.code, result.out) == (0, "")
 
@@ -576,7 +576,7 @@ class Terminal(io.StringIO):
 
 def test_predict_does_not_wait_for_rows_from_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal("a fine film\n"))
-    assert "nothing to predict: give --data FILE" in failure(run("predict", "model"), 2)
+    assert "nothing to predict: give a file" in failure(run("predict", "model"), 2)
 
 
 def test_the_line_of_the_progress_is_cleared_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

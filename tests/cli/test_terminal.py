@@ -62,16 +62,16 @@ def test_labels_and_files(
         (("init", data, *names, "--output", tmp_path / "second.toml", "--json"), 0),
         (("check", recipe), 0),
         (("check", recipe, "--json"), 0),
-        (("evaluate", model, "--data", data), 0),
-        (("evaluate", model, "--data", bad), 3),
+        (("evaluate", model, data), 0),
+        (("evaluate", model, bad), 3),
         (("inspect", model, "--verbose"), 0),
         (("train", recipe, "--set", "optim.epochs=1", "--output-dir", tmp_path / f"run{HOSTILE}", "--no-report"), 0),
         (("train", tmp_path / f"no{HOSTILE}.toml"), 2),
-        (("evaluate", model, "--data", tmp_path / f"no{HOSTILE}.csv"), 3),
+        (("evaluate", model, tmp_path / f"no{HOSTILE}.csv"), 3),
         (("check", recipe, "--set", f"optim.{HOSTILE}=1"), 2),
         ((f"command{HOSTILE}",), 2),
         (("env", f"--option{HOSTILE}"), 2),
-        (("evaluate", model, "--data", data, "--dtype", HOSTILE), 2),
+        (("evaluate", model, data, "--dtype", HOSTILE), 2),
     ):
         code, shown = run(capsys, monkeypatch, *arguments)
         assert code == expected, shown
@@ -101,7 +101,7 @@ def test_tensors(
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(exclude_characters="\0") | st.sampled_from(HOSTILE), min_size=1))
 def test_arguments(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    for arguments in ((text,), ("check", f"{text}.toml"), ("env", f"--{text}"), ("schema", text)):
+    for arguments in ((text,), ("check", f"{text}.toml"), ("env", f"--{text}"), ("init", "--schema", "--task", text)):
         _, shown = run(capsys, monkeypatch, *arguments)
         assert acting(shown) == set(), arguments
 

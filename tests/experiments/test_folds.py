@@ -360,7 +360,7 @@ def test_the_folder_predicts_with_the_mean(
     rows = [{"text": row["text"]} for row in make_rows(5, seed=1)]
     data, output = tmp_path / "new.jsonl", tmp_path / "answers.jsonl"
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
-    assert command(monkeypatch, "predict", ensemble, "--data", data, "--output", output) == 0
+    assert command(monkeypatch, "predict", ensemble, data, "--output", output) == 0
     each = [TaskModel.from_pretrained(ensemble / f"fold-{fold}").predict(rows) for fold in (1, 2, 3)]
     scores = [statistics.fmean(one.scores["positive"] for one in models) for models in zip(*each, strict=True)]
     written = lines_of(output)
@@ -369,7 +369,7 @@ def test_the_folder_predicts_with_the_mean(
     capsys.readouterr()
     labelled = tmp_path / "train.csv"
     labelled.write_text("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in make_rows(9)), "utf-8")
-    assert command(monkeypatch, "evaluate", ensemble, "--data", labelled, "--json") == 0
+    assert command(monkeypatch, "evaluate", ensemble, labelled, "--json") == 0
     assert json.loads(capsys.readouterr().out) == pytest.approx(evaluate(ensemble, labelled))
 
 
@@ -433,7 +433,7 @@ def test_models_of_others_are_refused(ensemble: Path) -> None:
     [
         ("serve",),
         ("export", "--to", "onnx", "--output", "exported"),
-        ("embed", "--data", "new.txt"),
+        ("embed", "new.txt"),
         ("inspect",),
         ("push", "me/model", "--dry-run"),
     ],

@@ -423,7 +423,7 @@ class TestCommand:
         code, out, err = run(*command, "--overwrite")
         assert (code, out.splitlines()[-1]) == (0, f"exported: {tmp_path / 'out'}"), err
         answers = tmp_path / "answers.jsonl"
-        assert run("predict", tmp_path / "out", "--data", rows, "--output", answers)[0] == 0
+        assert run("predict", tmp_path / "out", rows, "--output", answers)[0] == 0
         assert len(answers.read_text().splitlines()) == len(SENTENCES)
         code, _, err = run("inspect", tmp_path / "out")
         assert code == 4

@@ -164,7 +164,7 @@ def test_a_family_in_one_file(library: Path, tmp_path: Path, by_kind: dict[str, 
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
 
     for model in (known, toy):
-        run(library, "predict", model, "--data", "rows.jsonl", "--output", f"{model.name}.jsonl")
+        run(library, "predict", model, "rows.jsonl", "--output", f"{model.name}.jsonl")
     assert (tmp_path / "toy.jsonl").read_text() == (tmp_path / "known.jsonl").read_text()
 
     (tmp_path / "toy.toml").write_text(RECIPE.format(name="toy"))

@@ -63,9 +63,9 @@ def test_commands_reach_nobody_and_leave_nothing(
     data, folder = straight.parent / "dev.csv", tmp_path
     commands = [
         ["train", recipe, "--set", "optim.epochs=1", "--quiet"],
-        ["predict", exported, "--data", data, "--output", folder / "onnx.jsonl"],
-        ["predict", straight, "--data", data, "--dtype", "int8", "--output", folder / "int8.jsonl"],
-        ["evaluate", exported, "--data", data],
+        ["predict", exported, data, "--output", folder / "onnx.jsonl"],
+        ["predict", straight, data, "--dtype", "int8", "--output", folder / "int8.jsonl"],
+        ["evaluate", exported, data],
         ["export", straight, "--to", "int8", "--data", data, "--output", folder / "int8"],
         ["inspect", straight / "model"],
         ["check", recipe],
@@ -73,7 +73,7 @@ def test_commands_reach_nobody_and_leave_nothing(
         ["report", folder / "run", "--output", folder / "report.html"],
         ["push", folder / "run", "me/mine", "--dry-run", "--language", "en"],
         ["reproduce", folder / "run", "--output-dir", folder / "again", "--quiet"],
-        ["schema"],
+        ["init", "--schema"],
         ["env"],
     ]
     ended = run_commands(watch.environment, [({}, command) for command in commands], cwd=tmp_path, tracer=watch.tracer)

@@ -57,7 +57,7 @@ def test_training_ends_whatever_becomes_of_its_progress(recipe: Path, straight: 
 )
 def test_predictions_in_a_file_are_whole(straight: Path, tmp_path: Path, unwritable: str) -> None:
     data, output = straight.parent / "dev.csv", tmp_path / "out.jsonl"
-    command = [*runs.CONSOLE, "predict", straight, "--data", data, "--output", output]
+    command = [*runs.CONSOLE, "predict", straight, data, "--output", output]
     ended = shell(f'"$@" {unwritable}', *command, folder=tmp_path)
     assert ended.code == 0, ended
     assert len(output.read_text("utf-8").splitlines()) == 12
@@ -66,7 +66,7 @@ def test_predictions_in_a_file_are_whole(straight: Path, tmp_path: Path, unwrita
 @pytest.mark.parametrize("unwritable", [">/dev/full", ">&-"])
 def test_a_result_that_cannot_be_written_is_said(straight: Path, tmp_path: Path, unwritable: str) -> None:
     data = straight.parent / "dev.csv"
-    for command in (["predict", straight, "--data", data, "--output", "-"], ["evaluate", straight, "--data", data]):
+    for command in (["predict", straight, data, "--output", "-"], ["evaluate", straight, data]):
         ended = shell(f'"$@" {unwritable}', *runs.CONSOLE, *command, folder=tmp_path)
         assert ended.code == 2, ended
         assert ended.err.splitlines()[-1].startswith("error: cannot write ")
@@ -117,7 +117,7 @@ def test_rows_do_not_act_on_a_terminal(straight: Path, tmp_path: Path) -> None:
 
 def test_progress_leaves_the_terminal_before_the_result_is_told(straight: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text\ngood\nbad\n")
-    command = (*runs.CONSOLE, "predict", straight, "--data", "rows.csv", "--output", "out.csv")
+    command = (*runs.CONSOLE, "predict", straight, "rows.csv", "--output", "out.csv")
     shown = on_terminal(*command, folder=tmp_path, messages=True)
     assert "2 of 2 rows" in shown
     lines = []
@@ -129,7 +129,7 @@ def test_progress_leaves_the_terminal_before_the_result_is_told(straight: Path, 
     assert lines == ["2 predictions: out.csv"]
 
 
-@pytest.mark.parametrize("option", [["--data", "-"], []])
+@pytest.mark.parametrize("option", [["-"], []])
 def test_closed_standard_input_is_said(straight: Path, tmp_path: Path, option: list[str]) -> None:
     ended = shell('"$@" <&-', *runs.CONSOLE, "predict", straight, *option, folder=tmp_path)
     assert ended.code == 2, ended
@@ -187,7 +187,7 @@ def test_an_interrupted_prediction_says_so(straight: Path, tmp_path: Path) -> No
     lines = ["text", *("a good day " * 6 for _ in range(60_000))]
     (tmp_path / "many.csv").write_text("\n".join(lines), "utf-8")
     output = tmp_path / "out.jsonl"
-    command = [*runs.CONSOLE, "predict", straight, "--data", tmp_path / "many.csv", "--output", output]
+    command = [*runs.CONSOLE, "predict", straight, tmp_path / "many.csv", "--output", output]
     program = runs.Program(command, folder=tmp_path)
     rows = tmp_path / "out.jsonl.parts" / "rows.jsonl"
     program.until(lambda: rows.exists() and rows.stat().st_size > 0)

@@ -35,7 +35,7 @@ def model(straight: Path, tmp_path: Path) -> Path:
 def predict(model: Path, texts: list[str], folder: Path, **environment: str) -> runs.Ended:
     data = folder / "texts.jsonl"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
-    command = [*runs.CONSOLE, "predict", model, "--data", data, "--output", folder / "answers.jsonl"]
+    command = [*runs.CONSOLE, "predict", model, data, "--output", folder / "answers.jsonl"]
     return runs.run(command, folder=folder, **environment)
 
 
@@ -48,7 +48,7 @@ def test_modules_of_the_working_directory_do_not_run(straight: Path, tmp_path: P
     data, canary = tmp_path / "dev.jsonl", tmp_path / "canary"
     data.write_text('{"text": "a wonderful ferry", "label": "positive"}\n' * 3, "utf-8")
     done = subprocess.run(
-        [*start, "evaluate", straight / "model", "--data", data, "--json"],
+        [*start, "evaluate", straight / "model", data, "--json"],
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "CANARY": str(canary), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
         capture_output=True,

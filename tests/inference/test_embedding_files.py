@@ -175,7 +175,7 @@ def test_the_command_has_the_same_prompts(
     prompts = {"default_prompt_name": "query", "prompts": {"query": "find: "}}
     folder, target = folder_with_pooling(base, tmp_path / "st", "cls", **prompts), tmp_path / "a.npy"
     for options, prompt in (((), None), (("--prompt", ""), ""), (("--prompt", "Say "), "Say ")):
-        arguments = ["bert-tasks", "embed", folder, "--data", data, "--output", target, "--quiet", *options]
+        arguments = ["bert-tasks", "embed", folder, data, "--output", target, "--quiet", *options]
         monkeypatch.setattr(sys, "argv", [*map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()

@@ -169,7 +169,7 @@ def test_explanations_need_a_place_and_gradients(model_of: ModelOf, tmp_path: Pa
 
 
 def piped(model: TaskModel, content: str, tmp_path: Path, **options: Any) -> list[dict[str, Any]]:
-    """The rows that ``predict --data -`` writes for what comes through a pipe, in and out."""
+    """The rows that ``predict -`` writes for what comes through a pipe, in and out."""
     source = tmp_path / "pipe"
     source.write_text(content, "utf-8", newline="")
     out = io.BytesIO()
@@ -241,7 +241,7 @@ def test_text_and_data_exclude_each_other(model_of: ModelOf, tmp_path: Path) -> 
 
     from bert_tasks.cli.app import app
 
-    shown = CliRunner().invoke(app, ["predict", "model", "--text", "a", "--data", "b.csv"])
+    shown = CliRunner().invoke(app, ["predict", "model", "--text", "a", "b.csv"])
     assert shown.exit_code == 2
     assert "exclude each other" in shown.output
 

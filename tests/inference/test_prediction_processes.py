@@ -51,7 +51,7 @@ def expected(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def command(model: Path, data: object, output: object, *options: str) -> list[str]:
-    return ["predict", str(model), "--data", str(data), "--output", str(output), *options]
+    return ["predict", str(model), str(data), "--output", str(output), *options]
 
 
 def piped(arguments: list[str], content: bytes, folder: Path) -> "subprocess.CompletedProcess[bytes]":

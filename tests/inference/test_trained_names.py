@@ -121,7 +121,7 @@ def test_saved_loaded_and_trained_again(run: Path, tmp_path: Path) -> None:
 
 def test_the_command_line_takes_the_folder_of_a_run(run: Path, data: Path, tmp_path: Path) -> None:
     runner = CliRunner()
-    shown = runner.invoke(app, ["evaluate", str(run), "--data", str(data), "--json"])
+    shown = runner.invoke(app, ["evaluate", str(run), str(data), "--json"])
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout) == evaluate(run / "model", data)
     inspected = [runner.invoke(app, ["inspect", str(place), "--json"]) for place in (run, run / "model")]
@@ -137,8 +137,8 @@ def test_a_folder_of_seeds_is_not_guessed_from(command: str, run: Path, tmp_path
     (runs / "seed-2").mkdir(parents=True)
     (runs / "seed-1").symlink_to(run)
     more = {
-        "evaluate": ["--data", str(data)],
-        "predict": ["--data", str(data), "--output", str(tmp_path / "out.csv")],
+        "evaluate": [str(data)],
+        "predict": [str(data), "--output", str(tmp_path / "out.csv")],
         "push": ["me/model", "--dry-run"],
         "export": ["--to", "onnx", "--output", str(tmp_path / "onnx")],
     }

@@ -43,7 +43,7 @@ def recipes(repository: Path) -> list[Path]:
 
 def test_the_file_is_what_the_code_says(repository: Path) -> None:
     written = (repository / "recipes" / "recipe.schema.json").read_text("utf-8")
-    assert written == schema_text(recipe_schema()), "bert-tasks schema > recipes/recipe.schema.json"
+    assert written == schema_text(recipe_schema()), "bert-tasks init --schema > recipes/recipe.schema.json"
 
 
 def test_every_recipe_fits(repository: Path, validator: Draft202012Validator) -> None:

@@ -253,7 +253,7 @@ def test_commands_and_page_show_each_number_once_and_the_same_classes(copy_of, n
     run, home = copy_of(name)
     report = make_report(run)
     (metrics,) = (one.metrics for one in report.runs)
-    evaluated = call("evaluate", run / "model", "--data", home / "dev.jsonl").stdout.splitlines()
+    evaluated = call("evaluate", run / "model", home / "dev.jsonl").stdout.splitlines()
     done = call("train", run / "recipe.toml", "--quiet", "--output-dir", run)
     assert done.exit_code == 0, done.stderr
     trained = done.stdout.splitlines()

@@ -500,7 +500,7 @@ class TestFolders:
         """transformers' config does not say whether questions may have no answer: the user does."""
         lines = [row(LINES[0], (LINES[0][:3], 0)), row(LINES[1])]
         (tmp_path / "dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        command = ["bert-tasks", "evaluate", str(stock_folder[0]), "--data", str(tmp_path / "dev.jsonl"), "--json"]
+        command = ["bert-tasks", "evaluate", str(stock_folder[0]), str(tmp_path / "dev.jsonl"), "--json"]
 
         def run(*options: str) -> tuple[int, str, str]:
             monkeypatch.setattr(sys, "argv", [*command, *options])

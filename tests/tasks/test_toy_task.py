@@ -185,10 +185,10 @@ def test_trains_through_the_command_line(
     folder, dev = recipe.parent / "run" / "model", recipe.parent / "dev.jsonl"
     capsys.readouterr()
     own = ("--task", f"{__name__}:WordRegression")
-    assert run(monkeypatch, "evaluate", folder, "--data", dev, "--json", *own) == 0
+    assert run(monkeypatch, "evaluate", folder, dev, "--json", *own) == 0
     assert json.loads(capsys.readouterr().out)["pearson"] == pytest.approx(metrics["pearson"], abs=1e-6)
     output = recipe.parent / "answers.jsonl"
-    assert run(monkeypatch, "predict", folder, "--data", dev, "--output", output, "--keep-columns", "none", *own) == 0
+    assert run(monkeypatch, "predict", folder, dev, "--output", output, "--keep-columns", "none", *own) == 0
     written = [json.loads(line) for line in output.read_text().splitlines()]
     rows = [row(line) for line in LINES]
     assert [answer["words"] for answer in written] == [given["words"] for given in rows]
@@ -206,7 +206,7 @@ def test_trains_through_the_command_line(
     for kind in ("onnx", "int8"):
         exported = recipe.parent / kind
         assert run(monkeypatch, "export", folder, "--to", kind, "--output", exported, "--data", dev, *own) == 0
-        assert run(monkeypatch, "evaluate", exported, "--data", dev, *own) == 0
+        assert run(monkeypatch, "evaluate", exported, dev, *own) == 0
     here = Path(__file__)
     monkeypatch.setenv("PYTHONPATH", str(here.parent), prepend=os.pathsep)
     served = Serving(folder, "--task", f"{here.stem}:WordRegression", folder=recipe.parent)
@@ -230,7 +230,7 @@ def test_a_folder_alone_runs_no_code(
     save_checkpoint(tmp_path / "base", "bert", wordpiece_tokenizer)
     TaskModel.from_pretrained(tmp_path / "base", task=WordRegression, max_length=32).save_pretrained(tmp_path / "own")
     (tmp_path / "dev.jsonl").write_text(json.dumps(row("a b")) + "\n")
-    assert run(monkeypatch, "evaluate", tmp_path / "own", "--data", tmp_path / "dev.jsonl") == 4
+    assert run(monkeypatch, "evaluate", tmp_path / "own", tmp_path / "dev.jsonl") == 4
     assert f"'{__name__}:WordRegression', which is not built in" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="task=YourTask"):
         TaskModel.from_pretrained(tmp_path / "own")

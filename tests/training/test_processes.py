@@ -167,7 +167,7 @@ def test_the_command_line_trains_and_evaluates_on_two_processes(tmp_path, checkp
     done = launch(*TORCHRUN, "-m", "bert_tasks", "train", recipe, "--json")
     assert json.loads(done.stdout)["best_step"] == 3
     assert json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["processes"] == 2
-    command = ("-m", "bert_tasks", "evaluate", tmp_path / "run" / "model", "--data", tmp_path / "validation.csv")
+    command = ("-m", "bert_tasks", "evaluate", tmp_path / "run" / "model", tmp_path / "validation.csv")
     single = launch(sys.executable, *command, "--json")
     assert launch(*TORCHRUN, *command, "--json").stdout == single.stdout
     again = launch(*TORCHRUN, "-m", "bert_tasks", "train", recipe)
