@@ -16,7 +16,7 @@ from support.sources import Source, package_sources
 # Parts of the package -> its lines, which may only fall, and the lines that the design allows it. A part is a folder or
 # several modules of the top level.
 LINES = {
-    "cli": (1561, 1000),
+    "cli": (1535, 1000),
     "api": (269, 250),
     "report": (2039, 1700),
     "cards": (580, 380),
@@ -36,12 +36,12 @@ LINES = {
     "metrics": (1241, 1000),
     "data": (5496, 2900),
     "encoder": (2825, 2300),
-    "foundations": (1040, 800),
+    "foundations": (944, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_443  # of 29,000
-TOTAL_STATEMENTS = 22_686  # of 15,800
+TOTAL_LINES = 41_321  # of 29,000
+TOTAL_STATEMENTS = 22_623  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -3,7 +3,6 @@
     PYTHONPATH=tests python -m campaigns.mutants                                # 200 of the package
     PYTHONPATH=tests python -m campaigns.mutants --package encoder --count 40   # 40 of one package, or one module
     PYTHONPATH=tests python -m campaigns.mutants --package encoder --list       # print them and run nothing
-    PYTHONPATH=tests python -m campaigns.mutants --verdicts FILE                # again, after tests were added
 
 A fault is drawn by its seed, put into a copy of the package, and the tests of that part of the package run on the copy:
 first those of the module, then those of its folder, then those of the folders that use it most. It is killed if a test
@@ -18,13 +17,11 @@ package would take weeks.
 """
 
 import argparse
-import compileall
 import contextlib
 import functools
 import json
 import os
 import random
-import select
 import shutil
 import signal
 import subprocess
@@ -40,7 +37,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from campaigns import faults, warm_pytest
+from campaigns import faults
 from campaigns.mutations import Mutation, code_lines, mutations_of
 
 PACKAGE = faults.ROOT / "bert_tasks"
@@ -48,7 +45,6 @@ TESTS = faults.ROOT / "tests"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 COUNT, SEED = 200, 0
 LONGEST = 1800.0  # seconds for the tests of one part without a fault
-HF_HOME = "huggingface"  # below the copy: libraries read their folders when they are imported
 
 # Tests that run after those of the folder that is called like the part of the package.
 NEIGHBOURS: dict[str, tuple[str, ...]] = {
@@ -180,57 +176,36 @@ def stages(file: str) -> list[list[Path]]:
 
 
 class Copy:
-    """A copy of the package in a folder of its own, in which one worker runs one fault after the other.
+    """A copy of the package in a folder of its own, in which one worker runs one fault after the other."""
 
-    Args:
-        folder: An empty folder.
-        libraries: Import the libraries once, for all runs of tests; else each run imports what it needs.
-    """
-
-    def __init__(self, folder: Path, *, libraries: bool = True) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
-        # The copy's modules are compiled once. A module with a fault is compiled again by each run.
-        compileall.compile_dir(folder, quiet=1)
-        self.warm_pytest = subprocess.Popen(
-            [sys.executable, str(Path(warm_pytest.__file__)), *([] if libraries else ["--bare"])],
-            env=self._environment(),
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
-    def close(self) -> None:
-        """Ends the process that the runs are forks of."""
-        self.warm_pytest.kill()
-        self.warm_pytest.communicate()
 
     def run(self, tests: Iterable[Path], seconds: float) -> str | None:
-        """Runs tests on the copy; what ended them, or None where all passed."""
+        """Runs tests on the copy; what ended them, or None if all passed."""
         with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as scratch:
             options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-rfE", "--no-header"]
-            # Plugins of pytest are among what was imported before it.
-            options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
             config = ["-c", str(faults.ROOT / "pyproject.toml"), "--rootdir", str(faults.ROOT)]
+            command = [sys.executable, "-m", "pytest", *config, *options, *map(str, tests)]
             output = Path(scratch) / "output.txt"
-            order = {
-                "arguments": [*config, *options, *map(str, tests)],
-                "folder": scratch,
-                "environment": {"TMPDIR": scratch},
-                "output": str(output),
-            }
-            reader, writer = self.warm_pytest.stdout, self.warm_pytest.stdin
-            assert reader is not None
-            assert writer is not None
-            writer.write(json.dumps(order).encode() + b"\n")
-            process = int(reader.readline())
-            in_time, _, _ = select.select([reader], [], [], seconds)
+            with output.open("wb") as file:
+                process = subprocess.Popen(
+                    command,
+                    cwd=scratch,
+                    env=self._environment(scratch),
+                    stdout=file,
+                    stderr=file,
+                    start_new_session=True,
+                )
+            try:
+                status: int | None = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                status = None
             _end(process, scratch)
-            status = int(reader.readline())
-            shutil.rmtree(self.folder / HF_HOME, ignore_errors=True)
-            return _first_failure(output.read_text("utf-8", errors="replace"), status) if in_time else "time limit"
+            return "time limit" if status is None else _first_failure(output.read_text("utf-8", "replace"), status)
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, scratch: str) -> dict[str, str]:
         return os.environ | {
             "PYTHONPATH": str(self.folder),
             "PYTHONSAFEPATH": "1",
@@ -238,7 +213,8 @@ class Copy:
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
-            "HF_HOME": str(self.folder / HF_HOME),
+            "HF_HOME": str(Path(scratch) / "huggingface"),
+            "TMPDIR": scratch,
             "BERT_TASKS_REPOSITORY": str(faults.ROOT),
         }
 
@@ -247,8 +223,6 @@ class Copy:
         began = time.monotonic()
         path = self.folder / PACKAGE.name / mutant.file
         text = path.read_text("utf-8")
-        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-            compiled.unlink()
         path.write_text(mutant.mutation.apply(text), "utf-8")
         try:
             for stage in stages(mutant.file):
@@ -262,10 +236,11 @@ class Copy:
         return Result(mutant=mutant, verdict=verdict, reason=reason or "", seconds=time.monotonic() - began)
 
 
-def _end(process: int, scratch: str) -> None:
+def _end(process: subprocess.Popen[bytes], scratch: str) -> None:
     """Ends a run of tests and the programs that it left running, which have its folder in their environment."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if f"TMPDIR={scratch}".encode() in environment.read_bytes().split(b"\0"):
@@ -300,31 +275,12 @@ def time_limit(unit: str, copy: Copy) -> float:
     return 30 + 4 * (time.monotonic() - began)
 
 
-def killed_before(verdicts: Path | None, mutants: Sequence[Mutant]) -> dict[Mutant, Result]:
-    """The faults that earlier runs killed: tests are only added, so that they need no second try."""
-    if verdicts is None or not verdicts.exists():
-        return {}
-    named = {str(mutant): mutant for mutant in mutants}
-    entries = map(json.loads, verdicts.read_text("utf-8").splitlines())
-    found = [entry for entry in entries if entry["verdict"] == "killed" and entry["mutant"] in named]
-    return {(mutant := named[entry["mutant"]]): Result(**{**entry, "mutant": mutant}) for entry in found}
-
-
-def campaign(mutants: Sequence[Mutant], workers: int, verdicts: Path | None = None) -> list[Result]:
-    """Tests every fault and prints its verdict as soon as it is there.
-
-    Args:
-        mutants: The faults.
-        workers: Test runs at a time.
-        verdicts: A file to which each verdict is appended; faults that it calls killed are not tried again.
-    """
-    before = killed_before(verdicts, mutants)
-    with tempfile.TemporaryDirectory(prefix="mutants-") as root, contextlib.ExitStack() as ended:
+def campaign(mutants: Sequence[Mutant], workers: int) -> list[Result]:
+    """Tests every fault, ``workers`` at a time, and prints its verdict as soon as it is there."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as root, ThreadPoolExecutor(workers) as pool:
         copies: SimpleQueue[Copy] = SimpleQueue()
         for number in range(workers):
-            copy = Copy(Path(root) / str(number))
-            ended.callback(copy.close)
-            copies.put(copy)
+            copies.put(Copy(Path(root) / str(number)))
 
         @contextlib.contextmanager
         def free_copy() -> Iterator[Copy]:
@@ -342,17 +298,11 @@ def campaign(mutants: Sequence[Mutant], workers: int, verdicts: Path | None = No
             with free_copy() as copy:
                 result = copy.test(mutant, limits)
             print(f"{result.verdict:10} {result.seconds:4.0f} s  {mutant}  [{result.reason}]", flush=True)
-            if verdicts is not None:
-                with verdicts.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({**vars(result), "mutant": str(mutant)}) + "\n")
             return result
 
-        with ThreadPoolExecutor(workers) as pool:
-            left = [mutant for mutant in mutants if mutant not in before]
-            units = sorted({mutant.unit for mutant in left})
-            limits = dict(zip(units, pool.map(limit, units), strict=True))
-            tried = dict(zip(left, pool.map(test, left), strict=True))
-    return [(before | tried)[mutant] for mutant in mutants]
+        units = sorted({mutant.unit for mutant in mutants})
+        limits = dict(zip(units, pool.map(limit, units), strict=True))
+        return list(pool.map(test, mutants))
 
 
 def report(results: Sequence[Result]) -> dict[str, Any]:
@@ -375,18 +325,6 @@ def report(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def note(earlier: int, verdicts: Path, mutants: Sequence[Mutant]) -> str:
-    """How figures of several runs came about, which share a file of verdicts. ``earlier``: faults of earlier runs."""
-    entries = map(json.loads, verdicts.read_text("utf-8").splitlines())
-    survived = {entry["mutant"] for entry in entries if entry["verdict"] == "survived"}
-    untested = [mutant for mutant in mutants if str(mutant) in survived and mutant.key not in equivalent()]
-    return (
-        f"{len(untested)} of the {len(mutants)} faults survived when they were first tried; tests were then added. "
-        f"{earlier} were killed in earlier runs and not tried again, because the sources are the same. Commit and "
-        "seconds are those of the last run."
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=COUNT, help=f"faults to try (default: {COUNT})")
@@ -395,7 +333,6 @@ def main() -> None:
         "--package", action="append", default=[], help="only of this part, such as encoder or data.splits"
     )
     parser.add_argument("--workers", type=int, default=1, help="test runs at a time")
-    parser.add_argument("--verdicts", type=Path, help="append verdicts here, and do not repeat those it calls killed")
     parser.add_argument("--list", action="store_true", help="print the faults and run nothing")
     given = parser.parse_args()
     mutants = draw(sources_of(given.package), count=given.count, seed=given.seed)
@@ -403,10 +340,7 @@ def main() -> None:
         print(*mutants, sep="\n")
         return
     began = time.monotonic()
-    earlier = len(killed_before(given.verdicts, mutants))
-    found = report(campaign(mutants, given.workers, given.verdicts))
-    if given.verdicts is not None:
-        found["note"] = note(earlier, given.verdicts, mutants)
+    found = report(campaign(mutants, given.workers))
     if given.package:
         print(json.dumps(found, indent=2))
         return
