@@ -114,7 +114,7 @@ def test_a_card_says_what_the_run_was(recipe_run: Path) -> None:
         "dev.csv",
         "validation",
     )
-    fingerprints = [split.fingerprint for split in run.splits]
+    fingerprints = [split["fingerprint"] for split in run.splits.values()]
     assert first.dataset_args == {"fingerprint": fingerprints[1]}
     assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-classification")
     assert card.data.tags == ["bert-tasks", "roberta"]
