@@ -16,6 +16,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from bert_tasks.encoder.packing import device_tensor
+
 # Added to the score of a forbidden step: far below every real score, and harmless where all steps are forbidden.
 FORBIDDEN = -1e4
 
@@ -42,15 +44,13 @@ class _Steps:
         for count in counts:
             sizes[count - 1] += 1
         sizes = list(accumulate(reversed(sizes)))[::-1]
-        order = torch.tensor(
-            [start + step for step, size in enumerate(sizes) for start, _ in longest_first[:size]],
-            device=logits.device,
-        )
+        rows = [start + step for step, size in enumerate(sizes) for start, _ in longest_first[:size]]
+        order = device_tensor(rows, logits.device)
         places = order.argsort()
         return cls(
             words=torch.split(logits.index_select(0, order), sizes),
             places=places,
-            ends=places.index_select(0, torch.tensor(starts[1:], device=logits.device) - 1),
+            ends=places.index_select(0, device_tensor(starts[1:], logits.device) - 1),
         )
 
     def in_order(self, found: Sequence[Tensor]) -> Tensor:
@@ -65,13 +65,13 @@ def log_likelihood(logits: Tensor, labels: Tensor, counts: Sequence[int]) -> Ten
 
 def path_score(logits: Tensor, labels: Tensor, counts: Sequence[int]) -> Tensor:
     """``[C]`` the score of the path through the labels (``[R]``, int64) of each sequence."""
-    lengths = torch.tensor(counts, device=logits.device)
+    lengths = device_tensor(counts, logits.device)
     ends = lengths.cumsum(0) - 1
     before = torch.cat([labels.new_zeros(1), labels[:-1] + 1]).index_fill(0, ends - lengths + 1, 0)  # [R]
     cells = before * logits.shape[-1] + labels
     within = logits.flatten(1).gather(1, cells[:, None]).squeeze(1)  # [R]
     last = logits[:, -1].gather(1, labels[:, None]).squeeze(1).index_select(0, ends)  # [C]
-    return torch.segment_reduce(within, "sum", lengths=lengths) + last
+    return torch.segment_reduce(within, "sum", lengths=lengths, unsafe=True) + last
 
 
 def log_partition(logits: Tensor, counts: Sequence[int]) -> Tensor:

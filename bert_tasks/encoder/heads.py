@@ -99,7 +99,7 @@ def select_first_tokens(layout: Layout) -> Selection:
 def reduce_rows(hidden: Tensor, layout: Layout, how: Literal["sum", "mean", "max"]) -> Tensor:
     """``[N, H] -> [B, H]`` sum, mean or largest value over the tokens of each sequence."""
     if isinstance(layout, Packed):
-        compact = torch.segment_reduce(hidden, how, lengths=layout.row_lengths)
+        compact = torch.segment_reduce(hidden, how, lengths=layout.row_lengths, unsafe=True)
         return compact.index_select(0, layout.order)
     rectangle, absent = hidden.view(*layout.mask.shape, -1), ~layout.mask[..., None]  # [B, T, H], [B, T, 1]
     if how == "max":
@@ -111,9 +111,9 @@ def reduce_rows(hidden: Tensor, layout: Layout, how: Literal["sum", "mean", "max
 def softmax_rows(scores: Tensor, layout: Layout) -> Tensor:
     """``[N] -> [N]`` softmax within each sequence; padding gets 0."""
     if isinstance(layout, Packed):
-        largest = torch.segment_reduce(scores.detach(), "max", lengths=layout.row_lengths)  # [B]
+        largest = torch.segment_reduce(scores.detach(), "max", lengths=layout.row_lengths, unsafe=True)  # [B]
         powers = (scores - largest.index_select(0, layout.sequence_of_row)).exp()
-        sums = torch.segment_reduce(powers, "sum", lengths=layout.row_lengths)
+        sums = torch.segment_reduce(powers, "sum", lengths=layout.row_lengths, unsafe=True)
         return powers / sums.index_select(0, layout.sequence_of_row)
     rectangle = scores.view(layout.mask.shape).masked_fill(~layout.mask, torch.finfo(scores.dtype).min)
     return (rectangle.softmax(1) * layout.mask).flatten()

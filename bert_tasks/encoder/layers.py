@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from bert_tasks.encoder.attention import attend, attend_cls_query
 from bert_tasks.encoder.config import Activation, EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
+from bert_tasks.encoder.graphs import LayerGraphs
 from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
 from bert_tasks.encoder.packing import Layout, Packed, Selection
 from bert_tasks.encoder.positions import Positions, position_module
@@ -219,6 +220,7 @@ class TransformerEncoder(nn.Module):
 
     Attributes:
         gradient_checkpointing: compute each layer again in the backward pass in place of keeping its activations.
+        graphs: CUDA graphs that run all layers in training; None: the layers run one after another.
 
     Raises:
         CheckpointError: the configuration has options that this version does not compute.
@@ -241,6 +243,7 @@ class TransformerEncoder(nn.Module):
             self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
         self.convolution = Convolution(config) if config.convolution_size else None
         self.gradient_checkpointing = False
+        self.graphs: LayerGraphs | None = None
 
     def forward(
         self,
@@ -281,6 +284,11 @@ class TransformerEncoder(nn.Module):
         depth: int | None = None,
     ) -> Tensor:
         """``[N, H]`` from ``embeddings ->`` what ``forward`` returns; the other arguments are those of ``forward``."""
+        is_whole = hidden_states is None and depth is None and not self.gradient_checkpointing
+        if self.graphs is not None and self.training and is_whole and isinstance(layout, Packed):
+            output = self.graphs.run(embedded, position_ids, layout)
+            if output is not None:
+                return output if selection is None else output.index_select(0, selection.rows)
         hidden = embedded
         if hidden.device.type == "cpu" and torch.is_autocast_enabled("cpu"):  # else the residuals would stay in float32
             hidden = hidden.to(torch.get_autocast_dtype("cpu"))
@@ -302,6 +310,16 @@ class TransformerEncoder(nn.Module):
             if hidden_states is not None:
                 hidden_states.append(hidden)
         return hidden
+
+    def use_graphs(self, dtype: torch.dtype) -> None:
+        """Makes training run the layers as CUDA graphs, in autocast to ``dtype``, until ``graphs`` is None again."""
+
+        def layers(embedded: Tensor, position_ids: Tensor, layout: Packed) -> Tensor:
+            with torch.autocast("cuda", dtype, cache_enabled=False):
+                return self.run_layers(embedded, position_ids, layout)
+
+        of_norm = [] if self.norm is None else [*self.norm.parameters()]
+        self.graphs = LayerGraphs(layers, [*self.layers.parameters(), *of_norm])
 
     def last_queries_keys_values(self, hidden_states: Sequence[Tensor]) -> Tensor:
         """``[N, 3, H]`` of the last layer for all tokens, from the states that ``forward`` collected.

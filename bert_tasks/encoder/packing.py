@@ -235,6 +235,11 @@ def pack(
     )
 
 
+def device_tensor(numbers: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """``[n]`` numbers of the host on a device, for which the host does not wait."""
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
+
+
 def _concatenate(sequences: Sequence[Sequence[float]], dtype: torch.dtype = torch.int64) -> Tensor:
     """``[n]`` the numbers of all sequences, one sequence after another."""
     numbers = array("q" if dtype == torch.int64 else "d", chain.from_iterable(sequences))

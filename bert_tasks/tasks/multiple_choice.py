@@ -22,7 +22,7 @@ from bert_tasks.data.profile import ColumnProfile, percentile, pieces
 from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import ChoiceHead
-from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.encoder.packing import PackedBatch, device_tensor
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.detection import (
@@ -284,7 +284,7 @@ class MultipleChoice(Task[ChoicePrediction]):
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
         samples = choice_logits(logits, batch.windows, absent=-torch.inf)  # [S, C]
         if len(labelled) < len(samples):
-            samples = samples.index_select(0, torch.tensor(labelled, device=samples.device))
+            samples = samples.index_select(0, device_tensor(labelled, samples.device, torch.long))
         total = F.cross_entropy(samples, batch.labels.long(), reduction="sum")
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labelled))),)
 

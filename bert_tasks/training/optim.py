@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
+from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.encoder.lora import Adapters
 from bert_tasks.errors import UsageError
 from bert_tasks.model.task_model import TaskModel
@@ -104,6 +105,8 @@ class ModelOptimizer:
             optimizer = make_adamw(groups, optim) if factory is None else make_optimizer(groups, factory)
             self.rates = tuple(group["lr"] for group in optimizer.param_groups)
             self.prepared, self.accelerated = accelerator.prepare(objective, optimizer)
+        if self.adapters is None and accelerator.device.type == "cuda" and accelerator.num_processes == 1:
+            use_graphs(objective.model, optim.mixed_precision)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -120,6 +123,8 @@ class ModelOptimizer:
         """Prepares the model for the forward passes of a step."""
         if self.adapters is not None:
             self.adapters.remove()
+        if self.objective.model.encoder.graphs is not None:
+            self.objective.model.encoder.graphs.begin_step()
 
     def step(self, schedule: float, bad: Tensor) -> None:
         """Updates the parameters and drops their gradients.
@@ -154,6 +159,7 @@ class ModelOptimizer:
             self.vocabulary.update_table()
         if self.adapters is not None:
             self.adapters.remove()
+        self.objective.model.encoder.graphs = None
         self.accelerated.optimizer.state.clear()
         self._tables.clear()
 
@@ -248,6 +254,16 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | numbers.Real | str)
 
 
+def use_graphs(model: TaskModel, mixed_precision: str) -> None:
+    """Lets the layers run as CUDA graphs if their attention takes the flash kernel, whose shapes can be fixed."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision, torch.float32)
+    config = model.config
+    has_scores = config.positions in ("relative", "disentangled")
+    backend = attention_backend(device=model.device, dtype=dtype, head_size=config.head_size, has_scores=has_scores)
+    if backend == "flash" and not config.convolution_size:
+        model.encoder.use_graphs(dtype)
+
+
 def load_factory(optim: OptimSection) -> OptimizerFactory | None:
     """Returns the factory that ``optim.optimizer`` names. None: AdamW.
 
@@ -331,7 +347,7 @@ def disable_bias_correction(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
-                "step": torch.tensor(_WITHOUT_CORRECTION, device=parameter.device),
+                "step": torch.full((), _WITHOUT_CORRECTION, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }

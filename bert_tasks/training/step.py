@@ -219,7 +219,7 @@ class OptimizerSteps:
             stop: Whether this process wants to end. The others learn it with the numbers of the step.
         """
         accelerator, plan = self.accelerator, self.plan
-        flags = sums.new_tensor([float(stop)])
+        flags = sums.new_full((1,), float(stop))
         *values, stops = accelerator.reduce(torch.cat([sums.flatten(), flags]), reduction="sum")
         totals, counts = torch.stack(values).view(-1, 2).unbind(dim=1)
         count = _reference_count(counts)

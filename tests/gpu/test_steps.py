@@ -117,11 +117,9 @@ def errors_for_waiting() -> Iterator[None]:
 
 
 def check_waiting(steps: OptimizerSteps) -> None:
-    run_steps(steps, count=3)  # the first steps allocate and compile
+    run_steps(steps, count=20)  # the first steps allocate memory and capture graphs
     with errors_for_waiting():
-        results = [
-            steps.update(step, batch, steps.backward(step, batch)) for step, batch in steps.batches(3) if step < 13
-        ]
+        results = [steps.update(step, batch, steps.backward(step, batch)) for step, batch in steps.batches(20)]
     assert len(results) == 10
 
 
@@ -144,6 +142,15 @@ def test_the_host_never_waits_in_a_variant(random_checkpoint: Path, variant: str
 def test_the_host_never_waits_in_replaced_token_detection(electra_checkpoint: Path) -> None:
     with device_of_runs(DEVICE):
         check_waiting(electra_steps(electra_checkpoint, precision="bf16"))
+
+
+@needs_cuda
+def test_half_precision_runs_the_layers_as_graphs(random_checkpoint: Path) -> None:
+    with device_of_runs(DEVICE):
+        steps = steps_of(random_checkpoint, "single", precision="bf16")
+        run_steps(steps)
+        assert steps.objective.model.encoder.graphs._graphs
+        assert steps_of(random_checkpoint, "single").objective.model.encoder.graphs is None
 
 
 @needs_cuda

@@ -1,5 +1,6 @@
 """A step does not depend on how its batch is cut, and one that is not finite leaves the weights alone."""
 
+import ast
 import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from bert_tasks.training.sampling import learning_rate_factor
 from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics
 from support.hf_models import FAMILIES, hf_config
 from support.small_checkpoints import tokenizer_of
+from support.sources import package_sources
 from support.training_runs import (
     LABELS,
     TASK,
@@ -314,3 +316,17 @@ def test_half_precision_may_skip_but_not_for_ever():
 def test_a_long_batch_names_its_first_rows_only():
     with pytest.raises(DivergedError, match=r"the first of the data is 1\): 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, \.\.\.\. "):
         read_step_metrics(skipped(rows=range(40)), overflows=0, mixed_precision="no")
+
+
+def test_no_number_of_the_host_makes_it_wait_for_the_device() -> None:
+    """``torch.tensor(..., device=...)`` and ``new_tensor`` copy and wait, which the meta device does not show."""
+    waiting = [
+        f"{source.name}:{node.lineno}"
+        for source in package_sources()
+        if source.name.split(".")[0] in ("encoder", "tasks", "training")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr == "new_tensor"
+        or (node.func.attr in ("tensor", "as_tensor") and any(option.arg == "device" for option in node.keywords))
+    ]
+    assert waiting == []

@@ -22,7 +22,7 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.problems import counted
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head, Pooling, PoolingHead, SequenceHead
-from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.encoder.packing import PackedBatch, device_tensor
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.classification import (
     classification_metrics,
@@ -410,10 +410,10 @@ class TextClassification(Task[SequencePrediction]):
         if not labelled:
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
         if len(labelled) < len(samples):
-            samples = samples.index_select(0, torch.tensor(labelled, dtype=torch.long, device=samples.device))
+            samples = samples.index_select(0, device_tensor(labelled, samples.device, torch.long))
         labels = batch.labels.view(len(labelled), -1)  # [S, 1] or [S, L]
         given = self._class_weights()
-        weights = None if given is None else torch.tensor(given, dtype=samples.dtype, device=samples.device)
+        weights = None if given is None else device_tensor(given, samples.device, samples.dtype)
         match self.problem_type:
             case "regression":
                 total = F.mse_loss(samples.squeeze(-1), labels.squeeze(-1).to(samples.dtype), reduction="sum")

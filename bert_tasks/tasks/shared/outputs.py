@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from bert_tasks.encoder.heads import Head, PretrainingOutput, VocabularyOutput
-from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.encoder.packing import PackedBatch, device_tensor
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature, LossTerm, Task
 from bert_tasks.tasks.shared.fitting import Fitting
@@ -50,7 +50,7 @@ def sample_logits(logits: Tensor, windows: Collection[int]) -> Tensor:
     """
     if len(windows) == logits.shape[0]:
         return logits
-    return torch.segment_reduce(logits, "mean", lengths=torch.tensor(list(windows), device=logits.device))
+    return torch.segment_reduce(logits, "mean", lengths=device_tensor([*windows], logits.device), unsafe=True)
 
 
 def choice_logits(logits: Tensor, windows: Collection[int], *, absent: float) -> Tensor:
@@ -218,7 +218,7 @@ def mean_logits(task: Task, head: Head, logits: Iterable[Any], windows: Sequence
     if not joins_windows(task, head):
         return mean(logits)
     rows = mean(sample_logits(each, windows) for each in logits)  # [S, L]
-    return rows.repeat_interleave(torch.tensor(windows, device=rows.device), dim=0)
+    return rows.index_select(0, torch.repeat_interleave(torch.tensor(windows)).to(rows.device, non_blocking=True))
 
 
 def mean_softmax(logits: Iterable[Tensor]) -> Tensor:

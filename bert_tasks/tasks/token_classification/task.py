@@ -39,7 +39,7 @@ from bert_tasks.data.words import place_words
 from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, PerTokenHead
-from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.encoder.packing import PackedBatch, device_tensor
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
@@ -431,7 +431,7 @@ class TokenClassification(Task[TokenPrediction]):
         if sum(batch.label_counts) < sum(gathered):
             starts = accumulate(gathered, initial=0)
             ranges = [range(start, start + count) for start, count in zip(starts, batch.label_counts, strict=False)]
-            labelled = torch.tensor(list(chain.from_iterable(ranges)), dtype=torch.long, device=logits.device)
+            labelled = device_tensor([*chain.from_iterable(ranges)], logits.device, torch.long)
             logits = logits.index_select(0, labelled)
         counts = [count for count in batch.label_counts if count]
         if not counts:

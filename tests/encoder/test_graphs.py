@@ -1,0 +1,163 @@
+"""CUDA graphs of the layers: shapes that hold a batch, padding that changes nothing, and gradients that add up.
+
+What is captured needs a GPU (tests/gpu). Here a graph computes its passes anew.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bert_tasks.encoder import attention, graphs
+from bert_tasks.encoder.graphs import GraphShape, LayerGraphs
+from bert_tasks.encoder.layers import TransformerEncoder, initialize
+from bert_tasks.encoder.packing import PackedBatch, Selection, pack
+from bert_tasks.families import encoder_config
+from support.hf_models import hf_config
+
+LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=40)
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(LENGTHS)
+def test_a_shape_holds_its_batch_and_follows_from_the_lengths(lengths: list[int]) -> None:
+    shape = GraphShape.of(lengths)
+    assert shape == GraphShape.of(lengths[::-1])
+    assert sum(lengths) <= shape.rows <= max(128, 1.5 * sum(lengths))
+    starts = shape.starts(lengths)
+    assert len(starts) == shape.sequences + 1
+    sizes = starts.diff().tolist()
+    assert sizes[: len(lengths)] == sorted(lengths)
+    assert sum(sizes) == shape.rows
+    assert 0 <= min(sizes) <= max(sizes) <= shape.longest
+
+
+class _Eager:
+    """A graph without capturing: the forward pass runs on the static inputs, and so does the backward pass."""
+
+    def __init__(self, layers: Any, shape: GraphShape, *, embedded: Tensor, starts: Tensor, **options: Any) -> None:
+        self.layers, self.shape = layers, shape
+        self.trained, self.gradients = options["trained"], options["gradients"]
+        self.embedded = torch.full((shape.rows, embedded.shape[1]), 7.0, dtype=embedded.dtype)
+        self.position_ids, self.starts = torch.zeros(shape.rows, dtype=torch.long), starts
+
+    def forward(self, embedded: Tensor, position_ids: Tensor, starts: Tensor) -> Tensor:
+        rows = len(embedded)
+        self.embedded = self.embedded.detach().clone()
+        self.embedded[:rows] = embedded.detach()
+        self.position_ids[:rows] = position_ids
+        with torch.enable_grad():
+            self.embedded.requires_grad_()
+            self.output = self.layers(self.embedded, self.position_ids, self.shape.layout(starts))
+        return self.output.detach()[:rows]
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        outer = torch.zeros_like(self.output)
+        outer[: len(gradient)] = gradient
+        of_embedded, *added = torch.autograd.grad(self.output, (self.embedded, *self.trained), outer)
+        for total, part in zip(self.gradients, added, strict=True):
+            total += part
+        return of_embedded[: len(gradient)]
+
+
+def plain_flash(qkv: Tensor, starts: Tensor, longest: int, dropout: float, window: int | None) -> Tensor:
+    """Attention within each sequence, one after another."""
+    contexts = []
+    for rows in qkv.split(starts.diff().tolist()):
+        assert len(rows) <= longest
+        query, key, value = rows.permute(1, 2, 0, 3).unbind(0)
+        places = torch.arange(len(rows))
+        far = (places[:, None] - places).abs() > (len(rows) if window is None else window)
+        weights = (query @ key.transpose(1, 2) / qkv.shape[-1] ** 0.5).masked_fill(far, -torch.inf).softmax(-1)
+        contexts.append((weights @ value).transpose(0, 1))
+    return torch.cat(contexts)
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "_Graph", _Eager)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda **_: nullcontext())
+    monkeypatch.setattr(attention, "attention_backend", lambda **_: "flash")
+    monkeypatch.setattr(attention, "flash_attention", plain_flash)
+
+
+def encoder_of(family: str) -> TransformerEncoder:
+    settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0} if family == "bert" else {}
+    config = encoder_config(hf_config(family, **settings).to_dict())
+    torch.manual_seed(0)
+    encoder = TransformerEncoder(config).double().train()
+    initialize(encoder, config)
+    return encoder
+
+
+def batch_of(*lengths: int) -> PackedBatch:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    ids = [torch.randint(3, 100, (length,), generator=generator).tolist() for length in lengths]
+    return pack(ids, [[0] * length for length in lengths], position_offset=0)
+
+
+def gradients_of(encoder: TransformerEncoder, batches: list[PackedBatch]) -> dict[str, Tensor]:
+    """The sums over batches of the gradients of a function of the first tokens."""
+    encoder.zero_grad(set_to_none=True)
+    if encoder.graphs is not None:
+        encoder.graphs.begin_step()
+    for batch in batches:
+        output = encoder(
+            batch.input_ids,
+            batch.position_ids,
+            batch.token_type_ids,
+            batch.layout,
+            selection=Selection(rows=batch.layout.first_rows),
+        )
+        torch.autograd.backward((output * torch.arange(output.shape[1])).sin().sum())
+    gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
+    return {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
+
+
+BATCHES = [batch_of(5, 17, 3), batch_of(30, 30), batch_of(9, 4, 20)]
+
+
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_gradients_of_graphs_are_those_of_the_layers(family: str) -> None:
+    """Several batches of a step, some of one shape, and two steps."""
+    encoder = encoder_of(family)
+    expected = gradients_of(encoder, BATCHES)
+    encoder.use_graphs(torch.bfloat16)
+    with torch.autocast("cuda", enabled=False):
+        encoder.graphs._layers = encoder.run_layers  # type: ignore[union-attr]  # in float64
+        for _ in range(2):
+            computed = gradients_of(encoder, BATCHES)
+            assert computed.keys() == expected.keys()
+            for name, gradient in expected.items():
+                torch.testing.assert_close(computed[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
+    assert len(encoder.graphs._graphs) == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("captured")
+def test_batches_that_no_graph_can_run_take_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = encoder_of("bert")
+    encoder.use_graphs(torch.bfloat16)
+    used: LayerGraphs = encoder.graphs  # type: ignore[assignment]
+    used._layers = encoder.run_layers
+    used.begin_step()
+    batch = BATCHES[0]
+    inputs = (batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout)
+    first = encoder(*inputs)
+    assert len(used._graphs) == 1
+    second = encoder(*inputs)  # the backward pass of the first has not run, and what it needs must stay
+    torch.testing.assert_close(first, second)
+    assert "Replay" in type(first.grad_fn).__name__
+    assert "Replay" not in type(second.grad_fn).__name__
+    used.begin_step()
+    monkeypatch.setattr(graphs, "MOST_ROWS", 10)
+    assert "Replay" not in type(encoder(*inputs).grad_fn).__name__
+    monkeypatch.undo()
+    with torch.no_grad():
+        assert not encoder(*inputs).requires_grad
+    assert "Replay" not in type(encoder.eval()(*inputs).grad_fn).__name__
