@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py --minutes 8 --json FILE
     python benchmarks/gpu.py --device cpu --shape tiny
+    python benchmarks/gpu.py --table FILE            # of docs/performance.md
 
 Weights are random, and lengths are drawn from the distributions in ``LENGTHS``, so no data is needed. Training is an
 epoch in bfloat16 autocast after a warm-up epoch: batches, forward, backward, clipping and fused AdamW. Sides:
@@ -368,6 +369,26 @@ def _line(result: dict[str, Any]) -> str:
     return f"{name}{result['tokens_per_second']:11,.0f} tokens/s{mfu}{memory}"
 
 
+def table(path: Path) -> str:
+    """Returns the training results of a file as a Markdown table."""
+    lines = ["| model | texts | bert_tasks | Trainer at its best | ratio |", "|---|---|---|---|---|"]
+    sides: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for result in json.loads(path.read_text())["results"]:
+        if result["kind"] == "training" and "error" not in result:
+            cell = (result["shape"], result["lengths"], result["batch_size"])
+            sides.setdefault(cell, {})[result["side"]] = result
+    for (shape, lengths, batch_size), results in sides.items():
+        ours = results.pop("ours")
+        best = max(results.values(), key=lambda result: result["tokens_per_second"])
+        cells = [
+            f"{side['tokens_per_second'] / 1000:.0f} k tokens/s, {side['peak_gib']:.1f} GiB, MFU {side['mfu']:.1%}"
+            for side in (ours, best)
+        ]
+        ratio = ours["tokens_per_second"] / best["tokens_per_second"]
+        lines.append(f"| {shape} | {lengths}, batches of {batch_size} | {cells[0]} | {cells[1]} | {ratio:.1f} |")
+    return "\n".join(lines)
+
+
 def machine(device: torch.device) -> dict[str, str]:
     """What the figures depend on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -381,7 +402,11 @@ def main() -> None:
     parser.add_argument("--shape", action="append", choices=CONFIGS, help="default: all but tiny; may be repeated")
     parser.add_argument("--side", action="append", choices=TRAINING, help="of training; default: ours, dynamic, padded")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path, help="print a file of --json as a table, and end")
     chosen = parser.parse_args()
+    if chosen.table is not None:
+        print(table(chosen.table))
+        return
     cells = [cell for cell in (*CELLS, *TINY_CELLS) if cell.shape in (chosen.shape or [*CONFIGS][1:])]
     device = torch.device(chosen.device)
     if device.type == "cpu":

@@ -23,7 +23,7 @@ LINES = {
     "serving": (1094, 800),
     "glue_submission": (148, 150),
     "experiments": (1946, 1200),
-    "training": (4319, 2700),
+    "training": (4335, 2700),
     "inference": (1965, 1150),
     "recipe": (1591, 1000),
     "init": (642, 650),
@@ -35,13 +35,13 @@ LINES = {
     "families": (1275, 1250),
     "metrics": (1241, 1000),
     "data": (5496, 2900),
-    "encoder": (2825, 2300),
+    "encoder": (3062, 2300),
     "foundations": (944, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_289  # of 29,000
-TOTAL_STATEMENTS = 22_623  # of 15,800
+TOTAL_LINES = 41_542  # of 29,000
+TOTAL_STATEMENTS = 22_778  # of 15,800
 TASK_MEMBERS = 14
 
 

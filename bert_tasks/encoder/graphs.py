@@ -1,4 +1,4 @@
-"""CUDA graphs of the layers in training: one launch in place of a thousand.
+"""CUDA graphs of the layers in training: one launch instead of a thousand.
 
 BERT-base on 32 short sentences keeps an H200 busy for 4 ms a step, and the host needs 45 ms to launch the kernels. A
 graph is launched at once, but its shapes are fixed. So a batch's rows are padded, at most by a third, with sequences of
@@ -52,7 +52,7 @@ class GraphShape:
         return cls(rows, 1 << (len(lengths) + padding - 1).bit_length(), longest)
 
     def starts(self, lengths: Sequence[int]) -> Tensor:
-        """Returns ``[sequences + 1]`` int32: where the sequences, those of the padding and empty ones start."""
+        """Returns ``[sequences + 1]`` int32: where sequences start: of the batch, of the padding, and empty ones."""
         starts = [0]
         for length in sorted(lengths):
             starts.append(starts[-1] + length)
@@ -176,9 +176,10 @@ class LayerGraphs:
         self._is_busy = True  # also while a graph is captured, which calls the layers
         shape = GraphShape.of(layout.lengths)
         starts = shape.starts(layout.lengths)
-        if shape not in self._graphs:
+        graph = self._graphs.get(shape)
+        if graph is None:
             with torch.random.fork_rng(devices=[embedded.device]):
-                self._graphs[shape] = _Graph(
+                self._graphs[shape] = graph = _Graph(
                     self._layers,
                     shape,
                     embedded=embedded,
@@ -187,7 +188,7 @@ class LayerGraphs:
                     gradients=self._gradients,
                     pool=self._pool,
                 )
-        return _replay(embedded, self, self._graphs[shape], position_ids, starts)
+        return _replay(embedded, self, graph, position_ids, starts)
 
     def end(self) -> None:
         """Says that the backward pass has run."""

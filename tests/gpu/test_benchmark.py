@@ -1,0 +1,31 @@
+"""The benchmark for a GPU: it runs on a CPU too, and the documents quote its results."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def benchmark(*arguments: str) -> str:
+    command = [sys.executable, "-W", "ignore", "benchmarks/gpu.py", *arguments]
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=variables, check=True)
+    return done.stdout
+
+
+def test_all_sides_run_on_a_small_model(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    sides = [argument for side in ("ours", "ours eager", "dynamic", "padded") for argument in ("--side", side)]
+    benchmark("--device", "cpu", "--shape", "tiny", "--json", str(path), *sides)
+    results = json.loads(path.read_text())["results"]
+    assert len(results) == 2 * (4 + 2)
+    assert all(result.get("tokens_per_second", 0) > 0 for result in results), results
+
+
+def test_the_documents_quote_the_results() -> None:
+    printed = benchmark("--table", "benchmarks/results/gpu_h200.json")
+    assert printed.count("\n") > 5
+    assert printed in (ROOT / "docs/performance.md").read_text()
