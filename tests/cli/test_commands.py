@@ -211,14 +211,6 @@ class TestTrain:
         assert not [line for line in third.err.splitlines() if not line.startswith("note: the best model predicts")]
         assert "already complete" not in third.out
 
-    def test_overrides_and_output_folder(self, recipe: Path, run: Run, tmp_path: Path) -> None:
-        result = run("train", recipe, "--set", "optim.epochs=2", "--output-dir", tmp_path / "other", "--quiet")
-        assert result.code == 0, result.err
-        assert "best model after step" in result.out
-        assert " of 4" in result.out
-        assert "epochs = 2" in (tmp_path / "other" / "recipe.toml").read_text()
-        assert not (tmp_path / "run").exists()
-
     def test_another_recipe_does_not_replace_a_run(self, recipe: Path, run: Run) -> None:
         assert run("train", recipe, "--quiet").code == 0
         message = failure(run("train", recipe, "--set", "run.seed=8", "--quiet"), 2)
@@ -273,28 +265,12 @@ class TestSeeds:
         assert summary["metrics"]["accuracy"]["runs"] == 2
         assert (recipe.parent / "run" / "seed-2" / "model").is_dir()
 
-    def test_the_option_wins(self, recipe: Path, run: Run) -> None:
-        result = run("train", recipe, "--set", "run.seeds=[1, 2]", "--seeds", "5", "--json", "--quiet")
-        assert result.code == 0, result.err
-        assert json.loads(result.out)["seeds"] == [5]
-        assert json.loads(result.out)["metrics"]["accuracy"]["std"] is None
-
-    def test_dry_run(self, recipe: Path, run: Run) -> None:
-        plan = json.loads(run("train", recipe, "--seeds", "3,4", "--dry-run", "--json").out)
-        assert plan["output_dir"] == str(recipe.parent / "run" / "seed-3")
-        assert not (recipe.parent / "run").exists()
-
     def test_divergence_is_told_at_the_end(self, recipe: Path, run: Run) -> None:
         options = ("--set", "optim.learning_rate=1e30", "--set", "optim.epochs=3", "--quiet")
         result = run("train", recipe, "--seeds", "1,2", *options)
         assert result.code == 5
         assert result.err == ""
         assert "2 of 2 runs (seeds 1, 2) diverged" in result.out
-
-    @pytest.mark.parametrize("seeds", ["", "1;2", "a", "1,1"])
-    def test_seeds_that_will_not_do(self, seeds: str, recipe: Path, run: Run) -> None:
-        message = failure(run("train", recipe, "--seeds", seeds), 2)
-        assert "seed" in message
 
 
 class TestEvaluate:
@@ -320,15 +296,6 @@ class TestEvaluate:
         metrics = json.loads(result.out, parse_constant=pytest.fail)
         assert metrics["pearson"] is None
         assert metrics["loss"] > 0
-
-    def test_columns_of_other_names(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
-        with data.open() as file:
-            rows = [(row["text"], row["label"]) for row in csv.DictReader(file)]
-        renamed = write_csv(tmp_path / "renamed.csv", rows, ("review", "mood"))
-        columns = ("--column", "text=review", "--column", "label=mood", "--json")
-        expected = run("evaluate", model, data, "--json").out
-        assert run("evaluate", model, renamed, *columns).out == expected
-        assert "no column 'text'" in failure(run("evaluate", model, renamed), 3)
 
     @pytest.mark.parametrize("option", ["text", "text=", "=review", "="])
     def test_a_column_that_is_no_pair(self, option: str, model: Path, data: Path, run: Run) -> None:
@@ -356,10 +323,6 @@ class TestPredict:
         assert run("evaluate", model, data).code == 0
         assert asked == ["int8", "int8", "float32"]
         assert "int4" in failure(run("predict", model, data, "--output", output, "--dtype", "int4"), 2)
-
-    def test_output_is_checked_first(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
-        message = failure(run("predict", model, data, "--output", tmp_path / "answers.xlsx"), 2)
-        assert "extension must be .jsonl, .csv, .tsv, .parquet, .conll, .json or .txt" in message
 
 
 class TestCheckAndInspect:
@@ -423,12 +386,6 @@ class TestFailures:
         assert f"{recipe}:{line}:" in message
         assert "learning_rate" in message
 
-    def test_recipe_missing_or_no_toml(self, recipe: Path, run: Run) -> None:
-        for command in ("train", "check"):
-            assert "nowhere.toml" in failure(run(command, recipe.parent / "nowhere.toml"), 2)
-        recipe.write_text("task = \n")
-        assert f"{recipe}:1" in failure(run("train", recipe), 2)
-
     @pytest.mark.parametrize("option", ["optim.epochs=0", "optim.epoch=3", "nothing", "settings.pooling=average"])
     def test_bad_override(self, option: str, recipe: Path, run: Run) -> None:
         message = failure(run("train", recipe, "--set", option), 2)
@@ -448,10 +405,6 @@ class TestFailures:
             assert f"train.csv:{len(rows) + 1}: unknown label in column 'label': 'glat'" in message
             assert "'glad'" in message
             assert f"train.csv:{len(rows) + 2}" in message
-
-    def test_missing_data(self, model: Path, tmp_path: Path, run: Run) -> None:
-        message = failure(run("evaluate", model, tmp_path / "nothing.csv"), 3)
-        assert "nothing.csv" in message
 
     def test_broken_models(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
         assert "config.json" in failure(run("evaluate", tmp_path, data), 4)
@@ -526,13 +479,6 @@ class TestOutput:
             assert page.code == 0
             assert "Example: bert-tasks" in page.out
             assert run(command, "-h").out == page.out
-
-    def test_flags_show_no_type_of_a_value(self, run: Run) -> None:
-        for command in ((), *((name,) for name in COMMANDS)):
-            page = run(*command, "--help").out
-            assert "--help" in page
-            assert "<bool>" not in page
-        assert "<path>" in run("train", "--help").out
 
     def test_the_package_has_a_version(self) -> None:
         assert bert_tasks.__version__ == version("bert-tasks")

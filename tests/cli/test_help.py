@@ -25,6 +25,7 @@ def test_help_shows_every_word(width: int, monkeypatch: pytest.MonkeyPatch, caps
         page = capsys.readouterr().out
         assert ("╭─ Options" in page) == is_wide
         assert "\N{HORIZONTAL ELLIPSIS}" not in page
+        assert "<bool>" not in page  # a flag takes no value
         options = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}
         words = set(re.split(r"[\s,/|]+", page))
         assert {option for option in options if option.startswith("-")} | set(getattr(command, "commands", ())) <= words

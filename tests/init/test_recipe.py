@@ -22,7 +22,7 @@ from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.init import sample as file_sample
 from bert_tasks.init.recipe import EMBEDDED_MODEL, USUAL_MODEL, RecipeDraft, _commands, guess_task, init_recipe
 from bert_tasks.recipe.schema import build_task, load_recipe
-from bert_tasks.tasks.shared.detection import TaskGuess, UserHints
+from bert_tasks.tasks.shared.detection import UserHints
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.training.run import check
 from support.small_checkpoints import save_checkpoint
@@ -113,47 +113,20 @@ def test_check_accepts_the_recipe(name: str, repository: Path, tmp_path: Path, b
 # Kinds of files
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_every_table_format(kind: str, tmp_path: Path, base: str) -> None:
     from datasets import Dataset
 
     rows, path = labelled(), tmp_path / f"rows.{kind}"
     if kind == "parquet":
         Dataset.from_list(rows).to_parquet(path)
-    elif kind == "jsonl":
-        write_jsonl(path, rows)
     else:
-        write_csv(path, rows, "\t" if kind == "tsv" else ",")
+        write_jsonl(path, rows)
     draft = draft_of(path, tmp_path, model=base)
     assert draft.guess.task == "sequence-classification"
     assert draft.guess.labels == MOODS
     assert "[data.columns]" not in draft.text
     assert len(check(load_recipe(draft.path)).splits) == 2
-
-
-def test_another_delimiter_is_found(tmp_path: Path, base: str) -> None:
-    draft = draft_of(write_csv(tmp_path / "rows.csv", labelled(), ";"), tmp_path, model=base)
-    assert load_recipe(draft.path).data.delimiter == ";"
-    assert "the delimiter is ';'" in "\n".join(draft.lines())
-    check(load_recipe(draft.path))
-
-
-def test_stray_quotes_in_a_tab_file(tmp_path: Path, base: str) -> None:
-    lines = [f'"{row["text"]}" he said\t{row["label"]}' for row in labelled()]
-    (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n", "utf-8")
-    draft = draft_of(tmp_path / "rows.tsv", tmp_path, model=base)
-    assert load_recipe(draft.path).data.format == "tsv/plain"
-    assert draft.sample.count == 24
-    check(load_recipe(draft.path))
-
-
-def test_a_format_that_is_stated(tmp_path: Path, base: str) -> None:
-    lines = [f"{row['text']}\t{i % 2}" for i, row in enumerate(labelled())]
-    (tmp_path / "rows.data").write_text("\n".join(["sentence\tlabel", *lines]) + "\n", "utf-8")
-    draft = draft_of(tmp_path / "rows.data", tmp_path, model=base, format="glue/sst2")
-    recipe = load_recipe(draft.path)
-    assert (recipe.data.format, recipe.data.columns) == ("glue/sst2", {})
-    check(recipe)
 
 
 def test_another_encoding(tmp_path: Path, base: str) -> None:
@@ -206,13 +179,6 @@ def test_a_missing_header_is_noted(tmp_path: Path) -> None:
         csv.writer(file).writerows(rows)
     draft = draft_of(tmp_path / "rows.csv", tmp_path)
     assert "is the header missing?" in "\n".join(draft.lines())
-
-
-def test_label_sets_may_be_json_lists(tmp_path: Path) -> None:
-    sets = (["a", "b"], ["b"], [], ["c", "a"])
-    rows = [{"text": f"{LINES[i % len(LINES)]} {i}", "labels": json.dumps(sets[i % 4])} for i in range(24)]
-    guess = draft_of(write_csv(tmp_path / "rows.csv", rows), tmp_path).guess
-    assert (guess.settings["problem_type"], guess.labels) == (SEVERAL, ("a", "b", "c"))
 
 
 def test_short_questions_are_questions(tmp_path: Path) -> None:
@@ -564,13 +530,6 @@ def test_a_validation_file_beside_the_rows_is_offered(tmp_path: Path) -> None:
     assert load_recipe(draft.path).data.validation is None
 
 
-@pytest.mark.parametrize(("rows", "share"), [(24, 0.2), (999, 0.2), (1000, 0.1)])
-def test_without_a_validation_file_a_share_of_the_rows_is_used(rows: int, share: float, tmp_path: Path) -> None:
-    """A larger one of few rows."""
-    draft = draft_of(write_csv(tmp_path / "train.csv", labelled(rows)), tmp_path)
-    assert load_recipe(draft.path).data.validation_share == share
-
-
 def test_paths_start_at_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str) -> None:
     (tmp_path / "recipes").mkdir()
     write_csv(tmp_path / "rows.csv", labelled())
@@ -696,10 +655,6 @@ def test_words_and_marks() -> None:
     assert pieces("我喜欢猫 and cats") == 6
     assert percentile(list(range(1, 101))) == 95
     assert percentile([7]) == 7
-
-
-def test_a_guess_has_defaults() -> None:
-    assert TaskGuess(task="t", columns={}, words=1).alternatives == ()
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="this system limits no file's size")
