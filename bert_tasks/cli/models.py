@@ -25,27 +25,24 @@ from bert_tasks.cli.options import (
     AsJson,
     DataOrPipe,
     DocumentUnit,
-    KeepColumns,
     LabelSeparator,
     ModelName,
     ModelOptions,
     ModelOrFolds,
-    OnBadRow,
     Precision,
     ProcessTimeout,
     Quiet,
-    RejectsFile,
     Revision,
     model_options,
-    passthrough_columns,
     read_options,
     shared_options,
+    write_options,
 )
 from bert_tasks.terminal import message_stream
 
 if TYPE_CHECKING:
     from bert_tasks.data.readers import ReadOptions
-    from bert_tasks.inference import Predicted
+    from bert_tasks.inference import Predicted, WriteOptions
 
 
 @app.command("evaluate")
@@ -76,11 +73,12 @@ def evaluate(
 
 
 @app.command("predict")
-@shared_options(reading=read_options, loading=model_options)
+@shared_options(reading=read_options, loading=model_options, writing=write_options)
 def predict(
     model: ModelOrFolds,
     reading: "ReadOptions",
     loading: ModelOptions,
+    writing: "WriteOptions",
     data: DataOrPipe = None,
     text: Annotated[
         list[str] | None, typer.Option("--text", help="A text to predict instead of a file; may be repeated.")
@@ -88,12 +86,6 @@ def predict(
     output: Annotated[
         str, typer.Option("--output", "-o", help="A .jsonl, .csv, .tsv or .parquet file, or - for standard output.")
     ] = "-",
-    keep_columns: KeepColumns = "all",
-    on_error: OnBadRow = "fail",
-    rejects: RejectsFile = None,
-    output_format: Annotated[
-        str | None, typer.Option(help="jsonl, csv, tsv or parquet; default: by the output's extension.")
-    ] = None,
     csv_raw: Annotated[
         bool, typer.Option("--csv-raw", help="Write csv cells such as =1+1 as they are; default: with ' in front.")
     ] = False,
@@ -116,8 +108,7 @@ def predict(
 
     Example: bert-tasks predict runs/cola --format glue --output submission
     """
-    from bert_tasks.distributed import make_accelerator
-    from bert_tasks.inference import WriteOptions, predict_file
+    from bert_tasks.inference import predict_file
 
     if reading.format == "glue":
         from bert_tasks.glue_submission import glue_submission
@@ -128,17 +119,7 @@ def predict(
     if data is not None and text:
         raise typer.BadParameter("FILE and --text exclude each other: give only one of them")
     source = text if text else _data_or_pipe(data, missing="nothing to predict: give a file or --text TEXT")
-    if dist_timeout is not None:
-        make_accelerator(timeout=dist_timeout)
-    writing = WriteOptions(
-        keep_columns=passthrough_columns(keep_columns),
-        on_error=on_error,
-        rejects=rejects,
-        csv_raw=csv_raw,
-        format=output_format,
-        logits=logits,
-        explain=explain,
-    )
+    writing = replace(writing, csv_raw=csv_raw, logits=logits, explain=explain)
     with _rows_output(output, quiet=quiet) as (target, progress):
         result = predict_file(
             model, source, target, progress=progress, writing=writing, reading=reading, dtype=dtype, **vars(loading)
@@ -147,10 +128,11 @@ def predict(
 
 
 @app.command("embed")
-@shared_options(reading=read_options)
+@shared_options(reading=read_options, writing=write_options)
 def embed(
     model: ModelName,
     reading: "ReadOptions",
+    writing: "WriteOptions",
     data: DataOrPipe = None,
     output: Annotated[
         str, typer.Option("--output", "-o", help="A .parquet, .npy or .jsonl file, or - for JSON lines.")
@@ -167,12 +149,6 @@ def embed(
     prompt: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Text before each text; default: as the model's files say.")
     ] = None,
-    keep_columns: KeepColumns = "all",
-    on_error: OnBadRow = "fail",
-    rejects: RejectsFile = None,
-    output_format: Annotated[
-        str | None, typer.Option(help="parquet, npy or jsonl; default: by the output's extension.")
-    ] = None,
     quiet: Quiet = False,
     dtype: Annotated[
         Literal["float32", "bf16"],
@@ -187,15 +163,9 @@ def embed(
 
     Example: bert-tasks embed sentence-transformers/all-MiniLM-L6-v2 new.csv --output vectors.parquet
     """
-    from bert_tasks.distributed import make_accelerator
-    from bert_tasks.inference import WriteOptions, embed_file
+    from bert_tasks.inference import embed_file
 
     source = _data_or_pipe(data, missing="nothing to embed: give a file")
-    if dist_timeout is not None:
-        make_accelerator(timeout=dist_timeout)
-    writing = WriteOptions(
-        keep_columns=passthrough_columns(keep_columns), on_error=on_error, rejects=rejects, format=output_format
-    )
     with _rows_output(output, quiet=quiet) as (target, progress):
         result = embed_file(
             model,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from bert_tasks.data.columns import PassthroughColumns
     from bert_tasks.data.readers import ReadOptions
+    from bert_tasks.inference import WriteOptions
     from bert_tasks.tasks.base import Task
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.")]
@@ -47,11 +47,6 @@ DataOrPipe = Annotated[
         help="A csv, tsv, jsonl or parquet file, or - for standard input, which is the default if it is a pipe.",
     ),
 ]
-KeepColumns = Annotated[str, typer.Option(help="The input's columns to write too: all, none, or id,text.")]
-OnBadRow = Annotated[
-    Literal["fail", "skip"], typer.Option(help="skip: leave bad rows out and write them, with reasons, to a file.")
-]
-RejectsFile = Annotated[Path | None, typer.Option(help="That file; default: OUTPUT + .rejects.jsonl.")]
 LabelSeparator = Annotated[
     str | None, typer.Option(help="Separates several labels in one cell, e.g. '|'; default: ';'.")
 ]
@@ -72,8 +67,21 @@ Precision = Annotated[
         "`export`).",
     ),
 ]
+
+
+def _set_process_timeout(seconds: float | None) -> None:
+    """Starts the processes with a timeout. The first call of ``make_accelerator`` decides about it."""
+    from bert_tasks.distributed import make_accelerator
+
+    if seconds is not None:
+        make_accelerator(timeout=seconds)
+
+
 ProcessTimeout = Annotated[
-    float | None, typer.Option(min=1, help="Seconds that processes wait for each other; default: torch's.")
+    float | None,
+    typer.Option(
+        min=1, callback=_set_process_timeout, help="Seconds that processes wait for each other; default: torch's."
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -173,11 +181,25 @@ def _key_value_pairs(option: str, texts: list[str] | None, *, expected: str) -> 
     return {key: value for key, _, value in pairs}
 
 
-def passthrough_columns(text: str) -> "PassthroughColumns":
-    """``all``, ``none``, or names separated by commas; spaces around a comma are removed."""
-    if text in ("all", "none"):
-        return text
-    names = tuple(name.strip() for name in text.split(","))
+def write_options(
+    keep_columns: Annotated[str, typer.Option(help="The input's columns to write too: all, none, or id,text.")] = "all",
+    on_error: Annotated[
+        Literal["fail", "skip"], typer.Option(help="skip: leave bad rows out and write them, with reasons, to a file.")
+    ] = "fail",
+    rejects: Annotated[Path | None, typer.Option(help="That file; default: OUTPUT + .rejects.jsonl.")] = None,
+    output_format: Annotated[
+        str | None, typer.Option(help="jsonl, csv, tsv, parquet or npy; default: by the output's extension.")
+    ] = None,
+) -> "WriteOptions":
+    """What a command writes for each row."""
+    from bert_tasks.inference import WriteOptions
+
+    names = tuple(name.strip() for name in keep_columns.split(","))
     if not all(names):
-        raise typer.BadParameter(f"--keep-columns {text!r}: expected all, none, or names such as id,text")
-    return names
+        raise typer.BadParameter(f"--keep-columns {keep_columns!r}: expected all, none, or names such as id,text")
+    return WriteOptions(
+        keep_columns=names if keep_columns not in ("all", "none") else keep_columns,
+        on_error=on_error,
+        rejects=rejects,
+        format=output_format,
+    )

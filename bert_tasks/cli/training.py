@@ -1,5 +1,6 @@
 """The commands around recipes and runs: train, search, check, init, tokenizer, reproduce; and env."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -26,6 +27,8 @@ from bert_tasks.cli.options import (
 from bert_tasks.errors import BertTasksError, DivergedError, UsageError
 
 if TYPE_CHECKING:
+    from bert_tasks.experiments.folds import FoldsResult
+    from bert_tasks.experiments.search import SearchResult
     from bert_tasks.data.readers import ReadOptions
     from bert_tasks.recipe.schema import Recipe
     from bert_tasks.tasks.base import Task
@@ -57,7 +60,7 @@ def train(
 
     Example: bert-tasks train recipes/quickstart.toml --set optim.epochs=1 --output-dir runs/first
     """
-    from bert_tasks.distributed import make_accelerator
+    from bert_tasks.api import train_folds
     from bert_tasks.experiments.folds import dry_run_folds
     from bert_tasks.experiments.seeds import dry_run_seeds, parse_seeds
     from bert_tasks.recipe.schema import load_recipe
@@ -65,8 +68,6 @@ def train(
 
     changes = [*([] if set_ is None else set_), *([] if folds is None else [f"folds.count={folds}"])]
     loaded = load_recipe(recipe, overrides=changes, output_dir=output_dir)
-    if dist_timeout is not None:
-        make_accelerator(loaded.optim.mixed_precision, timeout=dist_timeout)
     chosen = loaded.run.seeds if seeds is None else parse_seeds(seeds)
     divided = loaded.folds is not None and loaded.folds.fold is None
     if loaded.folds is not None and chosen is not None:
@@ -80,7 +81,8 @@ def train(
             plan = dry_run_once(loaded, overwrite=overwrite)
         print_result(plan.to_json(), plan.lines(), as_json=as_json)
     elif divided:
-        _train_folds(loaded, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
+        result = train_folds(loaded, overwrite=overwrite, progress=not quiet)
+        _print_runs(result, report=report, as_json=as_json, notes=_stock_note(result.task))
     elif chosen is None:
         _train_once(loaded, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
     else:
@@ -130,12 +132,11 @@ def _train_seeds(
         raise typer.Exit(DivergedError.exit_code)
 
 
-def _train_folds(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool, as_json: bool) -> None:
-    from bert_tasks.api import train_folds
-
-    result = train_folds(loaded, overwrite=overwrite, progress=not quiet)
+def _print_runs(
+    result: "FoldsResult | SearchResult", *, report: bool, as_json: bool, notes: Sequence[str] = ()
+) -> None:
     page = write_report(result.output_dir) if report else None
-    lines = [*result.lines(), *([] if page is None else [f"report: {page}"]), *_stock_note(result.task)]
+    lines = [*result.lines(), *([] if page is None else [f"report: {page}"]), *notes]
     print_result({**result.to_json(), "report": page}, lines, as_json=as_json)
 
 
@@ -188,16 +189,11 @@ def search(
     Example: bert-tasks search recipe.toml --set search.trials=12 --output-dir runs/search
     """
     from bert_tasks.api import search
-    from bert_tasks.distributed import make_accelerator
     from bert_tasks.recipe.schema import load_recipe
 
     loaded = load_recipe(recipe, overrides=[] if set_ is None else set_, output_dir=output_dir)
-    if dist_timeout is not None:
-        make_accelerator(loaded.optim.mixed_precision, timeout=dist_timeout)
     result = search(loaded, compare_random=compare is not None, overwrite=overwrite, progress=not quiet)
-    page = write_report(result.output_dir) if report else None
-    lines = [*result.lines(), *([] if page is None else [f"report: {page}"])]
-    print_result({**result.to_json(), "report": page}, lines, as_json=as_json)
+    _print_runs(result, report=report, as_json=as_json)
     if result.studies[0].best is None:
         raise typer.Exit(DivergedError.exit_code)
 

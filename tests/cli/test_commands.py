@@ -19,7 +19,7 @@ import bert_tasks
 from bert_tasks import inference
 from bert_tasks.cli import main
 from bert_tasks.cli.models import rows_progress
-from bert_tasks.cli.options import passthrough_columns
+from bert_tasks.cli.options import write_options
 from bert_tasks.inference import evaluation, prediction
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
@@ -499,7 +499,7 @@ class TestOutput:
     [("all", "all"), ("none", "none"), ("a,b", ("a", "b")), ("a, b", ("a", "b")), (" a b ,c\t", ("a b", "c"))],
 )
 def test_names_of_columns_may_have_spaces_around_the_commas(text: str, names: object) -> None:
-    assert passthrough_columns(text) == names
+    assert write_options(keep_columns=text).keep_columns == names
 
 
 @pytest.mark.parametrize("text", ["", " ", "a,", ",a", "a,,b"])
