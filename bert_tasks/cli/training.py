@@ -27,9 +27,9 @@ from bert_tasks.cli.options import (
 from bert_tasks.errors import BertTasksError, DivergedError, UsageError
 
 if TYPE_CHECKING:
+    from bert_tasks.data.readers import ReadOptions
     from bert_tasks.experiments.folds import FoldsResult
     from bert_tasks.experiments.search import SearchResult
-    from bert_tasks.data.readers import ReadOptions
     from bert_tasks.recipe.schema import Recipe
     from bert_tasks.tasks.base import Task
 
