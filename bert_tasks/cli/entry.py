@@ -50,7 +50,7 @@ def main() -> None:
             app(["--debug", *arguments] if debug else arguments)
         except SystemExit as end:
             _end(end.code)
-        except Exception as error:  # outer boundary: the command line
+        except Exception as error:  # noqa: BLE001  # outer boundary: the command line
             _end(_report_error(_memory_error(error) if is_out_of_memory(error) else error, debug=debug))
 
 

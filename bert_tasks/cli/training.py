@@ -160,7 +160,7 @@ def write_report(folder: Path) -> str | None:
         from bert_tasks.report import make_report
 
         return str(make_report(folder).output)
-    except Exception as error:  # outer boundary: a report beside a finished run
+    except Exception as error:  # noqa: BLE001  # outer boundary: a report beside a finished run
         reason = str(error) if isinstance(error, BertTasksError) else f"{type(error).__name__}: {error}"
         print_err(f"warning: no report was written ({reason}); the run itself is complete")
         return None

@@ -30,37 +30,6 @@ CONFIG_KEY = "bert_tasks"
 
 _DATA_FILES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__) if module.name != "base"]
 FAMILIES: Mapping[str, Family] = MappingProxyType({file.FAMILY.model_type: file.FAMILY for file in _DATA_FILES})
-# Other encoders of the hub, by their model_type -> what this package would need for them.
-UNSUPPORTED: Mapping[str, str] = MappingProxyType(
-    {
-        "big_bird": "attention to random blocks",
-        "canine": "characters in place of tokens",
-        "convbert": "convolutions in place of some heads of attention",
-        "deberta": "the joint projection of DeBERTa v1 (DeBERTa-v2 and v3 models are deberta-v2)",
-        "ernie": "embeddings of the pre-training task",
-        "eurobert": "RMSNorm and heads that share their keys and values",
-        "flaubert": "the layers and names of XLM",
-        "fnet": "Fourier transforms in place of attention",
-        "funnel": "layers that shorten the sequence",
-        "jina_embeddings_v3": "an adapter for each task",
-        "layoutlm": "embeddings of places on a page",
-        "longformer": "global attention of chosen tokens",
-        "luke": "embeddings of entities",
-        "megatron-bert": "norms before attention without rotary positions",
-        "mobilebert": "bottlenecks in layers",
-        "neobert": "RMSNorm, and Python code of the checkpoint, which is never run",
-        "nomic_bert": "rotary positions and a gate in layers that normalise after the residual connection",
-        "nystromformer": "an approximation of attention",
-        "rembert": "an output table apart from the word embeddings",
-        "roberta-prelayernorm": "norms before attention without rotary positions",
-        "roformer": "rotary positions in layers that normalise after the residual connection",
-        "squeezebert": "convolutions in place of linear layers",
-        "xlm": "embeddings of languages",
-        "xlm-roberta-xl": "norms before attention without rotary positions",
-        "xlnet": "attention in two streams",
-        "xmod": "an adapter for each language",
-    }
-)
 
 
 def family_of(hf_config: Mapping[str, Any]) -> Family:
@@ -71,10 +40,8 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
     """
     model_type = hf_config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        missing = UNSUPPORTED.get(model_type) if isinstance(model_type, str) else None
-        why = "" if missing is None else f", which needs what this package does not compute: {missing}"
         raise CheckpointError(
-            f"config.json: model_type is {shortened(model_type)}{why}; supported are {', '.join(FAMILIES)}"
+            f"config.json: model_type is {shortened(model_type)}; supported are {', '.join(FAMILIES)}"
         )
     family = FAMILIES[model_type]
     for (name, value), changes in family.variants.items():

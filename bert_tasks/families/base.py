@@ -226,14 +226,14 @@ EMBEDDING_KEYS = (
 def layer_keys(
     prefix: str,
     *,
-    qkv: tuple[str, str, str],
-    attention_output: str,
-    attention_norm: str,
-    intermediate: str,
-    output: str,
-    output_norm: str,
+    qkv: tuple[str, str, str] = ("attention.self.query", "attention.self.key", "attention.self.value"),
+    attention_output: str = "attention.output.dense",
+    attention_norm: str = "attention.output.LayerNorm",
+    intermediate: str = "intermediate.dense",
+    output: str = "output.dense",
+    output_norm: str = "output.LayerNorm",
 ) -> tuple[KeyMapping, ...]:
-    """The parameters of a layer from the names of HF's modules below ``prefix``."""
+    """The parameters of a layer from the names of HF's modules below ``prefix``. Default: the names in BERT."""
     return (
         KeyMapping("encoder.layers.{i}.attention.qkv", tuple(prefix + name for name in qkv)),
         KeyMapping("encoder.layers.{i}.attention.output", (prefix + attention_output,)),
@@ -243,16 +243,6 @@ def layer_keys(
         KeyMapping("encoder.layers.{i}.output_norm", (prefix + output_norm,)),
     )
 
-
-BERT_LAYER_KEYS = layer_keys(
-    "encoder.layer.{i}.",
-    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
-    attention_output="attention.output.dense",
-    attention_norm="attention.output.LayerNorm",
-    intermediate="intermediate.dense",
-    output="output.dense",
-    output_norm="output.LayerNorm",
-)
 
 # The dropout of a head that follows the encoder's where the config states none of its own.
 CLASSIFIER_DROPOUT: Mapping[str, float | None] = MappingProxyType(

@@ -2,13 +2,13 @@
 
 from bert_tasks.families.base import (
     BERT_FIELDS,
-    BERT_LAYER_KEYS,
     CLASSIFIER_DROPOUT,
     EMBEDDING_KEYS,
     Family,
     architectures,
     choice_keys,
     head_keys,
+    layer_keys,
     pair_keys,
     vocabulary_keys,
 )
@@ -21,7 +21,7 @@ FAMILY = Family(
     model_type="bert",
     prefix="bert.",
     fields=BERT_FIELDS,
-    keys=EMBEDDING_KEYS + BERT_LAYER_KEYS,
+    keys=EMBEDDING_KEYS + layer_keys("encoder.layer.{i}."),
     pooler="pooler.dense",
     heads={
         **head_keys(dense="bert.pooler.dense", output="classifier"),

@@ -143,11 +143,6 @@ FAMILY = Family(
         *layer_keys(
             "encoder.layer.{i}.",
             qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
-            attention_output="attention.output.dense",
-            attention_norm="attention.output.LayerNorm",
-            intermediate="intermediate.dense",
-            output="output.dense",
-            output_norm="output.LayerNorm",
         ),
         KeyMapping(
             "encoder.layers.{i}.attention.position_key",

@@ -28,7 +28,7 @@ from bert_tasks.families import encoder_config
 from bert_tasks.init.sample import FileSample, read_sample
 from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.toml import literal
-from bert_tasks.storage import sync
+from bert_tasks.storage import atomic_path
 from bert_tasks.tasks import TASKS, named_task
 from bert_tasks.tasks.shared.detection import LABEL_NAMES, NO_HINTS, Detection, TaskGuess, UserHints
 
@@ -178,7 +178,11 @@ def init_recipe(
     ]
     sections = _sections(sample, guess, trial, spec=spec, labels=labels, model=model, target=target)
     text = "\n".join([*map(_comment, heading), *sections]) + "\n"
-    _write(target, text)
+    try:
+        with atomic_path(target) as temporary:
+            temporary.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"{target}: cannot be written ({error.strerror}); choose another --output") from None
     return RecipeDraft(path=target, sample=sample, guess=guess, trial=trial, text=text)
 
 
@@ -289,20 +293,6 @@ def try_rows(
 def share(count: int, of: int) -> str:
     """For people: "5 of 20 rows (25%)"."""
     return f"{count} of {of} rows ({count / of:.0%})"
-
-
-def _write(target: Path, text: str) -> None:
-    """Writes the file completely or not at all."""
-    is_created = False
-    try:
-        with target.open("x", encoding="utf-8") as recipe:
-            is_created = True
-            recipe.write(text)
-        sync(target)
-    except OSError as error:
-        if is_created:
-            target.unlink(missing_ok=True)
-        raise UsageError(f"{target}: cannot be written ({error.strerror}); choose another --output") from None
 
 
 def _checked(hints: UserHints) -> UserHints:
