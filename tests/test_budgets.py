@@ -16,7 +16,7 @@ from support.sources import Source, package_sources
 # Parts of the package -> its lines, which may only fall, and the lines that the design allows it. A part is a folder or
 # several modules of the top level.
 LINES = {
-    "cli": (1535, 1000),
+    "cli": (1523, 1000),
     "api": (269, 250),
     "report": (2039, 1700),
     "cards": (548, 380),
@@ -26,13 +26,13 @@ LINES = {
     "training": (4335, 2700),
     "inference": (1965, 1150),
     "recipe": (1591, 1000),
-    "init": (642, 650),
+    "init": (632, 650),
     "model": (2227, 1950),
     "export": (811, 700),
     "tasks": (7876, 4900),
     "checkpoints": (1788, 1450),
     "tensorflow": (710, 600),
-    "families": (1275, 1250),
+    "families": (1224, 1250),
     "metrics": (1241, 1000),
     "data": (5496, 2900),
     "encoder": (3062, 2300),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_542  # of 29,000
-TOTAL_STATEMENTS = 22_778  # of 15,800
+TOTAL_LINES = 41_469  # of 29,000
+TOTAL_STATEMENTS = 22_755  # of 15,800
 TASK_MEMBERS = 14
 
 
