@@ -8,7 +8,6 @@ class here. Imports nothing heavy.
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypedDict
@@ -89,7 +88,6 @@ class ColumnKind:
         is_text: The caller may pass the value as a text.
         is_pretokenized: A text is split into words before a model reads it.
         may_be_missing: A row without a value can be used, even if the column must be there.
-        is_quantity: The values are numbers, which only folds spread evenly.
         is_numbered: A value may be spread over columns with numbers.
         group_column: The column whose rows stay together in a split; ``group_noun``: what rows are without it.
         article_column: A further column of files whose rows stay together in folds.
@@ -108,7 +106,6 @@ class ColumnKind:
     is_text: ClassVar[bool] = False
     is_pretokenized: ClassVar[bool] = False
     may_be_missing: ClassVar[bool] = False
-    is_quantity: ClassVar[bool] = False
     is_numbered: ClassVar[bool] = False
     group_column: ClassVar[str | None] = None
     group_noun: ClassVar[str] = "text"
@@ -176,9 +173,9 @@ class ColumnKind:
         """
         yield from ()
 
-    def strata(self, values: Sequence[Any]) -> list[str]:
-        """Returns for each value what a split spreads evenly; default: nothing, all values are alike."""
-        return [""] * len(values)
+    def strata(self, values: Sequence[Any]) -> list[Sequence[str]]:
+        """Returns for each value what a split spreads evenly, one name or several; default: values are alike."""
+        return [("",)] * len(values)
 
     def spell(self, values: Sequence[Any]) -> Sequence[Any]:
         """Returns the values of a column in memory, spelled as a file spells them; default: the values."""
@@ -376,8 +373,8 @@ class Label(ColumnKind):
     def unknown(self, names: Iterable[str], labels: Collection[str], *, strict: bool = False) -> Iterator[RowError]:
         yield from (unknown_name("label", name, labels) for name in names if name not in labels)
 
-    def strata(self, values: Sequence[Any]) -> list[str]:
-        return ["" if value is None else value for value in values]
+    def strata(self, values: Sequence[Any]) -> list[Sequence[str]]:
+        return [self.labels_of(value) if value else ("",) for value in values]
 
     def spell(self, values: Sequence[Any]) -> Sequence[Any]:
         """Returns labels as texts if they are floats and some are not whole, as a file spells them: 1.0."""
@@ -419,12 +416,6 @@ class Labels(Label):
 
     def rename(self, value: Any, label: Callable[[str], str | None]) -> Any:
         return [label(name) for name in value]
-
-    def strata(self, values: Sequence[Any]) -> list[str]:
-        """Returns the rarest label of each set."""
-        sets = [[] if value is None else value for value in values]
-        counts = Counter(label for names in sets for label in names)
-        return [min(names, key=lambda label: (counts[label], label), default="") for names in sets]
 
     def spell(self, values: Sequence[Any]) -> Sequence[Any]:
         return values
@@ -481,9 +472,6 @@ class Tags(_TextList, Labels):
         if unclear and all(map(is_chunk_tag, labels)):
             yield from (RowError("unknown tag", "Expected O or a tag such as B-TYPE.", value=name) for name in unclear)
 
-    def strata(self, values: Sequence[Any]) -> list[str]:
-        return [""] * len(values)
-
     def resolve(self, value: Any, row: Mapping[str, Any], cells: Mapping[str, Any], columns: Sequence[Column]) -> Any:
         for column in columns:
             words = row.get(column.name) if column.type.is_pretokenized else None
@@ -500,7 +488,6 @@ class Number(ColumnKind):
 
     name = "number"
     is_label = True
-    is_quantity = True
     strata_name = "tenths of the numbers"
 
     def _parse(self, value: Any, separator: str) -> float | None:
@@ -523,14 +510,13 @@ class Number(ColumnKind):
 
         return datasets.Value("float64")
 
-    def strata(self, values: Sequence[Any]) -> list[str]:
+    def strata(self, values: Sequence[Any]) -> list[Sequence[str]]:
         """Returns the tenth of the numbers in which each number is."""
         import numpy as np
 
         numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
         bounds = np.nanquantile(numbers, np.linspace(0, 1, _TENTHS + 1)[1:-1])
-        tenths: list[str] = np.searchsorted(bounds, numbers, side="right").astype(str).tolist()
-        return tenths
+        return [(str(tenth),) for tenth in np.searchsorted(bounds, numbers, side="right")]
 
 
 class AnswerTexts(TypedDict):
@@ -603,8 +589,8 @@ class Answers(ColumnKind):
     def labels_of(self, value: Any) -> Sequence[str]:
         return ("answerable" if value["text"] else "unanswerable",)
 
-    def strata(self, values: Sequence[Any]) -> list[str]:
-        return [str(len(value["text"]) > 0) for value in values]
+    def strata(self, values: Sequence[Any]) -> list[Sequence[str]]:
+        return [self.labels_of(value) for value in values]
 
     def resolve(self, value: Any, row: Mapping[str, Any], cells: Mapping[str, Any], columns: Sequence[Column]) -> Any:
         if all(column.name != CONTEXT for column in columns):

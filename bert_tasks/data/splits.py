@@ -4,16 +4,15 @@ Owns the description of a data set as a recipe states it, where its files are lo
 spreads evenly and keeps together.
 """
 
-import random
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from glob import glob, has_magic
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bert_tasks.data.cells import LABEL_SEPARATOR
 from bert_tasks.data.columns import (
@@ -48,16 +47,13 @@ def train_validation_split(
     """
     keys = row_keys(table, columns)["text"].tolist()
     groups, kind = row_groups(table, columns, keys, share)
-    strata = row_strata(table, columns)
-    if kind == "text":
-        train, validation = stratified_split(strata, share, seed, groups=groups)
-    else:
-        train, validation = grouped_split(groups, strata, share, seed)
+    parts = divide(row_strata(table, columns), groups, (1 - share, share), seed)
+    train, validation = ([int(row) for row in np.flatnonzero(parts == side)] for side in (0, 1))
     if not train or not validation:
         is_class = kind == "text" and first_column(columns, lambda kind: kind.has_classes) is not None
-        parts = f"{'of one class ' if is_class else ''}{_APART[kind]}"
+        apart = f"{'of one class ' if is_class else ''}{_APART[kind]}"
         raise DataError(
-            f"{table.source}: {counted(len(table), 'row')}, no two {parts}: too few to split off validation rows; "
+            f"{table.source}: {counted(len(table), 'row')}, no two {apart}: too few to split off validation rows; "
             "add rows or give data.validation"
         )
     return table.select(train), table.select(validation)
@@ -122,70 +118,50 @@ def row_keys(table: RowTable, columns: Sequence[Column]) -> np.ndarray[Any, Any]
     return keys
 
 
-def stratified_split(
-    labels: Sequence[str], share: float, seed: int, *, groups: Sequence[Hashable] | None = None
-) -> tuple[list[int], list[int]]:
-    """Indices of training and validation rows, each in order; all rows of a group are on one side.
+def divide(
+    strata: Sequence[Sequence[str]], groups: Sequence[Hashable], shares: Sequence[float], seed: int
+) -> NDArray[np.int64]:
+    """Returns the part of each row, from 0; all rows of a group are in one part.
 
-    Every label with two groups or more is on both sides; a single group of its kind trains. A group counts as its first
-    row's label. Without groups each row is one.
+    Each group goes to the part that it brings nearest to its shares of all rows and of the rows of each stratum, large
+    and rare groups first (iterative stratification, Sechidis et al. 2011). Groups whose sizes are within a factor of
+    two come in random order. Of two parts the first one gets the only group of a stratum, and both get one of two.
+
+    Args:
+        strata: The names of what is spread evenly, for each row.
+        groups: The group of each row.
+        shares: The share of each part in the rows.
+        seed: The order of the groups.
     """
-    chance = random.Random(seed)
-    members: dict[Hashable, list[int]] = {}
-    for index, group in enumerate(range(len(labels)) if groups is None else groups):
-        members.setdefault(group, []).append(index)
-    strata: dict[str, list[list[int]]] = {}
-    for indices in members.values():
-        strata.setdefault(labels[indices[0]], []).append(indices)
-    validation: set[int] = set()
-    for stratum in strata.values():
-        rows = sum(map(len, stratum))
-        if rows == len(stratum):
-            count = min(max(round(rows * share), 1), len(stratum) - 1)
-            chosen = chance.sample(stratum, count)
-        else:  # random groups that hold about a share of all rows: at least one, and not all
-            chosen, missing = [], rows * share
-            for indices in chance.sample(stratum, len(stratum)):
-                nears = len(indices) < 2 * missing  # it brings the rows nearer to their share
-                if nears and len(chosen) + 1 < len(stratum):
-                    chosen.append(indices)
-                    missing -= len(indices)
-            if not chosen and len(stratum) > 1:
-                chosen = [min(stratum, key=len)]
-        validation.update(chain.from_iterable(chosen))
-    return [index for index in range(len(labels)) if index not in validation], sorted(validation)
+    from scipy.sparse import csr_array
 
-
-def grouped_split(
-    groups: Sequence[Hashable], strata: Sequence[str], share: float, seed: int
-) -> tuple[list[int], list[int]]:
-    """Indices of training and validation rows, each in order; all rows of a group are on one side.
-
-    Groups come in random order and validate if that brings the validation rows of the strata, and of all, nearer to
-    their share. Of two groups or more both sides get one.
-    """
-    sizes: dict[Hashable, Counter[str | None]] = {}  # None counts all rows of a group
-    for group, stratum in zip(groups, strata, strict=True):
-        sizes.setdefault(group, Counter()).update((stratum, None))
-    order = list(sizes)
-    random.Random(seed).shuffle(order)
-    wanted = {stratum: share * count for stratum, count in Counter([*strata, *[None] * len(strata)]).items()}
-    missing = dict(wanted)
-    chosen: set[Hashable] = set()
-    for group in order:
-        # Whether it reduces the deviations more than it adds to them, relative to what each stratum wants.
-        counts = sizes[group].items()
-        if sum((abs(missing[part]) - abs(missing[part] - count)) / wanted[part] for part, count in counts) > 0:
-            chosen.add(group)
-            for part, count in counts:
-                missing[part] -= count
-    smallest = {min(order, key=lambda group: sizes[group][None])} if len(order) > 1 else set()
-    if not chosen:
-        chosen = smallest
-    elif len(chosen) == len(order):
-        chosen -= smallest if smallest else chosen
-    validation = [index for index, group in enumerate(groups) if group in chosen]
-    return [index for index, group in enumerate(groups) if group not in chosen], validation
+    units, names = dict[Hashable, int](), dict[str, int]()
+    unit_of = np.array([units.setdefault(group, len(units)) for group in groups], np.int64)
+    cells = [(row, names.setdefault(name, len(names))) for row, parts in enumerate(strata) for name in parts]
+    rows, columns = np.array(cells, np.int64).reshape(-1, 2).T
+    rows, columns = np.append(rows, np.arange(len(unit_of))), np.append(columns, np.full(len(unit_of), len(names)))
+    counts = csr_array((np.ones(len(rows)), (unit_of[rows], columns)), shape=(len(units), len(names) + 1))
+    counts.sum_duplicates()  # [groups, strata + 1] the rows of each stratum, and all rows
+    totals, smallest = counts.sum(axis=0), np.full(len(names) + 1, np.inf)
+    np.minimum.at(smallest, counts.indices, counts.data)
+    wanted = np.outer(shares, totals)  # [parts, strata + 1]
+    if len(shares) == 2:
+        wanted[1] = np.minimum(np.maximum(wanted[1], smallest), totals - smallest)
+        wanted[0] = totals - wanted[1]
+    wanted[:, -1] = wanted[:, :-1].sum(axis=1) * (totals[-1] / max(totals[:-1].sum(), 1))
+    wanted = np.maximum(wanted, 1e-9)
+    missing, part_of = wanted.copy(), np.zeros(len(units), np.int64)
+    order = np.random.default_rng(seed).permutation(len(units))
+    rarity = np.minimum.reduceat(totals[counts.indices], counts.indptr[:-1]) if units else totals
+    size_class = np.frexp(counts[:, [-1]].toarray().ravel())[1]
+    for unit in order[np.lexsort((rarity[order], -size_class[order]))]:
+        entries = slice(counts.indptr[unit], counts.indptr[unit + 1])
+        columns, added = counts.indices[entries], counts.data[entries]
+        # How much less the squared distances from the wanted numbers are, relative to these numbers.
+        part = (added * (2 * missing[:, columns] - added) / wanted[:, columns]).sum(axis=1).argmax()
+        part_of[unit] = part
+        missing[part, columns] -= added
+    return part_of[unit_of]
 
 
 def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Sequence[Hashable]:
@@ -194,28 +170,26 @@ def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Se
     The groups stay as they are if that would link more rows than the validation rows or the largest group have: short
     sentences that many documents hold would make one group of them all.
     """
-    parents: dict[tuple[str, Hashable], tuple[str, Hashable]] = {}
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    def root(node: tuple[str, Hashable]) -> tuple[str, Hashable]:
-        while (parent := parents.setdefault(node, node)) != node:
-            parents[node] = parents[parent]
-            node = parents[node]
-        return node
-
-    for group, key in zip(groups, keys, strict=True):
-        parents[root(("group", group))] = root(("key", key))
-    linked = [root(("group", group)) for group in groups]
+    numbers = dict[tuple[str, Hashable], int]()
+    ends = [
+        [numbers.setdefault((kind, value), len(numbers)) for value in values]
+        for kind, values in (("group", groups), ("key", keys))
+    ]
+    graph = coo_array((np.ones(len(groups)), ends), shape=(len(numbers), len(numbers)))
+    linked: list[int] = connected_components(graph, directed=False)[1][ends[0]].tolist()
     most = max([share * len(groups), *Counter(groups).values()])
     return linked if max(Counter(linked).values(), default=0) <= most else groups
 
 
-def row_strata(table: RowTable, columns: Sequence[Column]) -> list[str]:
-    """What to spread evenly: the label, the rarest label of a set, or whether a question has an answer.
-
-    Rows without any of these are all alike.
-    """
-    column = first_column(columns, lambda kind: kind.strata_name and not kind.is_quantity)
-    return [""] * len(table) if column is None else column.type.strata(list(table.rows[column.name]))
+def row_strata(table: RowTable, columns: Sequence[Column]) -> list[Sequence[str]]:
+    """Returns what to spread evenly: the labels of each row, its tenth of the numbers, or whether it has an answer."""
+    column = first_column(columns, lambda kind: kind.strata_name)
+    if column is None or column.name not in table.rows.column_names:
+        return [("",)] * len(table)
+    return column.type.strata(list(table.rows[column.name]))
 
 
 _VALIDATION_NAMES = ("validation", "dev", "valid")

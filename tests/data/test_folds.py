@@ -1,7 +1,6 @@
 """Folds: every row in exactly one, labels and numbers spread evenly, and groups never divided."""
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from bert_tasks.data.columns import FOLD_GROUP, Column
 from bert_tasks.data.folds import fold_splits, group_column, make_folds
 from bert_tasks.data.splits import DataSpec, Splits, load_tables
 from bert_tasks.data.table import RowTable, Samples
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.errors import DataError
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.tasks import SequenceClassification
 from support.training_runs import TASK, load_model, make_rows
@@ -285,13 +284,6 @@ def test_folds_that_cannot_be(labels: str, count: int, message: str) -> None:
     rows = table(LABELLED, [{"text": f"text {n}", "label": label} for n, label in enumerate(labels)])
     with pytest.raises(DataError, match=message):
         make_folds(rows, LABELLED, count=count, seed=0)
-
-
-def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bert_tasks.data.folds.find_spec", lambda module: None if module == "iterstrat" else sys)
-    rows = table(LABELLED, [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(8)])
-    with pytest.raises(UsageError, match=r"^iterative-stratification not installed, .* pip install '\.\[folds\]'"):
-        make_folds(rows, LABELLED, count=2, seed=0)
 
 
 @pytest.mark.parametrize("unit", ["row", "window"])

@@ -42,8 +42,8 @@ def columns() -> Iterator[tuple[Column, ...]]:
         def labels_of(self, value: Any) -> Sequence[str]:
             return (SIZES[value],)
 
-        def strata(self, values: Sequence[Any]) -> list[str]:
-            return [SIZES[value] for value in values]
+        def strata(self, values: Sequence[Any]) -> list[Sequence[str]]:
+            return [self.labels_of(value) for value in values]
 
     yield Column(name="text", kind="text"), Column(name="size", kind="size", required=False)
     del KINDS["size"]
@@ -53,7 +53,7 @@ def test_a_toy_kind_needs_no_other_edit(read: Callable[..., RowTable], columns: 
     table = read(CONTENT, columns=columns)
     assert table[2] == {"text": "text 2", "size": 2, "line": 4}
     assert str(table.rows.features["size"].dtype) == "int64"
-    assert row_strata(table, columns)[:3] == ["S", "M", "L"]
+    assert row_strata(table, columns)[:3] == [("S",), ("M",), ("L",)]
     train, validation = train_validation_split(table, columns, 0.2, seed=1)
     assert {row["size"] for row in validation} == {0, 1, 2}
     splits = Splits(train=train, validation={"": validation})
