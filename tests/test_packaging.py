@@ -90,7 +90,7 @@ def test_console_script_names_a_function(project: dict[str, Any]) -> None:
 
 def test_every_import_is_declared(project: dict[str, Any]) -> None:
     extras = project["optional-dependencies"]
-    used = ("export", "folds", "labels", "search", "sentences", "serve", "tracking")
+    used = ("export", "labels", "search", "sentences", "serve", "tracking")
     needed = project["dependencies"] + [name for extra in used for name in extras[extra]]
     declared = {requirement_name(requirement) for requirement in needed}
     assert imported_distributions(package_sources()) - declared == set()

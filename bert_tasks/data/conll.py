@@ -8,13 +8,12 @@ since ``B`` and ``I`` are parts of speech in some tag sets) is raw and stays as 
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from pathlib import Path
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any, Literal, NamedTuple
 
 from bert_tasks.data.problems import counted, shortened
-from bert_tasks.data.records import Record, open_text
+from bert_tasks.data.records import Record
 
 Scheme = Literal["IOB1", "IOB2", "BIOES", "raw"]
 
@@ -203,6 +202,7 @@ def _fresh_begins(pieces: Sequence[_Piece]) -> int:
 
 
 _DOCUMENT = re.compile(r"-DOCSTART-(?![^ \t])")
+_NEW_DOCUMENT = re.compile(r"#\s*newdoc\b")
 _BLANK = " \t"
 _UNIVERSAL = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _CHUNK_TAG = re.compile(r"O|[BIESLUM]-\D.*")
@@ -210,36 +210,46 @@ _WORD_ID = re.compile(r"\d+")
 _OTHER_ID = re.compile(r"\d+-\d+|\d+\.\d+")
 
 
-@dataclass
-class _Sentence:
-    """The words since the last border: the line of the first one, each line's cells, and all lines unchanged."""
+def _sentences(
+    lines: Iterable[str],
+    document: re.Pattern[str],
+    read: Callable[[str, bool], list[str] | str | None],
+    cells_of: Callable[[list[list[str]]], dict[str, Any]],
+) -> Iterator[Record]:
+    """One record for each sentence, or the faults of its lines, each with the whole sentence.
 
-    line: int = 0
-    rows: list[list[str]] = field(default_factory=list)
-    faults: list[tuple[int, str]] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    Args:
+        lines: The lines of the file.
+        document: Matches a line that begins a document.
+        read: Returns the cells of a line; none if the line is no word of its own, a text if it cannot be read, and None
+            for a comment. The second argument says whether it is within a sentence.
+        cells_of: Returns the cells of the record from the columns.
+    """
+    start, documents = 0, 0
+    rows, texts, faults = list[list[str]](), list[str](), list[Record]()
+    for number, text in enumerate(chain(lines, [""]), start=1):
+        line = text.removesuffix("\n").removesuffix("\r")
+        begins_document = document.match(line) is not None
+        if begins_document or line.strip(_BLANK) == "":
+            yield from (fault._replace(raw="\n".join(texts)) for fault in faults)
+            if rows and not faults:
+                cells = cells_of([list(column) for column in zip(*rows, strict=True)])
+                yield Record(start, cells | ({"document": str(documents - 1)} if documents else {}))
+            rows, texts, faults = [], [], []
+            documents += begins_document
+            continue
+        parts = read(line, len(texts) > 0)
+        if parts is None:
+            continue
+        texts.append(line)
+        if isinstance(parts, str):
+            faults.append(Record(number, {}, f"{parts}: {shortened(line)}"))
+        elif parts:
+            start = start if rows else number
+            rows.append(parts)
 
-    def add(self, line: int, cells: list[str]) -> None:
-        if not self.rows:
-            self.line = line
-        self.rows.append(cells)
 
-    def records(self, cells_of: Callable[[list[list[str]]], dict[str, Any]], documents: int) -> Iterator[Record]:
-        """The faults of its lines, each with the whole sentence, which cannot be used; or its one record.
-
-        Args:
-            cells_of: makes the cells of the record from the columns.
-            documents: how many documents have begun.
-        """
-        if self.faults:
-            for line, fault in self.faults:
-                yield Record(line, {}, fault, raw="\n".join(self.texts))
-        elif self.rows:
-            cells = cells_of([list(column) for column in zip(*self.rows, strict=True)])
-            yield Record(self.line, cells | ({"document": str(documents - 1)} if documents else {}))
-
-
-def conll_rows(lines: Iterable[str], path: Path, encoding: str | None) -> Iterator[Record]:
+def conll_rows(lines: Iterable[str]) -> Iterator[Record]:
     """Sentences of a file with 1 column or more: the word first, the tag last, between them whatever there is.
 
     A row's cells: ``words`` (the first column), ``tags`` (the last; not there in files of words alone), each column by
@@ -250,92 +260,35 @@ def conll_rows(lines: Iterable[str], path: Path, encoding: str | None) -> Iterat
 
     A line that starts with "# " or "#" and a tab is a comment if its number of columns is not the file's. Otherwise it
     is a word within a sentence and in a file with tabs. Before the first word of a sentence, in a file with spaces, it
-    is a word if its last column is a tag: a chunk tag, "#" (Penn's tag of "#"), or a tag of another word of the file.
-
-    Args:
-        lines: the lines of the file.
-        path: the file, which is read ahead at the first line that may be a comment; a pipe cannot be read twice: there
-            the tags so far have to do.
-        encoding: see ``open_text``.
+    is a word if its last column is a tag: a chunk tag, "#" (Penn's tag of "#"), or a tag of an earlier word.
     """
+    width, has_tabs, tags = 0, False, set[str]()
 
-    def certain() -> _Columns:
-        columns = _Columns()
-        if path.is_file():
-            with open_text(path, encoding=encoding, newline="\n") as lines:
-                for _ in lines.rows(columns.records(lines)):
-                    pass
-        return columns
+    def read(line: str, is_inside: bool) -> list[str] | str | None:
+        nonlocal width, has_tabs
+        is_tabbed = has_tabs if width else "\t" in line
+        cells = re.split(r"[ \t]+", line.strip(_BLANK))
+        if is_tabbed:
+            cells = [cell.strip(" ") for cell in line.split("\t")]
+        if line.startswith(("# ", "#\t")):
+            is_tag = cells[-1] == "#" or cells[-1] in tags or _CHUNK_TAG.fullmatch(cells[-1]) is not None
+            expected = width if width else len(cells) if is_tabbed else 2
+            if len(cells) != expected or not (is_inside or is_tabbed or is_tag):
+                return None
+        if not width:
+            width, has_tabs = len(cells), is_tabbed
+        if len(cells) != width:
+            separator = "tabs" if has_tabs else "spaces"
+            first = f"the file's first word has {counted(width, 'column')}, separated by {separator}"
+            return f"{counted(len(cells), 'column')} where {first}"
+        tags.add(cells[-1])
+        return cells
 
-    return _Columns(certain).records(lines)
+    def cells_of(columns: list[list[str]]) -> dict[str, Any]:
+        cells = {str(number): column for number, column in enumerate(columns)}
+        return cells | {"words": columns[0]} | ({"tags": columns[-1]} if len(columns) > 1 else {})
 
-
-class _Columns:
-    """What is known of a CoNLL file while its lines are read.
-
-    Args:
-        certain: reads the file ahead, for the columns and tags of the lines that can only be words; it is called at the
-            first line that may be a comment. None: this is that reading, which leaves such lines out.
-    """
-
-    def __init__(self, certain: "Callable[[], _Columns] | None" = None) -> None:
-        self.certain = certain
-        self.ahead: _Columns | None = None
-        self.width: int | None = None
-        self.tabs = False
-        self.tags: set[str] = set()
-
-    def records(self, lines: Iterable[str]) -> Iterator[Record]:
-        sentence, documents = _Sentence(), 0
-        for number, text in enumerate(lines, start=1):
-            line = text.removesuffix("\n").removesuffix("\r")
-            starts_document = _DOCUMENT.match(line) is not None
-            if starts_document or line.strip(_BLANK) == "":
-                yield from sentence.records(_conll_cells, documents)
-                sentence = _Sentence()
-                documents += starts_document
-            elif not line.startswith(("# ", "#\t")) or self._is_word(line, inside=bool(sentence.texts)):
-                self._read(sentence, number, line)
-        yield from sentence.records(_conll_cells, documents)
-
-    def _read(self, sentence: _Sentence, number: int, line: str) -> None:
-        cells = self._cells(line)
-        sentence.texts.append(line)
-        if self.width is None:
-            self.width, self.tabs = len(cells), "\t" in line
-        if len(cells) == self.width:
-            self.tags.add(cells[-1])
-            sentence.add(number, cells)
-            return
-        separator = "tabs" if self.tabs else "spaces"
-        width = counted(self.width, "column")
-        widths = f"{counted(len(cells), 'column')} where the file's first word has {width}, separated by {separator}"
-        sentence.faults.append((number, f"{widths}: {shortened(line)}"))
-
-    def _cells(self, line: str) -> list[str]:
-        if self.tabs or (self.width is None and "\t" in line):
-            return [cell.strip(" ") for cell in line.split("\t")]
-        return re.split(r"[ \t]+", line.strip(_BLANK))
-
-    def _is_word(self, line: str, *, inside: bool) -> bool:
-        """Whether a line that starts like a comment is a word, ``inside`` a sentence or before its first word."""
-        if not inside and self.certain is None:
-            return False
-        if self.certain is not None and self.ahead is None:
-            self.ahead = self.certain()
-        if self.width is None and self.ahead is not None:
-            self.width, self.tabs = self.ahead.width, self.ahead.tabs
-        cells = self._cells(line)
-        if len(cells) != self.width if self.width is not None else len(cells) == 1:
-            return False
-        tags = self.tags if self.ahead is None else self.tags | self.ahead.tags
-        is_tag = cells[-1] == "#" or _CHUNK_TAG.fullmatch(cells[-1]) is not None  # whatever tags the file has
-        return inside or self.tabs or cells[-1] in tags or is_tag
-
-
-def _conll_cells(columns: list[list[str]]) -> dict[str, Any]:
-    cells = {str(number): column for number, column in enumerate(columns)}
-    return cells | {"words": columns[0]} | ({"tags": columns[-1]} if len(columns) > 1 else {})
+    return _sentences(lines, _DOCUMENT, read, cells_of)
 
 
 def conllu_rows(lines: Iterable[str]) -> Iterator[Record]:
@@ -345,29 +298,20 @@ def conllu_rows(lines: Iterable[str]) -> Iterator[Record]:
     holds "_" for every word of a sentence is missing there.
     """
 
+    def read(line: str, is_inside: bool) -> list[str] | str | None:
+        if line.startswith("#"):
+            return None
+        cells = line.split("\t")
+        if len(cells) != len(_UNIVERSAL):
+            return f"{counted(len(cells), 'column')} where CoNLL-U has {len(_UNIVERSAL)}, separated by tabs"
+        if _WORD_ID.fullmatch(cells[0]):
+            return cells
+        if _OTHER_ID.fullmatch(cells[0]):
+            return []
+        return f"the id {cells[0]!r} where CoNLL-U has 1, a range such as 1-2, or an empty node such as 1.1"
+
     def cells_of(columns: list[list[str]]) -> dict[str, Any]:
         named = zip(_UNIVERSAL, columns, strict=True)
         return {name: column for name, column in named if set(column) != {"_"} or name == "form"}
 
-    sentence, documents = _Sentence(), 0
-    for number, text in enumerate(lines, start=1):
-        line = text.removesuffix("\n").removesuffix("\r")
-        cells = line.split("\t")
-        if line.strip(_BLANK) == "":
-            yield from sentence.records(cells_of, documents)
-            sentence = _Sentence()
-            continue
-        if line.startswith("#"):
-            documents += re.match(r"#\s*newdoc\b", line) is not None
-            continue
-        sentence.texts.append(line)
-        if len(cells) != len(_UNIVERSAL):
-            widths = f"{counted(len(cells), 'column')} where CoNLL-U has {len(_UNIVERSAL)}, separated by tabs"
-            fault = f"{widths}: {shortened(line)}; read other columns as format = 'conll'"
-            sentence.faults.append((number, fault))
-        elif _WORD_ID.fullmatch(cells[0]):
-            sentence.add(number, cells)
-        elif not _OTHER_ID.fullmatch(cells[0]):
-            fault = f"the id {cells[0]!r}: expected 1, a range such as 1-2, or an empty node such as 1.1"
-            sentence.faults.append((number, fault))
-    yield from sentence.records(cells_of, documents)
+    return _sentences(lines, _NEW_DOCUMENT, read, cells_of)

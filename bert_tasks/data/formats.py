@@ -208,7 +208,7 @@ class ConllFormat(Format):
         return len(rows) > 1 and len({len(cells) for cells in rows}) == 1 and len(rows[0]) > 1
 
     def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
-        return Records(None, conll_rows(lines, path, options.encoding))
+        return Records(None, conll_rows(lines))
 
 
 class ConlluFormat(Format):

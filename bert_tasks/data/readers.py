@@ -42,7 +42,7 @@ from bert_tasks.data.table import (
     table_schema,
     without_absent,
 )
-from bert_tasks.data.validator import ColumnMapping, RowValidator, make_column_mapping
+from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.storage import sha256_file, sha256_json
 
@@ -240,10 +240,9 @@ def read_table(
     if name is None:
         here, absolute = Path.cwd(), path.absolute()
         name = str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
-    mapping = make_column_mapping(
+    validator = RowValidator(
         columns,
         options.columns,
-        usual_names=layout.columns,
         layout=layout,
         require_labels=require_labels,
         labels=labels,
@@ -252,9 +251,10 @@ def read_table(
         skip_errors=skip_errors,
         label_separator=separator,
     )
-    carried = mapping.passthrough_columns
-    has_choices = any(column.type.is_numbered for column in columns)  # a choice may have a column of its own
-    columns_to_read = [*(field.name for field in mapping.fields), *([] if carried in ("all", "none") else carried)]
+    carried = validator.passthrough
+    columns_to_read = None
+    if carried != "all" and not any(column.type.is_numbered for column in columns):  # a choice may have its own column
+        columns_to_read = [*(field.name for field in validator.fields), *([] if carried == "none" else carried)]
     try:
         with path.open("rb") as file:
             if file.read(4) == b"PK\x03\x04":
@@ -274,17 +274,17 @@ def read_table(
         "version": _VERSION,
     }
     settings |= {"document": options.document} if layout.has_documents else {}
-    read = [{**asdict(field), "mapped": field.column.name in names} for field in mapping.fields]
+    read = [{**asdict(field), "mapped": field.column.name in names} for field in validator.fields]
     further = [] if passthrough == "none" and not skip_errors else [passthrough, skip_errors]
     fingerprint = sha256_json(digest, settings, read, labels, *further)
-    records = layout.open(path, options, columns_to_read=None if carried == "all" or has_choices else columns_to_read)
+    records = layout.open(path, options, columns_to_read=columns_to_read)
     try:
-        stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, mapping))
+        stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, validator))
     except MemoryError as error:
         error.add_note(f"while {name} was read")
         raise
     rows = without_absent(stored.rows, columns)
-    return RowTable(rows=rows, source=mapping.source, fingerprint=fingerprint, notes=stored.notes, file=stored.path)
+    return RowTable(rows=rows, source=name, fingerprint=fingerprint, notes=stored.notes, file=stored.path)
 
 
 def read_hub(
@@ -306,46 +306,39 @@ def read_hub(
 
     Class ids become the names that the data set gives them; -1 says that a label is hidden.
     """
-    layout = None if format is None else named_format(format)
-    mapping = make_column_mapping(
+    source = "/".join(part for part in (dataset, config, split) if part is not None)
+    validator = RowValidator(
         columns,
         names,
-        usual_names=None if layout is None else layout.hub_columns,
-        layout=layout,
+        layout=None if format is None else named_format(format),
+        is_hub=True,
         require_labels=require_labels,
         labels=labels,
-        source="/".join(part for part in (dataset, config, split) if part is not None),
+        source=source,
         passthrough=passthrough,
         skip_errors=skip_errors,
     )
     rows = _hub_rows(dataset, config, split, revision)
     records = nullcontext(dataset_records(rows))
-    stored = store(cache_folder(cache_dir, "tables"), None, partial(_write_rows, records, mapping))
+    stored = store(cache_folder(cache_dir, "tables"), None, partial(_write_rows, records, validator))
     commit = None if Path(dataset).exists() else _commit(rows)
     hub = None
     if commit is not None:
         licence = _licence(dataset, commit)
         hub = HubSplit(dataset=dataset, config=config, split=split, commit=commit, licence=licence)
-    return RowTable(
-        rows=without_absent(stored.rows, columns),
-        source=mapping.source,
-        fingerprint=stored.sha256,
-        notes=stored.notes,
-        file=stored.path,
-        hub=hub,
-    )
+    rows = without_absent(stored.rows, columns)
+    return RowTable(rows=rows, source=source, fingerprint=stored.sha256, notes=stored.notes, file=stored.path, hub=hub)
 
 
-def _write_rows(source: AbstractContextManager[Records], mapping: ColumnMapping, target: Path) -> tuple[str, ...]:
+def _write_rows(source: AbstractContextManager[Records], validator: RowValidator, target: Path) -> tuple[str, ...]:
     """Streams the canonical rows into an Arrow file and returns the notes, or raises with every fault."""
     import pyarrow
 
-    texts = [*([] if mapping.passthrough == "none" else [PASSTHROUGH]), *([ROW_ERROR] if mapping.skip_errors else [])]
-    schema = table_schema([field.column for field in mapping.fields], texts).arrow_schema
+    texts = [PASSTHROUGH] if validator.passthrough != "none" else []
+    texts += [ROW_ERROR] if validator.skip_errors else []
+    schema = table_schema([field.column for field in validator.fields], texts).arrow_schema
     with source as records, pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
-        validator = RowValidator(mapping, records.columns)
-        rows = validator.rows(records.rows)
-        for batch in row_batches(rows):
+        for batch in row_batches(validator.rows(records)):
             stream.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema=schema))
     return validator.notes
 

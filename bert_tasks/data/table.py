@@ -24,8 +24,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.data.columns import ROW_ERROR, Column
 from bert_tasks.data.problems import counted, first_few
-from bert_tasks.data.records import LARGEST_ROW, Record, rows_of, size_of
-from bert_tasks.data.validator import RowValidator, make_column_mapping
+from bert_tasks.data.records import LARGEST_ROW, Record, Records, rows_of, size_of
+from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError
 from bert_tasks.storage import atomic_path, sha256_file, sha256_json
 from bert_tasks.terminal import message_stream
@@ -200,12 +200,11 @@ class RowTable:
         if columns is None:
             numbered = [{**row, "line": number} for number, row in enumerate(rows, start=1)]
             return cls(rows=Dataset.from_list(numbered), source=source, fingerprint=sha256_json(numbered))
-        mapping = make_column_mapping(
+        validator = RowValidator(
             columns, source=source, require_labels=require_labels, labels=labels, skip_errors=skip_errors
         )
-        validator = RowValidator(mapping)
         records = (Record(number, row) for number, row in enumerate(_with_spelled_labels(rows, columns), start=1))
-        checked = list(validator.rows(records)) if rows or require_labels else []
+        checked = list(validator.rows(Records(None, records))) if rows or require_labels else []
         schema = table_schema(columns, [ROW_ERROR] if skip_errors else [])
         table = Dataset.from_dict({name: [row.get(name) for row in checked] for name in schema}, features=schema)
         empty = dict.fromkeys(column.name for column in columns)

@@ -7,7 +7,8 @@ apart from the place that it names.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +28,7 @@ from bert_tasks.data.columns import (
 )
 from bert_tasks.data.formats import Format
 from bert_tasks.data.problems import RowError, RowErrors, counted, did_you_mean, first_few, shortened
-from bert_tasks.data.records import Record
+from bert_tasks.data.records import Record, Records
 from bert_tasks.errors import DataError
 
 _COLUMNS_SHOWN = 10
@@ -42,91 +43,6 @@ class Field:
     needed: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class ColumnMapping:
-    """What to read from a source, and what its values must be.
-
-    Attributes:
-        fields: The columns that are read.
-        label_names: The label ids of the source -> their names.
-        labels: The known labels; none: labels are not checked.
-        source: The source's name in messages.
-        passthrough: The source's columns that each row carries along in a column ``PASSTHROUGH``, as the caller asks.
-        passthrough_columns: The same; "all" may be replaced by the columns that the format names.
-        skip_errors: Rows that cannot be used become rows without values that say what is wrong in ``ROW_ERROR``.
-        label_separator: What separates several labels in one cell.
-    """
-
-    fields: tuple[Field, ...]
-    label_names: Mapping[str, str]
-    labels: Sequence[str]
-    source: str
-    passthrough: PassthroughColumns
-    passthrough_columns: PassthroughColumns
-    skip_errors: bool
-    label_separator: str
-
-
-def make_column_mapping(
-    columns: Sequence[Column],
-    names: Mapping[str, str] | None = None,
-    *,
-    usual_names: Mapping[str, str] | None = None,
-    layout: Format | None = None,
-    require_labels: bool = False,
-    labels: Sequence[str] | None = None,
-    source: str = "rows",
-    passthrough: PassthroughColumns = "none",
-    skip_errors: bool = False,
-    label_separator: str = LABEL_SEPARATOR,
-) -> ColumnMapping:
-    """Returns the names under which the columns of a task are read.
-
-    Args:
-        columns: The columns that the task reads.
-        names: The task's columns -> the source's, as the caller states them.
-        usual_names: The same, as the format has them.
-        layout: The format of the source.
-        require_labels: Every row needs its label; default: labels may be missing, as in files for prediction.
-        labels: The known labels, which every label must be; default: labels are not checked.
-        source: The source's name in messages.
-        passthrough: The source's columns that each row carries along.
-        skip_errors: Rows that cannot be used become rows that say what is wrong.
-        label_separator: What separates several labels in one cell.
-
-    Raises:
-        DataError: ``names`` has a column that the task does not read, or the separator is blank.
-    """
-    if label_separator.strip() == "":
-        raise DataError(f"label_separator = {label_separator!r}: expected one or more visible characters, such as '|'")
-    stated = {} if names is None else names
-    usual = {} if usual_names is None else usual_names
-    known = [column.name for column in columns]
-    unknown = next((name for name in stated if name not in known), None)
-    if unknown is not None:
-        raise DataError(unknown_column(unknown, known))
-    unread = read_for_others(columns, stated, usual)
-    usual_columns = () if layout is None else layout.default_passthrough
-    return ColumnMapping(
-        fields=tuple(
-            Field(
-                column=column,
-                name=stated.get(column.name, usual.get(column.name, column.name)),
-                needed=column.required or (column.is_label and require_labels),
-            )
-            for column in columns
-            if column.name not in unread or (column.is_label and require_labels)
-        ),
-        label_names={} if layout is None else layout.label_names,
-        labels=() if labels is None else labels,
-        source=source,
-        passthrough=passthrough,
-        passthrough_columns=usual_columns if passthrough == "all" and usual_columns else passthrough,
-        skip_errors=skip_errors,
-        label_separator=label_separator,
-    )
-
-
 def unknown_column(name: str, known: Sequence[str]) -> str:
     """Returns the message for a stated column that the task does not have."""
     return f"columns: the task reads {', '.join(known)}, not {name!r}{did_you_mean(name, known)}"
@@ -138,26 +54,69 @@ class RowValidator:
     ``validate`` looks at one row. ``rows`` looks at all rows of a source, and collects what is wrong with them.
 
     Args:
-        mapping: What to read.
-        columns: The source's columns, if it names them before its first row.
+        columns: The columns that the task reads.
+        names: The task's columns -> the source's, as the caller states them.
+        layout: The format of the source.
+        is_hub: The names are those of the format's data set on the hub.
+        require_labels: Every row needs its label; default: labels may be missing, as in files for prediction.
+        labels: The known labels, which every label must be; default: labels are not checked.
+        source: The source's name in messages.
+        passthrough: The source's columns that each row carries along in a column ``PASSTHROUGH``.
+        skip_errors: Rows that cannot be used become rows without values that say what is wrong in ``ROW_ERROR``.
+        label_separator: What separates several labels in one cell.
 
     Raises:
-        DataError: A needed column is not among ``columns``.
+        DataError: ``names`` has a column that the task does not read, or the separator is blank.
     """
 
-    def __init__(self, mapping: ColumnMapping, columns: Sequence[str] | None = None) -> None:
-        self.mapping = mapping
-        if columns is not None:
-            check_columns(columns, mapping)
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        names: Mapping[str, str] | None = None,
+        *,
+        layout: Format | None = None,
+        is_hub: bool = False,
+        require_labels: bool = False,
+        labels: Sequence[str] | None = None,
+        source: str = "rows",
+        passthrough: PassthroughColumns = "none",
+        skip_errors: bool = False,
+        label_separator: str = LABEL_SEPARATOR,
+    ) -> None:
+        if label_separator.strip() == "":
+            separator = f"label_separator = {label_separator!r}"
+            raise DataError(f"{separator}: expected one or more visible characters, such as '|'")
+        stated = {} if names is None else names
+        usual: Mapping[str, str] = {}
+        if layout is not None:
+            usual = layout.hub_columns if is_hub else layout.columns
+        known = [column.name for column in columns]
+        unknown = next((name for name in stated if name not in known), None)
+        if unknown is not None:
+            raise DataError(unknown_column(unknown, known))
+        unread = read_for_others(columns, stated, usual)
+        self.fields = tuple(
+            Field(
+                column=column,
+                name=stated.get(column.name, usual.get(column.name, column.name)),
+                needed=column.required or (column.is_label and require_labels),
+            )
+            for column in columns
+            if column.name not in unread or (column.is_label and require_labels)
+        )
+        usual_columns = () if layout is None else layout.default_passthrough
+        self.passthrough = usual_columns if passthrough == "all" and usual_columns else passthrough
+        self._to_keep = () if isinstance(passthrough, str) else passthrough
+        self.source, self.skip_errors = source, skip_errors
         self.notes: tuple[str, ...] = ()
-        self._seen: dict[str, None] = dict.fromkeys([] if columns is None else columns)
-        self._columns = [field.column for field in mapping.fields]
-        self._names = {field.column.name: field.name for field in mapping.fields}
-        self._labels = dict.fromkeys(mapping.labels)
+        self._separator = label_separator
+        self._label_names = {} if layout is None else layout.label_names
+        self._columns = [field.column for field in self.fields]
+        self._names = {field.column.name: field.name for field in self.fields}
+        self._labels = dict.fromkeys(() if labels is None else labels)
         # The labels that spell a number which no other label spells: true and 1, 2.0 and 2.
-        spelled = [(label_value(label), label) for label in self._labels]
-        values = [value for value, _ in spelled]
-        self._by_value = {value: label for value, label in spelled if value is not None and values.count(value) == 1}
+        values = Counter(map(label_value, self._labels))
+        self._by_value = {label_value(label): label for label in self._labels if values[label_value(label)] == 1}
 
     def validate(self, cells: Mapping[str, Any]) -> tuple[dict[str, Any], list[RowError]]:
         """Checks one row.
@@ -174,7 +133,7 @@ class RowValidator:
             cells = complete_row(cells, self._columns, self._names)
         except RowError as error:
             return row, [error]
-        for field in self.mapping.fields:
+        for field in self.fields:
             kind, raw = field.column.type, cells.get(field.name)
             needed = field.needed and not kind.may_be_missing
             if raw is None and not needed:
@@ -183,7 +142,7 @@ class RowValidator:
                 if field.name not in cells:
                     present = first_few((shortened(str(name)) for name in cells), _COLUMNS_SHOWN)
                     raise RowError(f"missing {kind.noun}", f"The row has {present if cells else 'no columns'}.")
-                value = kind.parse(raw, self.mapping.label_separator)
+                value = kind.parse(raw, self._separator)
                 value = None if value is None else kind.rename(value, self._label)
                 if value is None and needed:
                     raise RowError(f"missing {kind.noun}")
@@ -192,8 +151,8 @@ class RowValidator:
                 continue
             if value is not None:
                 row[field.column.name] = value
-        raw_values = {field.column.name: cells.get(field.name) for field in self.mapping.fields}
-        for field in self.mapping.fields:
+        raw_values = {field.column.name: cells.get(field.name) for field in self.fields}
+        for field in self.fields:
             if (value := row.pop(field.column.name, None)) is None:
                 continue
             try:
@@ -210,7 +169,7 @@ class RowValidator:
 
         pandas and JSON do not keep how a file spells 1 or true.
         """
-        names = self.mapping.label_names
+        names = self._label_names
         if names and name not in names.values():
             if name not in names and name != "-1":
                 raise RowError("unknown label", f"Expected one of {', '.join(names)}, or {', '.join(names.values())}.")
@@ -218,62 +177,101 @@ class RowValidator:
         value = None if name in self._labels else label_value(name)
         return name if value is None else self._by_value.get(value, name)
 
-    def rows(self, records: Iterator[Record]) -> Iterator[dict[str, Any]]:
+    def rows(self, records: Records) -> Iterator[dict[str, Any]]:
         """Yields the rows of a source with their ``line``; at their end ``notes`` names those that were skipped.
 
         Raises:
             RowErrors: At the end: rows that cannot be used, all of them. Rows that became a ``ROW_ERROR`` only if no
                 row is left.
-            DataError: At the end: there are no rows, or a column is missing.
+            DataError: There are no rows, or a column is missing.
         """
-        source, carried = self.mapping.source, self.mapping.passthrough_columns
+        source, carried = self.source, self.passthrough
         errors, unknown_labels = RowErrors(), RowErrors()
+        present: dict[str, None] = dict.fromkeys(() if records.columns is None else records.columns)
+        if records.columns is not None:
+            self.check_columns(records.columns)
         skipped: list[int] = []
         count = bad = 0
-        for record in records:
+        for record in records.rows:
             count += 1
             if record.skip:
                 skipped.append(record.line)
                 continue
             row: dict[str, Any] = {"line": record.line}
-            row_errors = [] if record.fault is None else [RowError(record.fault)]
             if record.fault is None:
-                if not record.cells.keys() <= self._seen.keys():
-                    self._seen.update(dict.fromkeys(record.cells))
+                if not record.cells.keys() <= present.keys():
+                    present |= dict.fromkeys(record.cells)
                 values, row_errors = self.validate(record.cells)
                 for error in self._unknown_labels(values):
                     unknown_labels.add(source, record.line, error)
                     errors.add(source, record.line, error)
                 row |= values
                 if carried != "none":
-                    row[PASSTHROUGH] = _to_json(
-                        {k: v for k, v in record.cells.items() if carried == "all" or k in carried}
-                    )
+                    kept = {k: v for k, v in record.cells.items() if carried == "all" or k in carried}
+                    row[PASSTHROUGH] = _to_json(kept)
+            else:
+                row_errors = [RowError(record.fault)]
             for error in row_errors:
                 error.what += "" if record.name is None else f" (question {record.name!r})"
                 errors.add(source, record.line, error)
             bad += len(row_errors) > 0
-            if row_errors and self.mapping.skip_errors:
+            if row_errors and self.skip_errors:
                 yield {"line": record.line, ROW_ERROR: _reject(record, row_errors)}
             elif record.fault is None:
                 yield row
         if skipped:
-            has, were = ("has", "was") if len(skipped) == 1 else ("have", "were")
-            share = f"{len(skipped)} of {counted(count, 'row')}"
-            self.notes = (f"{share} {has} too few cells and {were} skipped (line {first_few(map(str, skipped), 5)})",)
+            were = "has too few cells and was" if len(skipped) == 1 else "have too few cells and were"
+            lines = first_few(map(str, skipped), 5)
+            self.notes = (f"{len(skipped)} of {counted(count, 'row')} {were} skipped (line {lines})",)
         if count == len(skipped):
-            below = "; it has a header or blank lines only" if self._seen and not skipped else ""
+            below = "; it has a header or blank lines only" if present and not skipped else ""
             raise DataError(f"{source}: no rows{below}{''.join(f'; {note}' for note in self.notes)}")
-        if self._seen:
-            check_columns(tuple(self._seen), self.mapping)
+        if present:
+            self.check_columns(present)
         # Rows that are skipped say themselves what is wrong, but an unknown label is never skipped.
-        (unknown_labels if self.mapping.skip_errors and bad < count else errors).raise_if_any()
+        (unknown_labels if self.skip_errors and bad < count else errors).raise_if_any()
 
     def _unknown_labels(self, row: Mapping[str, Any]) -> Iterator[RowError]:
-        for field in self.mapping.fields if self._labels else ():
+        for field in self.fields if self._labels else ():
             kind, value = field.column.type, row.get(field.column.name)
             if kind.has_classes and value is not None:
                 yield from (error.at(field.name, None) for error in kind.unknown(kind.labels_of(value), self._labels))
+
+    def check_columns(self, present: Collection[str]) -> None:
+        """Checks that a source has the columns that are needed, or asked for by name.
+
+        Raises:
+            DataError: A column is missing. The message names the columns that are there.
+        """
+        columns = ", ".join(map(repr, sorted(present)))
+        for name in self._to_keep:
+            if name not in present:
+                message = f"{self.source}: no column {name!r} to keep{did_you_mean(name, present)}"
+                raise DataError(f"{message}; the columns are: {columns}")
+        lines, names = list[str](), list[str]()
+        for field in self.fields:
+            other = field.column.type.replacement(self._columns)
+            others = [] if other is None else [other.name]
+            sources = [field.name, *(self._names[name] for name in others)]
+            if not field.needed or any(field.column.type.columns_in(name, present) for name in sources):
+                continue
+            names = names if names else [field.column.name, *others]
+            hint = "".join(f", nor {name!r}" for name in sources[1:])
+            if field.column.type.is_numbered:
+                stem = field.name.removesuffix("s")
+                hint = f", nor columns of single choices such as '{stem}0' and '{stem}1'"
+            lines.append(f"{self.source}: no column {field.name!r}{did_you_mean(field.name, present)}{hint}")
+        if not lines:
+            return
+        only = next(iter(present)) if len(present) == 1 else ""
+        mark = next((mark for mark in (";", "\t", ",", "|") if mark in only), None)
+        if mark is not None:
+            message = f"{self.source}: there is only one column, {only!r}"
+            raise DataError(f"{message}; if {mark!r} separates columns, set delimiter = {mark!r} (--delimiter)")
+        keys = " or ".join(f'{name} = "NAME"' for name in names)
+        options = " or ".join(f"--column {name}=NAME" for name in names)
+        hint = 'folds.group = "NAME"' if names[0] == FOLD_GROUP else f"[data.columns] {keys}, or {options}"
+        raise DataError("\n".join([*lines, f"  the columns are: {columns}", f"  say which one to read: {hint}"]))
 
 
 def _to_json(cells: Row) -> str:
@@ -292,47 +290,6 @@ def _reject(record: Record, errors: Sequence[RowError]) -> str:
     raw = dict(record.cells) if record.raw is None else record.raw
     line = {"line": record.line, **name, "reason": " ".join(map(str, errors)), "raw": raw}
     return json.dumps(line, default=str)
-
-
-def check_columns(present: Sequence[str], mapping: ColumnMapping) -> None:
-    """Checks that a source has the columns that are needed, or asked for by name.
-
-    Raises:
-        DataError: A column is missing. The message names the columns that are there.
-    """
-    there = ", ".join(map(repr, sorted(present)))
-    for name in [] if isinstance(mapping.passthrough, str) else mapping.passthrough:
-        if name not in present:
-            message = f"{mapping.source}: no column {name!r} to keep{did_you_mean(name, present)}"
-            raise DataError(f"{message}; the columns are: {there}")
-    columns = [field.column for field in mapping.fields]
-    by_column = {field.column: field for field in mapping.fields}
-    missing: list[tuple[Field, Field | None]] = []
-    for field in mapping.fields:
-        other = field.column.type.replacement(columns)
-        replacement = None if other is None else by_column[other]
-        names = [field.name, *([] if replacement is None else [replacement.name])]
-        if field.needed and not any(field.column.type.columns_in(name, present) for name in names):
-            missing.append((field, replacement))
-    if not missing:
-        return
-    mark = next((mark for mark in (";", "\t", ",", "|") if len(present) == 1 and mark in present[0]), None)
-    if mark is not None:
-        only = f"{mapping.source}: there is only one column, {present[0]!r}"
-        raise DataError(f"{only}; if {mark!r} separates columns, set delimiter = {mark!r} (--delimiter)")
-    lines = []
-    for field, replacement in missing:
-        others = f", nor {replacement.name!r}" if replacement is not None else ""
-        if field.column.type.is_numbered:
-            stem = field.name.removesuffix("s")
-            others = f", nor columns of single choices such as '{stem}0' and '{stem}1'"
-        lines.append(f"{mapping.source}: no column {field.name!r}{did_you_mean(field.name, present)}{others}")
-    first, replacement = missing[0]
-    wanted = [first.column.name, *([] if replacement is None else [replacement.column.name])]
-    keys = " or ".join(f'{name} = "NAME"' for name in wanted)
-    options = " or ".join(f"--column {name}=NAME" for name in wanted)
-    hint = 'folds.group = "NAME"' if wanted[0] == FOLD_GROUP else f"[data.columns] {keys}, or {options}"
-    raise DataError("\n".join([*lines, f"  the columns are: {there}", f"  say which one to read: {hint}"]))
 
 
 def plain(value: Any) -> Any:
@@ -367,7 +324,7 @@ def valid_rows(
     Raises:
         DataError: A row cannot be used. The message names the first one, its first error, and the column.
     """
-    validator = RowValidator(make_column_mapping(columns))
+    validator = RowValidator(columns)
     valid: list[Row] = []
     for number, row in enumerate(rows, start=first):
         try:

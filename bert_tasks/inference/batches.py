@@ -22,7 +22,7 @@ from bert_tasks.checkpoints.hub import origin, resolve
 from bert_tasks.data.columns import Column, PassthroughColumns, Row
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.validator import RowValidator, make_column_mapping
+from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference.output import check_row_options, passthrough_name, reserved_names
 from bert_tasks.model.inputs import load_trained, trained_task
@@ -99,7 +99,7 @@ def batch_predictor(
             f"{model}: {built.name} with these settings reads the rows around each row, which may be in another batch: "
             "use `bert-tasks predict`, or other settings"
         )
-    make_column_mapping(built.columns, reading.columns)  # raises for a column that the task lacks
+    RowValidator(built.columns, reading.columns)  # raises for a column that the task lacks
     folder, local = resolve(model, revision=revision, weights=False), Path(os.path.expanduser(model))
     commit = origin(model, folder, revision=revision).commit
     files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file())
@@ -210,11 +210,9 @@ class BatchPredictor:
     def _predict(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Returns for each row the columns of its prediction, as far as it has them."""
         names, forward = list(columns), self._load()
-        mapping = make_column_mapping(
-            self.columns, self._names(names), source="the batch", passthrough=self.keep_columns
-        )
-        validator = RowValidator(mapping, names)
-        needed = {name for field in mapping.fields for name in field.column.type.columns_in(field.name, names)}
+        validator = RowValidator(self.columns, self._names(names), source="the batch", passthrough=self.keep_columns)
+        validator.check_columns(names)
+        needed = {name for field in validator.fields for name in field.column.type.columns_in(field.name, names)}
         read = [name for name in names if name in needed]
         rows, faults = list[Row](), dict[int, str]()
         for number, values in enumerate(zip(*(_cells(columns[name]) for name in read), strict=True)):

@@ -20,7 +20,7 @@ from bert_tasks.data.formats import Format, StreamFormat, named_format
 from bert_tasks.data.readers import ReadOptions, peeked
 from bert_tasks.data.records import open_text
 from bert_tasks.data.table import cache_folder
-from bert_tasks.data.validator import RowValidator, make_column_mapping
+from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError
 from bert_tasks.model.task_model import TaskModel
 
@@ -139,13 +139,7 @@ def stream_rows(
         stated = reading.with_names(model.columns, columns, present).columns
         known = {column.name for column in columns}
         names = {} if stated is None else {task: name for task, name in stated.items() if task in known}
-        mapping = make_column_mapping(
-            columns,
-            names,
-            usual_names=layout.columns,
-            layout=layout,
-            source=STDIN_NAME,
-            passthrough=keep_columns,
-            skip_errors=True,
+        validator = RowValidator(
+            columns, names, layout=layout, source=STDIN_NAME, passthrough=keep_columns, skip_errors=True
         )
-        yield RowValidator(mapping, records.columns).rows(records.rows), names
+        yield validator.rows(records), names

@@ -16,7 +16,7 @@ from pydantic import Field, PydanticUserError, TypeAdapter, create_model
 
 from bert_tasks.data.columns import Row, complete_row, rename_row
 from bert_tasks.data.problems import RowError
-from bert_tasks.data.validator import RowValidator, make_column_mapping
+from bert_tasks.data.validator import RowValidator
 from bert_tasks.serving.limits import Limits
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.card import Card
@@ -40,7 +40,7 @@ class BodyReader:
     def __init__(self, task: Task, limits: Limits, names: Mapping[str, str]) -> None:
         self._limits, self._names = limits, names
         self._columns = [column for column in task.columns if not column.is_label]
-        self._validator = RowValidator(make_column_mapping(self._columns))
+        self._validator = RowValidator(self._columns)
         own = [column.name for column in self._columns]
         self._rejected = {name: why for name, why in Card.of(task).rejected_columns.items() if name not in own}
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.cells import numbered_columns
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile, percentile, pieces
-from bert_tasks.data.validator import RowValidator, make_column_mapping
+from bert_tasks.data.validator import RowValidator
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import ChoiceHead
 from bert_tasks.encoder.packing import PackedBatch, device_tensor
@@ -379,7 +379,7 @@ def _choice_sources(profiles: Sequence[ColumnProfile]) -> Iterator[tuple[str, li
 def _read_choices(rows: Sequence[Row], columns: Mapping[str, str], base: int) -> Iterator[list[str] | None]:
     """The choices of the rows that have a label; None for a row whose choices or label cannot be read."""
     task = MultipleChoice(label_base=1 if base else 0)
-    validator = RowValidator(make_column_mapping(task.columns, columns))
+    validator = RowValidator(task.columns, columns)
     for row in rows:
         values, errors = validator.validate(row)
         if any(error.column in (columns[CHOICES], columns[LABEL]) for error in errors):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.table import RowTable
-from bert_tasks.data.validator import RowValidator, make_column_mapping
+from bert_tasks.data.validator import RowValidator
 
 TAGGED = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
 ASKED = (
@@ -22,7 +22,7 @@ CONTEXT = "He went to Paris. Paris is in France."
 
 
 def validate(row: dict[str, Any], columns: tuple[Column, ...]) -> tuple[dict[str, Any], list[str]]:
-    values, errors = RowValidator(make_column_mapping(columns)).validate(row)
+    values, errors = RowValidator(columns).validate(row)
     return values, [error.message for error in errors]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bert_tasks import evaluate, predict
 from bert_tasks.data.columns import Column
-from bert_tasks.data.validator import RowValidator, make_column_mapping
+from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.limits import Limits
@@ -71,7 +71,7 @@ def test_a_bad_value_has_one_message(
     model, value = model_of(kind), data.draw(values)
     inputs = [one for one in model.task.columns if not one.is_label]
     row = {one.name: "a text" for one in inputs if one.required} | {column: value}
-    (error,) = RowValidator(make_column_mapping(inputs)).validate(row)[1]
+    (error,) = RowValidator(inputs).validate(row)[1]
     assert error.column == column
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
     messages = [
@@ -131,5 +131,5 @@ def test_a_stated_label_column_matters_where_labels_are_read(model_of: ModelOf) 
 def test_the_validator_leaves_the_row_as_it_is() -> None:
     row = {"text": "a b", "words": None}
     columns = (Column(name="words", kind="words"), Column(name="text", kind="text", required=False))
-    assert RowValidator(make_column_mapping(columns)).validate(row) == ({"words": ["a", "b"], "text": "a b"}, [])
+    assert RowValidator(columns).validate(row) == ({"words": ["a", "b"], "text": "a b"}, [])
     assert row == {"text": "a b", "words": None}
