@@ -177,10 +177,6 @@ class ColumnKind:
         """Returns for each value what a split spreads evenly, one name or several; default: values are alike."""
         return [("",)] * len(values)
 
-    def spell(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Returns the values of a column in memory, spelled as a file spells them; default: the values."""
-        return values
-
     def columns_in(self, name: str, present: Collection[str]) -> list[str]:
         """Returns the columns of a source that hold the values of the column ``name``."""
         return [*([name] if name in present else []), *(numbered_columns(name, present) if self.is_numbered else [])]
@@ -376,13 +372,6 @@ class Label(ColumnKind):
     def strata(self, values: Sequence[Any]) -> list[Sequence[str]]:
         return [self.labels_of(value) if value else ("",) for value in values]
 
-    def spell(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Returns labels as texts if they are floats and some are not whole, as a file spells them: 1.0."""
-        floats = [isinstance(value, float) and math.isfinite(value) for value in values]
-        if all(value.is_integer() for value, is_float in zip(values, floats, strict=True) if is_float):
-            return values
-        return [str(value) if is_float else value for value, is_float in zip(values, floats, strict=True)]
-
 
 class Labels(Label):
     """A set of names of classes: a list, or in one cell names with a separator between them."""
@@ -416,9 +405,6 @@ class Labels(Label):
 
     def rename(self, value: Any, label: Callable[[str], str | None]) -> Any:
         return [label(name) for name in value]
-
-    def spell(self, values: Sequence[Any]) -> Sequence[Any]:
-        return values
 
 
 class Tags(_TextList, Labels):

@@ -75,10 +75,8 @@ def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> It
     import pyarrow
     from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
-    if isinstance(data, DatasetDict | IterableDatasetDict):
-        raise DataError(f"{source}: a {type(data).__name__} holds several splits: pass one of {', '.join(data)}")
-    if isinstance(data, IterableDataset):
-        raise DataError(f"{source}: an IterableDataset has no length: pass list(data), or a Dataset")
+    if isinstance(data, DatasetDict | IterableDataset | IterableDatasetDict):
+        raise DataError(f"{source}: cannot read {type(data).__name__}. Pass a Dataset, such as one split.")
     if hasattr(data, "iloc") and hasattr(data, "columns"):
         frame: Any = data
         try:
@@ -246,7 +244,6 @@ def read_table(
         layout=layout,
         require_labels=require_labels,
         labels=labels,
-        source=name,
         passthrough=passthrough,
         skip_errors=skip_errors,
         label_separator=separator,
@@ -279,7 +276,7 @@ def read_table(
     fingerprint = sha256_json(digest, settings, read, labels, *further)
     records = layout.open(path, options, columns_to_read=columns_to_read)
     try:
-        stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, validator))
+        stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, validator, name))
     except MemoryError as error:
         error.add_note(f"while {name} was read")
         raise
@@ -306,21 +303,20 @@ def read_hub(
 
     Class ids become the names that the data set gives them; -1 says that a label is hidden.
     """
+    layout = None if format is None else named_format(format)
     source = "/".join(part for part in (dataset, config, split) if part is not None)
     validator = RowValidator(
         columns,
         names,
-        layout=None if format is None else named_format(format),
-        is_hub=True,
+        layout=None if layout is None else replace(layout, columns=layout.hub_columns),
         require_labels=require_labels,
         labels=labels,
-        source=source,
         passthrough=passthrough,
         skip_errors=skip_errors,
     )
     rows = _hub_rows(dataset, config, split, revision)
     records = nullcontext(dataset_records(rows))
-    stored = store(cache_folder(cache_dir, "tables"), None, partial(_write_rows, records, validator))
+    stored = store(cache_folder(cache_dir, "tables"), None, partial(_write_rows, records, validator, source))
     commit = None if Path(dataset).exists() else _commit(rows)
     hub = None
     if commit is not None:
@@ -330,15 +326,17 @@ def read_hub(
     return RowTable(rows=rows, source=source, fingerprint=stored.sha256, notes=stored.notes, file=stored.path, hub=hub)
 
 
-def _write_rows(source: AbstractContextManager[Records], validator: RowValidator, target: Path) -> tuple[str, ...]:
+def _write_rows(
+    opened: AbstractContextManager[Records], validator: RowValidator, source: str, target: Path
+) -> tuple[str, ...]:
     """Streams the canonical rows into an Arrow file and returns the notes, or raises with every fault."""
     import pyarrow
 
     texts = [PASSTHROUGH] if validator.passthrough != "none" else []
     texts += [ROW_ERROR] if validator.skip_errors else []
     schema = table_schema([field.column for field in validator.fields], texts).arrow_schema
-    with source as records, pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
-        for batch in row_batches(validator.rows(records)):
+    with opened as records, pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
+        for batch in row_batches(validator.rows(records, source)):
             stream.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema=schema))
     return validator.notes
 
@@ -355,8 +353,6 @@ def hub_splits(dataset: str, *, config: str | None = None, revision: str | None 
 
 def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None) -> "Dataset":
     import datasets
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
 
     if revision is not None and Path(dataset).exists():
         raise DataError(f"{dataset} is a folder here and not on the hub, so it has no revision {revision!r}: remove it")
@@ -364,20 +360,12 @@ def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None
         rows = datasets.load_dataset(dataset, config, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise _unusable_dataset(dataset, config, error) from error
-    if datasets.config.HF_HUB_OFFLINE and revision is not None:
+    if datasets.config.HF_HUB_OFFLINE and revision not in (None, _commit(rows)):
         # Offline `datasets` takes the newest commit that it prepared, whatever revision is asked for.
-        commit: str | None = revision
-        if not _COMMIT.fullmatch(revision):  # a branch or tag: the commit it meant when the hub was last asked
-            folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")
-            try:
-                commit = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
-            except OSError:
-                commit = None
-        if commit is None or commit != _commit(rows):
-            raise DataError(
-                f"{dataset} (revision {revision}): HF_HUB_OFFLINE is set, and the newest revision in the cache of "
-                "data sets is another one: unset HF_HUB_OFFLINE once, or read local files with data.dir or data.train"
-            )
+        raise DataError(
+            f"{dataset} (revision {revision}): HF_HUB_OFFLINE is set, and the data sets in the cache are of the commit "
+            f"{_commit(rows)}: name this commit, unset HF_HUB_OFFLINE, or read local files with data.dir or data.train"
+        )
     return rows
 
 
@@ -390,17 +378,15 @@ def _commit(rows: "Dataset") -> str | None:
 
 def _licence(dataset: str, commit: str) -> str | None:
     """The licence in the metadata of the data set's page, if the page is in the cache; the hub is not asked again."""
-    from huggingface_hub import metadata_load, try_to_load_from_cache
+    from huggingface_hub import DatasetCard, try_to_load_from_cache
     from yaml import YAMLError
 
     page = try_to_load_from_cache(dataset, "README.md", repo_type="dataset", revision=commit)
     try:
-        metadata = metadata_load(page) if isinstance(page, str) else None
-        licence = None if metadata is None else metadata.get("license")
+        licence = DatasetCard.load(page).data.license if isinstance(page, str) else None
     except (OSError, ValueError, YAMLError):  # a page that cannot be read
         return None
-    names = licence if isinstance(licence, list) else [licence]
-    return ", ".join(map(str, names)) if licence else None
+    return ", ".join(map(str, licence)) if isinstance(licence, list) else licence
 
 
 def _unusable_dataset(dataset: str, config: str | None, error: Exception) -> DataError:

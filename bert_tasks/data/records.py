@@ -184,12 +184,10 @@ def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
 
     The first character decides. Lines between objects may be blank.
     """
-    blank, first = 0, ""
-    for line in lines:
-        if not line.isspace():
-            first = line
-            break
-        blank += 1
+    blank = 0
+    first = next(lines, "")
+    while first.isspace():
+        blank, first = blank + 1, next(lines, "")
     if first.lstrip().startswith("["):
         try:
             array = json.loads("\n" * blank + first + "".join(lines))
@@ -236,37 +234,27 @@ def parquet_records(path: Path, *, columns_to_read: Sequence[str] | None = None)
         with parquet.ParquetFile(path) as file:
             columns = tuple(file.schema_arrow.names)
             present = [name for name in columns if columns_to_read is None or name in columns_to_read]
-            largest = max(map(_mean_row_bytes, map(file.metadata.row_group, range(file.num_row_groups))), default=0)
+            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+            largest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
             if largest > LARGEST_ROW:
                 raise _too_large(f"{path}: a row of the parquet file", LARGEST_ROW)
             size = max(1, min(_PARQUET_BATCH, LARGEST_ROW // max(1, largest)))
-            batches = _small_batches(file.iter_batches(batch_size=size, columns=present), path)
+            batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=size, columns=present))
             metadata = file.schema_arrow.metadata
             has_names = metadata is not None and b"huggingface" in metadata
             class_names = _class_names(Features.from_arrow_schema(file.schema_arrow)) if has_names else {}
-            yield Records(columns, _numbered(batches, class_names))
+            yield Records(columns, _checked_sizes(_numbered(batches, class_names), path))
     except MemoryError:  # of Arrow, too
         raise
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: not a parquet file that can be read ({str(error).splitlines()[0]})") from error
 
 
-def _mean_row_bytes(group: Any) -> int:
-    """The mean size of a row of a group of rows in a parquet file, decompressed."""
-    return int(group.total_byte_size) // max(1, int(group.num_rows))
-
-
-def _small_batches(batches: Iterable[Any], path: Path) -> Iterator[list[dict[str, Any]]]:
-    """The rows of Arrow batches as Python values, of large rows one at a time."""
-    number = 0
-    for batch in batches:
-        step = 1 if batch.nbytes > LARGEST_ROW else max(1, batch.num_rows)
-        for start in range(0, batch.num_rows, step):
-            rows = batch.slice(start, step).to_pylist()
-            number += len(rows)
-            if step == 1 and size_of(rows) > LARGEST_ROW:
-                raise _too_large(f"{path}: row {number}", LARGEST_ROW)
-            yield rows
+def _checked_sizes(records: Iterable[Record], path: Path) -> Iterator[Record]:
+    for record in records:
+        if size_of(record.cells) > LARGEST_ROW:
+            raise _too_large(f"{path}: row {record.line}", LARGEST_ROW)
+        yield record
 
 
 def size_of(value: Any) -> int:
@@ -290,14 +278,9 @@ def rows_of(batch: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def _numbered(batches: Iterable[list[dict[str, Any]]], class_names: Mapping[str, list[str]]) -> Iterator[Record]:
-    number = 0
-    for batch in batches:
-        for cells in batch:
-            number += 1
-            for column, names in class_names.items():
-                if column in cells:
-                    cells[column] = _named(cells[column], names)
-            yield Record(number, cells)
+    for number, cells in enumerate(chain.from_iterable(batches), start=1):
+        named = {name: _named(cells[name], names) for name, names in class_names.items() if name in cells}
+        yield Record(number, cells | named)
 
 
 def _named(value: Any, names: list[str]) -> Any:
@@ -461,18 +444,15 @@ def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
         content = json.loads(file.whole())
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}: not valid JSON at column {error.colno}: {error.msg}") from error
-    except RecursionError as error:
-        raise DataError(f"{path}: nested too deeply to be SQuAD's JSON") from error
-    except ValueError as error:  # a number with too many digits
+    except (RecursionError, ValueError) as error:
         raise DataError(f"{path}: JSON that cannot be read: {error}") from error
     number = 0
     for article, location in _members(content, "data", path, ""):
         for paragraph, inside in _members(article, "paragraphs", path, location):
             for question, _ in _members(paragraph, "qas", path, inside):
                 number += 1
-                cells = {"title": article["title"]} if "title" in article else {}
-                cells |= {"context": paragraph["context"]} if "context" in paragraph else {}
-                cells |= {name: question[name] for name in ("question", "answers") if name in question}
+                sources = {"title": article, "context": paragraph, "question": question, "answers": question}
+                cells = {column: source[column] for column, source in sources.items() if column in source}
                 name = str(question["id"]) if "id" in question else None
                 cells |= {} if name is None else {"id": name}
                 if question.get("is_impossible") is not True:

@@ -200,11 +200,9 @@ class RowTable:
         if columns is None:
             numbered = [{**row, "line": number} for number, row in enumerate(rows, start=1)]
             return cls(rows=Dataset.from_list(numbered), source=source, fingerprint=sha256_json(numbered))
-        validator = RowValidator(
-            columns, source=source, require_labels=require_labels, labels=labels, skip_errors=skip_errors
-        )
-        records = (Record(number, row) for number, row in enumerate(_with_spelled_labels(rows, columns), start=1))
-        checked = list(validator.rows(Records(None, records))) if rows or require_labels else []
+        validator = RowValidator(columns, require_labels=require_labels, labels=labels, skip_errors=skip_errors)
+        records = (Record(number, row) for number, row in enumerate(rows, start=1))
+        checked = list(validator.rows(Records(None, records), source)) if rows or require_labels else []
         schema = table_schema(columns, [ROW_ERROR] if skip_errors else [])
         table = Dataset.from_dict({name: [row.get(name) for row in checked] for name in schema}, features=schema)
         empty = dict.fromkeys(column.name for column in columns)
@@ -268,17 +266,6 @@ class RowTable:
     def select_part(self, indices: Sequence[int]) -> "RowTable":
         """``select``, of a table that is tokenised once for all of its parts."""
         return replace(self.select(indices), part=(self, np.asarray(indices, dtype=np.int64)))
-
-
-def _with_spelled_labels(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Iterable[Mapping[str, Any]]:
-    """The rows with labels as texts where the labels are floats and some are not whole, as a file spells them: 1.0."""
-    for column in columns:
-        values = [row.get(column.name) for row in rows]
-        spelled = column.type.spell(values)
-        if spelled is not values:
-            pairs = zip(rows, spelled, strict=True)
-            rows = [row if row.get(column.name) is value else {**row, column.name: value} for row, value in pairs]
-    return rows
 
 
 def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "Features":
@@ -426,7 +413,14 @@ class Samples:
         token_lists = features.with_format("arrow")[:].column("input_ids")  # only the offsets of the lists are read
         tokens = np.asarray(pyarrow.compute.list_value_length(token_lists), np.int64)
         rows = np.asarray(features.with_format("numpy", columns=["row"])[:]["row"], dtype=np.int64)
-        row_starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count), dtype=np.int64)])
+        return cls._of_counts(features, tokens, np.bincount(rows, minlength=count), unit)
+
+    @classmethod
+    def _of_counts(
+        cls, features: "Dataset", tokens: Numbers, counts: ArrayLike, unit: Literal["row", "window"]
+    ) -> Self:
+        """``counts``: the number of features of each row."""
+        row_starts = np.append(0, np.cumsum(counts, dtype=np.int64))
         starts = row_starts if unit == "row" else np.arange(len(tokens) + 1)
         return cls(
             features=features,
@@ -434,27 +428,17 @@ class Samples:
             decoded=features.select_columns([name for name in _FOR_DECODING if name in features.column_names]),
             tokens=tokens,
             starts=starts,
-            lengths=np.diff(np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])[starts]),
+            lengths=np.diff(np.append(0, np.cumsum(tokens, dtype=np.int64))[starts]),
             row_starts=row_starts,
         )
 
     def of_rows(self, rows: Numbers) -> Self:
         """The samples of some rows, which are counted from 0 in their new order; the features stay where they are."""
         counts = np.diff(self.row_starts)[rows]
-        row_starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        chosen = np.repeat(self.row_starts[rows] - row_starts[:-1], counts) + np.arange(row_starts[-1])
-        tokens = self.tokens[chosen]
-        starts = row_starts if self.starts is self.row_starts else np.arange(len(tokens) + 1)
-        return replace(
-            self,
-            features=self.features.select(chosen),
-            trained=self.trained.select(chosen),
-            decoded=self.decoded.select(chosen),
-            tokens=tokens,
-            starts=starts,
-            lengths=np.diff(np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])[starts]),
-            row_starts=row_starts,
-        )
+        ends = np.cumsum(counts, dtype=np.int64)
+        indices = np.repeat(self.row_starts[rows] - ends + counts, counts) + np.arange(counts.sum())
+        unit: Literal["row", "window"] = "row" if self.starts is self.row_starts else "window"
+        return self._of_counts(self.features.select(indices), self.tokens[indices], counts, unit)
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -57,10 +57,8 @@ class RowValidator:
         columns: The columns that the task reads.
         names: The task's columns -> the source's, as the caller states them.
         layout: The format of the source.
-        is_hub: The names are those of the format's data set on the hub.
         require_labels: Every row needs its label; default: labels may be missing, as in files for prediction.
         labels: The known labels, which every label must be; default: labels are not checked.
-        source: The source's name in messages.
         passthrough: The source's columns that each row carries along in a column ``PASSTHROUGH``.
         skip_errors: Rows that cannot be used become rows without values that say what is wrong in ``ROW_ERROR``.
         label_separator: What separates several labels in one cell.
@@ -75,10 +73,8 @@ class RowValidator:
         names: Mapping[str, str] | None = None,
         *,
         layout: Format | None = None,
-        is_hub: bool = False,
         require_labels: bool = False,
         labels: Sequence[str] | None = None,
-        source: str = "rows",
         passthrough: PassthroughColumns = "none",
         skip_errors: bool = False,
         label_separator: str = LABEL_SEPARATOR,
@@ -87,9 +83,7 @@ class RowValidator:
             separator = f"label_separator = {label_separator!r}"
             raise DataError(f"{separator}: expected one or more visible characters, such as '|'")
         stated = {} if names is None else names
-        usual: Mapping[str, str] = {}
-        if layout is not None:
-            usual = layout.hub_columns if is_hub else layout.columns
+        usual: Mapping[str, str] = {} if layout is None else layout.columns
         known = [column.name for column in columns]
         unknown = next((name for name in stated if name not in known), None)
         if unknown is not None:
@@ -107,7 +101,7 @@ class RowValidator:
         usual_columns = () if layout is None else layout.default_passthrough
         self.passthrough = usual_columns if passthrough == "all" and usual_columns else passthrough
         self._to_keep = () if isinstance(passthrough, str) else passthrough
-        self.source, self.skip_errors = source, skip_errors
+        self.skip_errors = skip_errors
         self.notes: tuple[str, ...] = ()
         self._separator = label_separator
         self._label_names = {} if layout is None else layout.label_names
@@ -177,7 +171,7 @@ class RowValidator:
         value = None if name in self._labels else label_value(name)
         return name if value is None else self._by_value.get(value, name)
 
-    def rows(self, records: Records) -> Iterator[dict[str, Any]]:
+    def rows(self, records: Records, source: str) -> Iterator[dict[str, Any]]:
         """Yields the rows of a source with their ``line``; at their end ``notes`` names those that were skipped.
 
         Raises:
@@ -185,11 +179,11 @@ class RowValidator:
                 row is left.
             DataError: There are no rows, or a column is missing.
         """
-        source, carried = self.source, self.passthrough
+        carried = self.passthrough
         errors, unknown_labels = RowErrors(), RowErrors()
         present: dict[str, None] = dict.fromkeys(() if records.columns is None else records.columns)
         if records.columns is not None:
-            self.check_columns(records.columns)
+            self.check_columns(records.columns, source)
         skipped: list[int] = []
         count = bad = 0
         for record in records.rows:
@@ -227,7 +221,7 @@ class RowValidator:
             below = "; it has a header or blank lines only" if present and not skipped else ""
             raise DataError(f"{source}: no rows{below}{''.join(f'; {note}' for note in self.notes)}")
         if present:
-            self.check_columns(present)
+            self.check_columns(present, source)
         # Rows that are skipped say themselves what is wrong, but an unknown label is never skipped.
         (unknown_labels if self.skip_errors and bad < count else errors).raise_if_any()
 
@@ -237,7 +231,7 @@ class RowValidator:
             if kind.has_classes and value is not None:
                 yield from (error.at(field.name, None) for error in kind.unknown(kind.labels_of(value), self._labels))
 
-    def check_columns(self, present: Collection[str]) -> None:
+    def check_columns(self, present: Collection[str], source: str) -> None:
         """Checks that a source has the columns that are needed, or asked for by name.
 
         Raises:
@@ -246,7 +240,7 @@ class RowValidator:
         columns = ", ".join(map(repr, sorted(present)))
         for name in self._to_keep:
             if name not in present:
-                message = f"{self.source}: no column {name!r} to keep{did_you_mean(name, present)}"
+                message = f"{source}: no column {name!r} to keep{did_you_mean(name, present)}"
                 raise DataError(f"{message}; the columns are: {columns}")
         lines, names = list[str](), list[str]()
         for field in self.fields:
@@ -260,13 +254,13 @@ class RowValidator:
             if field.column.type.is_numbered:
                 stem = field.name.removesuffix("s")
                 hint = f", nor columns of single choices such as '{stem}0' and '{stem}1'"
-            lines.append(f"{self.source}: no column {field.name!r}{did_you_mean(field.name, present)}{hint}")
+            lines.append(f"{source}: no column {field.name!r}{did_you_mean(field.name, present)}{hint}")
         if not lines:
             return
         only = next(iter(present)) if len(present) == 1 else ""
         mark = next((mark for mark in (";", "\t", ",", "|") if mark in only), None)
         if mark is not None:
-            message = f"{self.source}: there is only one column, {only!r}"
+            message = f"{source}: there is only one column, {only!r}"
             raise DataError(f"{message}; if {mark!r} separates columns, set delimiter = {mark!r} (--delimiter)")
         keys = " or ".join(f'{name} = "NAME"' for name in names)
         options = " or ".join(f"--column {name}=NAME" for name in names)

@@ -210,8 +210,8 @@ class BatchPredictor:
     def _predict(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Returns for each row the columns of its prediction, as far as it has them."""
         names, forward = list(columns), self._load()
-        validator = RowValidator(self.columns, self._names(names), source="the batch", passthrough=self.keep_columns)
-        validator.check_columns(names)
+        validator = RowValidator(self.columns, self._names(names), passthrough=self.keep_columns)
+        validator.check_columns(names, "the batch")
         needed = {name for field in validator.fields for name in field.column.type.columns_in(field.name, names)}
         read = [name for name in names if name in needed]
         rows, faults = list[Row](), dict[int, str]()

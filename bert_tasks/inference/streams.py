@@ -139,7 +139,5 @@ def stream_rows(
         stated = reading.with_names(model.columns, columns, present).columns
         known = {column.name for column in columns}
         names = {} if stated is None else {task: name for task, name in stated.items() if task in known}
-        validator = RowValidator(
-            columns, names, layout=layout, source=STDIN_NAME, passthrough=keep_columns, skip_errors=True
-        )
-        yield validator.rows(records), names
+        validator = RowValidator(columns, names, layout=layout, passthrough=keep_columns, skip_errors=True)
+        yield validator.rows(records, STDIN_NAME), names

@@ -52,7 +52,6 @@ def csv_file(folder: Path, labels: list[str], name: str = "label") -> Path:
         (["2", "0", "2"], "Int64"),
         (["2", "0", "2"], "category"),
         (["True", "False", "True"], "category"),
-        (["0.5", "1.0", "-2.25"], None),
         (["2", "", "0", "2"], "dropna"),
     ],
 )

@@ -96,7 +96,7 @@ def test_problems_name_the_question(read: Read) -> None:
         ('{"data": [{}, {}]}', r"a.json: no list 'data\[0\].paragraphs', which SQuAD's JSON has$"),
         ('{"data": [{"paragraphs": [{"qas": []}, {}]}]}', r"a.json: no list 'data\[0\].paragraphs\[1\].qas'"),
         ('{"data": []}', "a.json: no rows$"),
-        ("[" * 100_000, "a.json: nested too deeply"),
+        ("[" * 100_000, "a.json: JSON that cannot be read: maximum recursion depth"),
     ],
 )
 def test_other_json(read: Read, content: str, said: str) -> None:
