@@ -3,7 +3,7 @@
 ``splits.divide`` divides the rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,28 +104,29 @@ def make_folds(table: RowTable, columns: Sequence[Column], *, count: int, seed: 
     even = "" if column is None else column.type.strata_name
     spread = f"{even} are spread evenly, " if even else ""
     summary = f"{count} folds: {spread}{_TOGETHER[kind]} stay together"
-    divided = _count_divided(keys, numbers)
+    folds = _folds_of([[key] for key in keys], numbers)
+    divided = sum(len(folds[key]) > 1 for key in keys)
     if divided > 0:
         has = "row has" if divided == 1 else "rows have"
         summary += f"; {divided} {has} texts that are also in other folds, because too many groups share texts"
     return Folds(numbers=numbers + 1, summary=summary)
 
 
-def _count_divided(keys: Sequence[int], numbers: Numbers) -> int:
-    """The number of rows whose texts are also in another fold."""
-    folds: dict[int, set[int]] = {}
-    for key, number in zip(keys, numbers.tolist(), strict=True):
-        folds.setdefault(key, set()).add(number)
-    return sum(len(folds[key]) > 1 for key in keys)
+def _folds_of(values: Iterable[Iterable[Hashable]], numbers: Numbers) -> dict[Hashable, set[int]]:
+    """The folds of the rows that have a value."""
+    folds: dict[Hashable, set[int]] = {}
+    for row, number in zip(values, numbers.tolist(), strict=True):
+        for value in row:
+            folds.setdefault(value, set()).add(number)
+    return folds
 
 
 def _check_labels(values: Sequence[Sequence[str]], numbers: Numbers, source: str) -> None:
     """Raises DataError if all rows of a label are in one fold, whose model would then not know it."""
-    folds: dict[str, set[int]] = {}
-    for labels, number in zip(values, numbers.tolist(), strict=True):
-        for label in labels:
-            folds.setdefault(label, set()).add(number)
-    alone = [repr(label) for label, found in sorted(folds.items()) if len(found) == 1 and label]
+    folds = _folds_of(values, numbers)
+    alone = [
+        repr(label) for label in sorted({label for row in values for label in row}) if label and len(folds[label]) == 1
+    ]
     if alone:
         raise DataError(
             f"{source}: one fold would have all rows with the label {first_few(alone, _SHOWN)}, which its model could "

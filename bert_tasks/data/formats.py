@@ -391,17 +391,12 @@ def file_format(name: str | None, path: Path, columns: Sequence[Column] | None =
         raise DataError(f"{path}: no format belongs to the extension {extension!r}; state one of {', '.join(FORMATS)}")
     if len(candidates) == 1:
         return candidates[0]
-    start = _start_of(path)
-    return next((format for format in candidates[1:] if format.matches(start, columns)), candidates[0])
-
-
-def _start_of(path: Path) -> str:
-    """The first characters of a text file; none if it cannot be read, which its reader reports."""
     try:
         with open_text(path, encoding=None, newline="\n") as file:
-            return file.read(_START_LENGTH)
-    except (OSError, DataError):
-        return ""
+            start = file.read(_START_LENGTH)
+    except (OSError, DataError):  # the reader reports it
+        start = ""
+    return next((format for format in candidates[1:] if format.matches(start, columns)), candidates[0])
 
 
 def uncompressed(path: Path) -> Path:
@@ -409,19 +404,21 @@ def uncompressed(path: Path) -> Path:
     return path.with_suffix("") if path.suffix.lower() == GZIP_EXTENSION else path
 
 
-def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
-    """The files in a folder that may hold a split, of the format or of any."""
-    formats = FORMATS.values() if format is None else (named_format(format),)
+def _names_of_split(split: str, format: str | None) -> tuple[list[str], list[str]]:
+    """The names that the files of a split may have, and those of compressed files."""
+    formats = list(FORMATS.values()) if format is None else [named_format(format)]
     names = [f"{split}{extension}" for row in formats for extension in row.extensions]
     packed = [f"{split}{extension}{GZIP_EXTENSION}" for row in formats if row.is_text for extension in row.extensions]
-    patterns = [pattern.format(split=split) for row in formats for pattern in row.file_names]
-    paths = [*(folder / name for name in names + packed), *(path for p in patterns for path in sorted(folder.glob(p)))]
+    return [*names, *(pattern.format(split=split) for row in formats for pattern in row.file_names)], packed
+
+
+def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
+    """The files in a folder that may hold a split, of the format or of any."""
+    names, packed = _names_of_split(split, format)
+    paths = (path for name in [*names, *packed] for path in sorted(folder.glob(name)))
     return [path for path in dict.fromkeys(paths) if path.is_file()]
 
 
 def expected_files(split: str, format: str | None) -> str:
     """The names that ``files_of_split`` looks for, in words."""
-    formats = FORMATS.values() if format is None else (named_format(format),)
-    plain = [f"{split}{extension}" for row in formats for extension in row.extensions]
-    patterns = [pattern.format(split=split) for row in formats for pattern in row.file_names]
-    return " or ".join(dict.fromkeys(plain + patterns))
+    return " or ".join(dict.fromkeys(_names_of_split(split, format)[0]))

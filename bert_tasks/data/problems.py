@@ -135,16 +135,13 @@ def missing_path(path: Path, kind: Literal["file", "folder"] = "file", *, patter
     """
     try:
         if path.parent.is_dir():
-            return f"no such {kind}{did_you_mean(path.name, _names_in(path.parent, kind, pattern))}"
+            names = (entry.name for entry in path.parent.glob(pattern) if entry.is_dir() == (kind == "folder"))
+            return f"no such {kind}{did_you_mean(path.name, sorted(names))}"
         outer = path.parent.parent
-        near = did_you_mean(path.parent.name, _names_in(outer, "folder", "*")) if outer.is_dir() else ""
+        folders = sorted(entry.name for entry in outer.iterdir() if entry.is_dir()) if outer.is_dir() else []
     except OSError:  # a folder that may not be listed: nothing to suggest
         return f"no such {kind}"
-    return f"no such {kind}: there is no folder {path.parent}{near}"
-
-
-def _names_in(folder: Path, kind: str, pattern: str) -> list[str]:
-    return sorted(entry.name for entry in folder.glob(pattern) if entry.is_dir() == (kind == "folder"))
+    return f"no such {kind}: there is no folder {path.parent}{did_you_mean(path.parent.name, folders)}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -168,7 +165,5 @@ def shortened(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     if len(text) <= _VALUE_WIDTH:
         return repr(value)
-    start = text[:_VALUE_WIDTH]
-    return (
-        f"{start!r}... ({len(text)} characters)" if isinstance(value, str) else f"{start}... ({len(text)} characters)"
-    )
+    start = repr(text[:_VALUE_WIDTH]) if isinstance(value, str) else text[:_VALUE_WIDTH]
+    return f"{start}... ({len(text)} characters)"

@@ -331,7 +331,7 @@ def load_tables(
     shared: dict[str, Any] = {"labels": labels, "cache_dir": cache_dir, "skip_errors": spec.on_error == "skip"}
     shared["passthrough"] = passthrough
 
-    def read(place: str, is_train: bool) -> RowTable:
+    def read(name: str, is_train: bool) -> RowTable:
         # Also a corpus needs its labels, of which there are none: else each line is a text, as in files for prediction.
         shared["require_labels"] = not (is_train and unlabelled and has_labels(columns))
         read_columns, names = columns, spec.columns
@@ -339,15 +339,15 @@ def load_tables(
             read_columns, names = [*columns, group], {**names, group.name: group_name}
         if spec.dataset is None:
             reading = replace(_read_options(spec), columns=names)
-            return read_table(place, columns=read_columns, reading=reading, **shared)
+            return read_table(name, columns=read_columns, reading=reading, **shared)
         of_hub: dict[str, Any] = {"config": spec.config, "revision": spec.revision, "format": spec.format}
-        return read_hub(spec.dataset, split=place, columns=read_columns, names=names, **of_hub, **shared)
+        return read_hub(spec.dataset, split=name, columns=read_columns, names=names, **of_hub, **shared)
 
     tables: list[RowTable] = []
     bad = RowErrors()
-    for number, place in enumerate((*train, *validation.values())):
+    for number, name in enumerate((*train, *validation.values())):
         try:
-            tables.append(read(place, number < len(train)).without_errors())
+            tables.append(read(name, number < len(train)).without_errors())
         except RowErrors as error:
             bad.extend(error)
     bad.advice = SKIP_HINT if spec.on_error == "fail" else ""
@@ -361,48 +361,47 @@ def _places(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
     stated = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
     layout = None if spec.format is None else named_format(spec.format)
     if spec.train is not None:
-        given = (spec.train,) if isinstance(spec.train, str) else spec.train
-        files = tuple(dict.fromkeys(file for name in given for file in _matching(name)))
+        names = (spec.train,) if isinstance(spec.train, str) else spec.train
+        files = tuple(dict.fromkeys(file for name in names for file in _matching(name)))
         return files, {} if stated is None else stated
     if spec.dataset is not None:
         if stated is None and layout is not None and layout.hub_validation:
             stated = dict(layout.hub_validation)
         if stated is None:
-            names = hub_splits(spec.dataset, config=spec.config, revision=spec.revision)
-            stated = {"": "validation"} if "validation" in names else {}
+            splits = hub_splits(spec.dataset, config=spec.config, revision=spec.revision)
+            stated = {"": "validation"} if "validation" in splits else {}
         return ("train",), stated
     folder = Path(str(spec.dir))
-    if folder.is_file():
-        raise DataError(f"{folder}: a file where a folder was expected; give it as data.train")
     if not folder.is_dir():
-        raise DataError(f"{folder}: {missing_path(folder, 'folder')}")
+        reason = "a file where a folder was expected" if folder.is_file() else missing_path(folder, "folder")
+        raise DataError(f"{folder}: {reason}")
     train = _file_in(folder, ("train",), spec.format)
     if train is None:
-        names = sorted(entry.name for entry in folder.iterdir())
+        names = tuple(sorted(entry.name for entry in folder.iterdir()))
         contents = f"the folder holds {first_few(names, 10)}" if names else "the folder is empty"
         raise DataError(f"{folder}: no file {expected_files('train', spec.format)}; {contents}")
     usual = {} if layout is None else layout.validation
-    if stated is None and any((folder / place).is_file() for place in usual.values()):
+    if stated is None and any((folder / name).is_file() for name in usual.values()):
         stated = dict(usual)
     if stated is not None:
-        return (str(train),), {name: str(folder / place) for name, place in stated.items()}
-    found = _file_in(folder, _VALIDATION_NAMES, spec.format)
-    return (str(train),), {} if found is None else {"": str(found)}
+        return (train,), {name: str(folder / file) for name, file in stated.items()}
+    validation = _file_in(folder, _VALIDATION_NAMES, spec.format)
+    return (train,), {} if validation is None else {"": validation}
 
 
 def _matching(name: str) -> list[str]:
     """The files that a pattern matches, in order; the name itself if it is none, or a file is called so."""
     if not has_magic(name) or Path(name).exists():
         return [name]
-    found = sorted(file for file in glob(name, recursive=True) if Path(file).is_file())
-    if not found:
+    files = sorted(file for file in glob(name, recursive=True) if Path(file).is_file())
+    if not files:
         raise DataError(f"{name}: no file matches this pattern")
-    return found
+    return files
 
 
-def _file_in(folder: Path, splits: Sequence[str], format: str | None) -> Path | None:
-    found = [path for split in splits for path in files_of_split(folder, split, format)]
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
+def _file_in(folder: Path, splits: Sequence[str], format: str | None) -> str | None:
+    paths = [path for split in splits for path in files_of_split(folder, split, format)]
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths)
         raise DataError(f"{folder}: {names} all match; state data.train and data.validation")
-    return found[0] if found else None
+    return str(paths[0]) if paths else None
