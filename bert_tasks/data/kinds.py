@@ -484,9 +484,8 @@ class Number(ColumnKind):
                 raise ValueError
             number = float(value)
         except (ValueError, OverflowError):
-            pointed = str(value).strip().replace(",", ".")
-            is_number = pointed.count(".") == 1 and pointed.replace(".", "").lstrip("+-").isdecimal()
-            raise RowError("not a number", f"Did you mean {pointed!r}?" if is_number else "") from None
+            hint = "Write a decimal point." if isinstance(value, str) and value.count(",") == 1 else ""
+            raise RowError("not a number", hint) from None
         if not math.isfinite(number):
             raise RowError("not a finite number")
         return number
@@ -595,16 +594,12 @@ class Answers(ColumnKind):
 
 def _misplaced(text: str, start: int, context: str) -> str:
     """A sentence on where an answer is that is not where it should be."""
-    is_there = start != UNKNOWN_START and start < len(context)
-    at_start = f"At {start} the context has {shortened(context[start : start + len(text)])}. " if is_there else ""
     places = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
     if places:
-        return f"{at_start}The text is at {min(places, key=lambda place: abs(place - start))}."
+        return f"The text is at {min(places, key=lambda position: abs(position - start))}."
     folded = context.lower().find(text.lower())
-    if folded >= 0 and len(context.lower()) == len(context):
-        there = shortened(context[folded : folded + len(text)])
-        return f"{at_start if folded != start else ''}At {folded} the context has {there}, in other letter case."
-    return f"{at_start}Copy the text from the context exactly."
+    there = shortened(context[folded : folded + len(text)])
+    return "Copy the text from the context exactly." if folded < 0 else f"At {folded} the context has {there}."
 
 
 class Choices(_TextList):
@@ -642,15 +637,16 @@ class Choices(_TextList):
         """
         name = names.get(column.name, column.name)
         numbered = [] if cells.get(name) is not None else numbered_columns(name, cells)
-        numbers = [int(re.sub(r".*\D", "", one)) for one in numbered]
-        if numbers and (numbers[0] > 1 or numbers != list(range(numbers[0], numbers[0] + len(numbers)))):
-            what = f"the columns of single choices are {', '.join(map(repr, numbered))}"
-            raise RowError(what, "Number them 0, 1, 2, ... or 1, 2, 3, ...")
+        numbers = [int(re.sub(r".*\D", "", column_name)) for column_name in numbered]
+        if numbers and numbers not in (list(range(len(numbers))), list(range(1, len(numbers) + 1))):
+            columns_shown = ", ".join(map(repr, numbered))
+            raise RowError(
+                f"the columns of single choices are {columns_shown}", "Number them 0, 1, 2, ... or 1, 2, 3, ..."
+            )
         while numbered and cells[numbered[-1]] in (None, ""):
             numbered.pop()
-        if not numbered:
-            return cells
-        return {**cells, name: {"text": [cells[one] for one in numbered], "label": numbered}}
+        choices = {"text": [cells[column_name] for column_name in numbered], "label": numbered}
+        return {**cells, name: choices} if numbered else cells
 
 
 class Choice(ColumnKind):
