@@ -353,6 +353,8 @@ def hub_splits(dataset: str, *, config: str | None = None, revision: str | None 
 
 def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None) -> "Dataset":
     import datasets
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
 
     if revision is not None and Path(dataset).exists():
         raise DataError(f"{dataset} is a folder here and not on the hub, so it has no revision {revision!r}: remove it")
@@ -360,12 +362,16 @@ def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None
         rows = datasets.load_dataset(dataset, config, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise _unusable_dataset(dataset, config, error) from error
-    if datasets.config.HF_HUB_OFFLINE and revision not in (None, _commit(rows)):
-        # Offline `datasets` takes the newest commit that it prepared, whatever revision is asked for.
-        raise DataError(
-            f"{dataset} (revision {revision}): HF_HUB_OFFLINE is set, and the data sets in the cache are of the commit "
-            f"{_commit(rows)}: name this commit, unset HF_HUB_OFFLINE, or read local files with data.dir or data.train"
-        )
+    if datasets.config.HF_HUB_OFFLINE and revision is not None:
+        # Offline `datasets` takes the newest commit that it prepared, whatever revision is asked for. A branch or tag
+        # is the commit that it was when the hub was last asked.
+        folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")
+        name = folder / "refs" / revision
+        if _commit(rows) not in (revision, name.read_text("utf-8").strip() if name.is_file() else ""):
+            raise DataError(
+                f"{dataset} (revision {revision}): HF_HUB_OFFLINE is set, and the newest revision in the cache of "
+                "data sets is another one: unset HF_HUB_OFFLINE once, or read local files with data.dir or data.train"
+            )
     return rows
 
 
