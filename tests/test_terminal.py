@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from bert_tasks.terminal import BestEffortStream, printable, printable_json, write_message
-from bert_tasks.training.progress import PlainReporter, RichReporter
+from bert_tasks.training.progress import Reporter
 from bert_tasks.training.step import StepLog
 from campaigns.fuzzing import acting
 
@@ -67,11 +67,9 @@ FAULTS = [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on devi
 @pytest.mark.parametrize("room", [0, 100])
 def test_a_reporter_outlives_its_stream(error: Exception, room: int) -> None:
     stream = Failing(error, room)
-    console = Console(file=BestEffortStream(stream), force_terminal=True, width=80)  # type: ignore[arg-type]
-    for reporter in (
-        PlainReporter(total_steps=9, logging_steps=1, stream=stream),
-        RichReporter(total_steps=9, console=console),
-    ):
+    for is_terminal in (False, True):
+        console = Console(file=BestEffortStream(stream), force_terminal=is_terminal, width=80)  # type: ignore[arg-type]
+        reporter = Reporter(total_steps=9, logging_steps=1, console=console)
         for step in range(9):
             log = StepLog(step=step, loss=0.5, grad_norm=1.0, learning_rate=1e-5)
             reporter.step(log, epoch=0, tokens_per_second=1.0)
@@ -94,15 +92,16 @@ def test_any_encoding_takes_any_message(encoding: str, text: str) -> None:
 def test_no_stream_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", None)
     write_message("nobody reads it")
-    PlainReporter(total_steps=1, logging_steps=1).note("nor this")
+    Reporter(total_steps=1, logging_steps=1).note("nor this")
 
 
 @given(TEXTS)
 def test_reporters_escape(text: str) -> None:
-    plain, shown = io.StringIO(), io.StringIO()
-    PlainReporter(total_steps=1, logging_steps=1, stream=plain).note(text)
-    rich = RichReporter(total_steps=1, console=Console(file=shown, width=10**6, force_terminal=False))
-    rich.note(text)
-    rich.close()
-    for stream in (plain, shown):
-        assert not acting(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()))
+    for is_terminal in (False, True):
+        stream = io.StringIO()
+        reporter = Reporter(
+            total_steps=1, logging_steps=1, console=Console(file=stream, width=10**6, force_terminal=is_terminal)
+        )
+        reporter.note(text)
+        reporter.close()
+        assert not acting(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())) - ({"\r"} if is_terminal else set())

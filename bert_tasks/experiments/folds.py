@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bert_tasks.checkpoints.hub import FOLDS
 from bert_tasks.data.columns import Row
@@ -19,7 +19,7 @@ from bert_tasks.data.validator import plain
 from bert_tasks.data.writers import json_line, whole_file
 from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
-from bert_tasks.experiments.group import RunGroup, format_number, format_table, run_folder
+from bert_tasks.experiments.group import RunGroup, format_number, format_table, remove_runs
 from bert_tasks.inference import evaluate_data
 from bert_tasks.inference.output import INPUT
 from bert_tasks.metrics.tables import split_key
@@ -29,7 +29,7 @@ from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
-from bert_tasks.training.run import DryRun, dry_run, run_recipe
+from bert_tasks.training.run import DryRun, dry_run, run_folder, run_recipe
 from bert_tasks.training.state import FitResult
 
 PREDICTIONS = "out_of_fold.jsonl"
@@ -147,17 +147,15 @@ class FoldsResult:
         rows = [("fold", "rows", self.metric, "best step", "")]
         for run in self.runs:
             steps = f"{run.result.best_step} of {run.result.steps}"
-            value = format_number(run.metrics.get(self.metric, math.nan))
             state = "complete already" if run.result.reused else ""
-            rows.append((str(run.fold), str(run.rows), value, steps, state))
+            rows.append((str(run.fold), str(run.rows), format_number(run.metrics.get(self.metric)), steps, state))
         metrics = self.metrics
         overall = {name: metric.out_of_fold for name, metric in metrics.items() if metric.out_of_fold is not None}
         shown = Report.of(self.task).table(overall).overall
-        table = [("metric", "all rows", "mean", "std")]
+        table: list[tuple[str, ...]] = [("metric", "all rows", "mean", "std")]
         for name, metric in metrics.items():
             if name in shown or name not in overall:
-                all_rows = format_number(overall[name]) if name in overall else "-"
-                table.append((name, all_rows, format_number(metric.mean), format_number(metric.std)))
+                table.append((name, *map(format_number, (metric.out_of_fold, metric.mean, metric.std))))
         return [
             self.summary,
             "",
@@ -196,9 +194,9 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     accelerator = make_accelerator(loaded.optim.mixed_precision)
     group = fold_group(loaded, overwrite=overwrite)
-    files = [group.folder / name for name in (FOLDS, PREDICTIONS)]
+    files = [group.folder / name for name in (FOLDS, PREDICTIONS, outputs.REPORT)]
     if overwrite:  # now: the command that resumes an interrupted run does not overwrite
-        broadcast_from_main(accelerator, lambda: _remove(group, [*files, group.folder / outputs.REPORT]))
+        broadcast_from_main(accelerator, remove_runs, list(group.existing().values()))
     runs: list[FoldRun] = []
     parts: list[FoldPredictions] = []
     task, best, summary = build_task(loaded), "", ""
@@ -209,9 +207,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
         if accelerator.is_main_process and not result.reused:  # files of an earlier cross-validation
             for path in files:
                 path.unlink(missing_ok=True)
-        table = trainer.splits.held_out
-        if table is None:
-            raise BertTasksError("the run of a fold has no rows of the fold: please report this")
+        table = cast("RowTable", trainer.splits.held_out)
         evaluation = evaluate_data(trainer.model, table, reading=ReadOptions())
         parts.append(FoldPredictions(fold=number, table=table, predictions=evaluation.predictions))
         run = FoldRun(
@@ -262,12 +258,12 @@ def out_of_fold(parts: Sequence[FoldPredictions]) -> tuple[list[Row], list[int],
         BertTasksError: the folds do not have every row exactly once, which is a defect.
     """
     table = parts[0].table if parts[0].table.part is None else parts[0].table.part[0]
-    indices = [[] if part.table.part is None else part.table.part[1].tolist() for part in parts]
     ordered = sorted(
         (
             (index, part.fold, prediction)
-            for part, each in zip(parts, indices, strict=True)
-            for index, prediction in zip(each, part.predictions, strict=True)
+            for part in parts
+            if part.table.part is not None
+            for index, prediction in zip(part.table.part[1].tolist(), part.predictions, strict=True)
         ),
         key=lambda item: item[0],
     )
@@ -331,9 +327,3 @@ def fold_group(recipe: Recipe, *, overwrite: bool = False) -> RunGroup:
             )
     group.check(overwrite=overwrite)
     return group
-
-
-def _remove(group: RunGroup, files: Sequence[Path]) -> None:
-    group.remove(list(group.existing().values()))
-    for path in files:
-        path.unlink(missing_ok=True)

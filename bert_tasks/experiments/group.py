@@ -1,22 +1,23 @@
 """The runs of an experiment that differ in one number: a seed or a fold.
 
-Owns what seeds and folds share: the recipe and the folder of each run, the check of all folders before the first run
+Owns what experiments share: the recipe and the folder of each run, the check of all folders before the first run
 starts, the order of the runs, and the removal of earlier ones.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from bert_tasks.distributed import is_main_process
-from bert_tasks.errors import DivergedError, RecipeError, UsageError
+from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.recipe.schema import Recipe
-from bert_tasks.storage import locked
+from bert_tasks.storage import LOCK, check_writable, locked
 from bert_tasks.terminal import write_message
 from bert_tasks.training import files as outputs
+from bert_tasks.training.run import run_folder
 
 Result = TypeVar("Result")
 
@@ -49,9 +50,7 @@ class RunGroup:
         Raises:
             RecipeError: if the recipe has no folder.
         """
-        if recipe.run.output_dir is None:
-            raise RecipeError("the runs need a folder: set run.output_dir in the recipe, or pass --output-dir")
-        folder = Path(recipe.run.output_dir)
+        folder = run_folder(recipe)
         recipes = {
             number: with_changes(with_changes(recipe, **change), run={"output_dir": str(folder / f"{word}-{number}")})
             for number, change in changes.items()
@@ -75,16 +74,7 @@ class RunGroup:
         Raises:
             UsageError: if the folder holds something else, or a run there was made with other settings.
         """
-        if self.folder.exists() and not self.folder.is_dir():
-            raise UsageError(f"{self.folder} is a file, expected a folder for the runs: choose another output folder")
-        names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
-        if outputs.RUN in names or outputs.SUMMARY in names:
-            raise UsageError(f"{self.folder} holds a single run: choose another folder for several")
-        if names and f"{self.word}s.json" not in names and not self.existing():
-            raise UsageError(
-                f"{self.folder} is not empty and contains no such runs (it contains {', '.join(names[:3])}): choose "
-                "another folder"
-            )
+        check_experiment_folder(self.folder, {f"{self.word}s.json", *(path.name for path in self.existing().values())})
         for recipe in self.recipes.values():
             home = run_folder(recipe)
             outputs.check_folder(home)
@@ -93,15 +83,6 @@ class RunGroup:
                 settings = outputs.flat_settings(recipe.model.model_dump(), recipe.optim, recipe.run)
                 before = {name: value for name, value in metadata["settings"].items() if name in settings}
                 outputs.changes(home, before, settings, finished=outputs.read_summary(home) is not None)
-
-    def remove(self, folders: Sequence[Path]) -> None:
-        """Removes the runs in some folders, and folders that hold nothing else."""
-        for home in folders:
-            if home.is_dir():
-                with locked(home):
-                    outputs.remove(home)
-            with suppress(OSError):  # it holds other files
-                home.rmdir()
 
     def run(
         self, train: Callable[[Recipe], Result], *, progress: bool
@@ -112,9 +93,9 @@ class RunGroup:
             train: Trains a recipe. If the run diverges, the error is yielded, so that the others can continue.
             progress: Announce each run on standard error.
         """
-        for place, (number, recipe) in enumerate(self.recipes.items(), start=1):
+        for position, (number, recipe) in enumerate(self.recipes.items(), start=1):
             if progress and is_main_process():
-                write_message(f"{self.word} {number} (run {place} of {len(self.recipes)})")
+                write_message(f"{self.word} {number} (run {position} of {len(self.recipes)})")
             try:
                 result: Result | DivergedError = train(recipe)
             except DivergedError as error:
@@ -122,9 +103,31 @@ class RunGroup:
             yield number, recipe, result
 
 
-def run_folder(recipe: Recipe) -> Path:
-    """Returns the output folder of a recipe that has one."""
-    return Path(str(recipe.run.output_dir))
+def remove_runs(folders: Iterable[Path]) -> None:
+    """Removes the runs in some folders, and folders that hold nothing else."""
+    for home in folders:
+        if home.is_dir():
+            with locked(home):
+                outputs.remove(home)
+        with suppress(OSError):  # it holds other files
+            home.rmdir()
+
+
+def check_experiment_folder(folder: Path, marks: set[str]) -> None:
+    """Checks that several runs may use a folder: it is new or empty, or holds one of the names ``marks``.
+
+    Raises:
+        UsageError: The folder holds something else, or cannot be written.
+    """
+    check_writable(folder)
+    names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
+    if names & {outputs.RUN, outputs.SUMMARY}:
+        raise UsageError(f"{folder} holds a single run: choose another folder for several")
+    if names and not names & marks:
+        raise UsageError(
+            f"{folder} is not empty and contains no such runs (it contains {', '.join(sorted(names)[:3])}): choose "
+            "another folder"
+        )
 
 
 def with_changes(recipe: Recipe, **sections: Mapping[str, Any]) -> Recipe:
@@ -133,9 +136,9 @@ def with_changes(recipe: Recipe, **sections: Mapping[str, Any]) -> Recipe:
     return recipe.model_copy(update=copies)
 
 
-def format_number(value: float) -> str:
-    """Formats a number for people; NaN is a dash."""
-    return "-" if value != value else f"{value:.6g}"
+def format_number(value: float | None) -> str:
+    """Formats a number for people. None and NaN are a dash."""
+    return "-" if value is None or value != value else f"{value:.6g}"
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -4,7 +4,6 @@ Owns what is compared and what is not: times differ on any machine. The second r
 its own.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
@@ -99,16 +98,16 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
     """
     folder = Path(run)
     metadata = _metadata(folder)
-    named = folder if folder.name not in ("", "..") else Path(os.path.realpath(folder))
+    named = folder if folder.name not in ("", "..") else folder.resolve()
     home = named.with_name(f"{named.name}-reproduced") if output_dir is None else Path(output_dir)
-    if os.path.realpath(home) == os.path.realpath(folder):
+    if home.resolve() == folder.resolve():
         raise UsageError(f"--output-dir {home} is the run itself: choose another folder")
     recipe = load_recipe(folder / outputs.RECIPE, output_dir=home)
     recipe = with_changes(recipe, run={"trackers": (), "seeds": None})
     accelerator = make_accelerator(recipe.optim.mixed_precision)
-    broadcast_from_main(accelerator, lambda: outputs.check_folder(home))
-    before, threads = torch.get_num_threads(), metadata.get("threads")
-    torch.set_num_threads(before if threads is None else int(threads))
+    broadcast_from_main(accelerator, outputs.check_folder, home)
+    before = torch.get_num_threads()
+    torch.set_num_threads(metadata.get("threads", before))
     try:
         with main_process_first(accelerator):
             prepared = prepare(recipe)
@@ -129,7 +128,7 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
         trainer.train(progress=progress)
     finally:
         torch.set_num_threads(before)
-    return broadcast_from_main(accelerator, lambda: _compare(folder, home, surroundings))
+    return broadcast_from_main(accelerator, _compare, folder, home, surroundings)
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
@@ -138,15 +137,10 @@ def _metadata(folder: Path) -> dict[str, Any]:
     Raises:
         UsageError: the folder holds no finished run of a recipe.
     """
-    if not folder.exists():
-        raise UsageError(
-            f"{folder}: {missing_path(folder, 'folder')}; expected the output folder of `bert-tasks train`"
-        )
     metadata = outputs.read_run_metadata(folder)
     if metadata is None:
-        inside = sorted(path.parent.name for path in folder.glob(f"*/{outputs.RUN}"))
-        hint = f"; it holds those of {', '.join(inside[:3])}: name one of them" if inside else ""
-        raise UsageError(f"{folder} holds no {outputs.RUN}: expected the output folder of `bert-tasks train`{hint}")
+        reason = f"no {outputs.RUN}" if folder.exists() else missing_path(folder, "folder")
+        raise UsageError(f"{folder}: {reason}; expected the output folder of one run of `bert-tasks train`")
     if outputs.read_summary(folder) is None:
         raise UsageError(f"{folder} holds a run that is not finished: run its command again to finish it")
     if not (folder / outputs.RECIPE).is_file():
@@ -178,21 +172,15 @@ def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> I
 def _compare(folder: Path, home: Path, surroundings: tuple[Difference, ...]) -> Reproduction:
     """Compares the metrics, the losses, rates and norms of every logged step, and the weights."""
     nothing: dict[str, Any] = {}
-    summaries = [outputs.read_summary(path) for path in (folder, home)]
-    differences = list(_different(outputs.SUMMARY, *(nothing if each is None else each for each in summaries)))
+    differences = list(_different(outputs.SUMMARY, *(outputs.read_summary(path) or nothing for path in (folder, home))))
     for before, now in zip_longest(outputs.read_events(folder), outputs.read_events(home), fillvalue=nothing):
-        event = before if before else now
+        event = before or now
         differences += _different(f"{outputs.EVENTS}, {event['event']} {event['step']}", before, now)
     weights = [path.relative_to(folder) for path in sorted((folder / outputs.MODEL).glob("*.safetensors"))]
-    digests = [
-        {f"{name} (sha256)": sha256_file(path / name) for name in weights if (path / name).is_file()}
-        for path in (folder, home)
-    ]
-    differences += [
-        Difference(where=name, before=digest, now=digests[1].get(name))
-        for name, digest in digests[0].items()
-        if digests[1].get(name) != digest
-    ]
+    for name in weights:
+        digests = [sha256_file(path / name) if (path / name).is_file() else None for path in (folder, home)]
+        if digests[0] != digests[1]:
+            differences.append(Difference(where=f"{name} (sha256)", before=digests[0], now=digests[1]))
     return Reproduction(
         run=folder,
         output_dir=home,

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from bert_tasks.data.problems import shortened
 from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
-from bert_tasks.experiments.group import RunGroup, format_number, format_table, run_folder
+from bert_tasks.experiments.group import RunGroup, format_number, format_table, remove_runs
 from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.recipe.errors import schema_problems
@@ -26,13 +26,11 @@ from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import SeedsRecord, read_record
-from bert_tasks.training.run import DryRun, dry_run, train
+from bert_tasks.training.run import DryRun, dry_run, run_folder, train
 from bert_tasks.training.state import FitResult
 
 SEEDS = "seeds.json"
-_LONGEST_SEED = 20  # digits
 _SHOWN = 3  # settings in a note
-_RECORDED = ("best_step", "steps", "metrics")  # of a result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,7 @@ class SeedRun:
 
     @property
     def collapse(self) -> str | None:
-        """See ``FitResult``."""
+        """What the best model predicts for every row; see `FitResult`."""
         return None if self.result is None else self.result.collapse
 
     def value(self, metric: str) -> float:
@@ -140,7 +138,11 @@ class SeedsResult:
                     "seed": run.seed,
                     "output_dir": str(run.output_dir),
                     "value": run.value(self.metric),
-                    **({} if run.result is None else {key: getattr(run.result, key) for key in _RECORDED}),
+                    **(
+                        {}
+                        if run.result is None
+                        else {key: getattr(run.result, key) for key in ("best_step", "steps", "metrics")}
+                    ),
                     "failure": run.failure,
                     "collapse": run.collapse,
                 }
@@ -159,10 +161,10 @@ class SeedsResult:
             tables = {name: Report.of(first.task).table(metrics) for name, metrics in by_set.items()}
         shown = {metric_key(name, metric) for name, table in tables.items() for metric in table.overall}
         spread_rows: list[tuple[str, ...]] = [("metric", "mean", "std", "median", "best", "of seed")]
-        for name, one in self.metrics.items():
+        for name, spread in self.metrics.items():
             if name in shown:
-                seed = "-" if one.best_seed is None else str(one.best_seed)
-                spread_rows.append((name, *map(format_number, (one.mean, one.std, one.median, one.best)), seed))
+                numbers = map(format_number, (spread.mean, spread.std, spread.median, spread.best))
+                spread_rows.append((name, *numbers, format_number(spread.best_seed)))
         lines = [*format_table([("seed", self.metric, "best step", ""), *map(self._run_cells, self.runs)]), ""]
         lines += format_table(spread_rows)
         for name, table in tables.items():
@@ -185,15 +187,15 @@ class SeedsResult:
 def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) -> dict[str, Spread]:
     """Every metric over the runs that have it."""
     results = {run.seed: run.result.metrics for run in runs if run.result is not None}
-    statistic_of = {}
+    spread_of = {}
     for name in dict.fromkeys(name for metrics in results.values() for name in metrics):
         values = {seed: metrics[name] for seed, metrics in results.items() if name in metrics}
         numbers = list(values.values())
         is_finite = all(map(math.isfinite, numbers))
-        comparable = [seed for seed, value in values.items() if not math.isnan(value)]
         pick = min if name in lower_is_better else max
-        best = pick(comparable, key=values.__getitem__) if comparable else None
-        statistic_of[name] = Spread(
+        comparable = (seed for seed, value in values.items() if not math.isnan(value))
+        best = pick(comparable, key=values.__getitem__, default=None)
+        spread_of[name] = Spread(
             runs=len(numbers),
             mean=statistics.fmean(numbers) if is_finite else math.nan,
             std=statistics.stdev(numbers) if is_finite and len(numbers) > 1 else math.nan,
@@ -201,7 +203,7 @@ def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) ->
             best=math.nan if best is None else values[best],
             best_seed=best,
         )
-    return statistic_of
+    return spread_of
 
 
 def _counted(some: Sequence[SeedRun], runs: Sequence[SeedRun]) -> str:
@@ -241,7 +243,7 @@ def train_seeds(
     accelerator = make_accelerator(loaded.optim.mixed_precision)
     group = seed_group(loaded, seeds, overwrite=overwrite)
     if overwrite:  # all of them now: the command that resumes an interrupted run does not overwrite
-        broadcast_from_main(accelerator, lambda: group.remove([run_folder(made) for made in group.recipes.values()]))
+        broadcast_from_main(accelerator, remove_runs, list(map(run_folder, group.recipes.values())))
     runs = [
         SeedRun(seed=seed, output_dir=run_folder(made), failure=str(result))
         if isinstance(result, DivergedError)
@@ -307,11 +309,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         UsageError: it is something else.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"[0-9]+", part) for part in parts):
-        raise UsageError(f"--seeds {text}: expected whole numbers with commas between them, such as 1,2,3")
-    too_large = next((part for part in parts if len(part) > _LONGEST_SEED or int(part) >= 2**32), None)
-    if too_large is not None:
-        raise UsageError(f"--seeds {shortened(too_large)}: a seed is a whole number from 0 to {2**32 - 1}")
+    if not all(re.fullmatch(r"[0-9]{1,20}", part) for part in parts):
+        raise UsageError(f"--seeds {shortened(text)}: expected whole numbers with commas between them, such as 1,2,3")
     return tuple(map(int, parts))
 
 
@@ -324,11 +323,9 @@ def _earlier_runs(group: RunGroup, runs: Sequence[SeedRun], recipe: Recipe) -> t
     earlier: list[SeedRun] = []
     notes: list[str] = []
     for seed, folder in group.existing().items():
-        if seed in {run.seed for run in runs}:
-            continue
         try:
             metadata = outputs.read_run_metadata(folder)
-            if metadata is not None:
+            if metadata is not None and seed not in {run.seed for run in runs}:
                 _check_settings(metadata, current)
                 earlier.append(_earlier_run(seed, folder, metadata, failures.get(str(seed)), recipe))
         except BertTasksError as error:
@@ -338,18 +335,14 @@ def _earlier_runs(group: RunGroup, runs: Sequence[SeedRun], recipe: Recipe) -> t
 
 def _check_settings(metadata: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raises UsageError if a run was made with other settings, seed and the rows that it selects excepted."""
-    # Validation rows taken from the training rows differ with the seed; if they do not, training rows must be equal.
     before, now = metadata["settings"], current["settings"]
-    ignored = {
-        "run.seed",
-        *silent_settings(),
-        *(f"data.{split}" for split in _validation(current) | _validation(metadata)),
-    }
-    ignored |= set() if _validation(metadata) == _validation(current) else {"data.train"}
-    differing = [name for name in sorted({*before, *now} - ignored) if before.get(name) != now.get(name)]
+    differing = {name for name in {*before, *now} if before.get(name) != now.get(name)}
+    differing -= {"run.seed", *silent_settings()}
+    if _validation(metadata) != _validation(current):  # validation rows taken from the training rows differ
+        differing = {name for name in differing if not name.startswith("data.")}
     if differing:
-        names = [*differing[:_SHOWN], *(["..."] if len(differing) > _SHOWN else [])]
-        raise UsageError(f"it has other settings ({', '.join(names)})")
+        names = ", ".join([*sorted(differing)[:_SHOWN], *(["..."] if len(differing) > _SHOWN else [])])
+        raise UsageError(f"it has other settings ({names})")
 
 
 def _earlier_run(seed: int, folder: Path, metadata: Mapping[str, Any], failure: str | None, recipe: Recipe) -> SeedRun:

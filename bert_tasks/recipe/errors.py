@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.errors import RecipeError
 from bert_tasks.recipe.hf_names import HF_ARGUMENTS
-from bert_tasks.recipe.toml import KeyPath
+from bert_tasks.recipe.toml import KeyPath, key_lines
 
 # Section -> its keys; the empty string -> those of the top level.
 KnownKeys = Mapping[str, Sequence[str]]
@@ -51,29 +51,22 @@ class Problem:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeySources:
-    """Where the keys of a recipe were set: in lines of a file, or by options that override it."""
+def recipe_error(problems: Iterable[Problem], *, file: str, text: str, options: Mapping[KeyPath, str]) -> RecipeError:
+    """Returns one error with all problems, each at the line or the option that set its key or the table around it.
 
-    file: str
-    lines: Mapping[KeyPath, int]
-    options: Mapping[KeyPath, str]
-
-    def find(self, path: KeyPath) -> tuple[int, str]:
-        """The line and the name of what set the key, or the table that contains it; options are after all lines."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.options:
-                return sys.maxsize, self.options[path[:length]]
-            if path[:length] in self.lines:
-                line = self.lines[path[:length]]
-                return line, f"{self.file}:{line}"
-        return 0, self.file
-
-
-def recipe_error(problems: Iterable[Problem], sources: KeySources) -> RecipeError:
-    """One error with all problems, in the order of the lines."""
-    placed = sorted(((sources.find(problem.path), problem.text) for problem in problems), key=lambda pair: pair[0][0])
-    return RecipeError("\n".join(f"{place}: {text}" for (_, place), text in placed))
+    Args:
+        problems: The problems.
+        file: The name of the recipe.
+        text: Its content.
+        options: Path of a key -> the option that sets it. Their problems follow those of the lines.
+    """
+    sources = {path: (line, f"{file}:{line}") for path, line in key_lines(text).items()}
+    sources |= {path: (sys.maxsize, option) for path, option in options.items()}
+    placed = []
+    for problem in problems:
+        tables = (problem.path[:length] for length in range(len(problem.path), 0, -1))
+        placed.append((next((sources[path] for path in tables if path in sources), (0, file)), problem.text))
+    return RecipeError("\n".join(f"{name}: {text}" for (_, name), text in sorted(placed, key=lambda pair: pair[0][0])))
 
 
 def nearest_or_all(word: str, known: Iterable[str]) -> str:
@@ -108,7 +101,7 @@ def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known: 
     Yields:
         One problem per key.
     """
-    found: list[tuple[KeyPath, ErrorDetails]] = []
+    located: list[tuple[KeyPath, ErrorDetails]] = []
     for details in error.errors():
         path, inside = list(prefix), value
         for part in details["loc"]:  # the keys that lead to the failure, and names of the types that pydantic tried
@@ -117,8 +110,8 @@ def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known: 
             elif details["type"] != "missing":
                 continue
             path.append(part)
-        found.append((tuple(path), details))
-    for _, field in groupby(found, key=lambda pair: pair[0][:2]):
+        located.append((tuple(path), details))
+    for _, field in groupby(located, key=lambda pair: pair[0][:2]):
         failures = list(field)
         deepest = max(len(path) for path, _ in failures)
         for key in dict.fromkeys(key for key, _ in failures if len(key) == deepest):
@@ -148,7 +141,7 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known: KnownKeys) 
 
 def unknown_key(path: KeyPath, known: KnownKeys, *, is_table: bool = False) -> str:
     """The message for a key that is not known at its place, with the key that was probably meant."""
-    section, key = (str(path[0]), str(path[-1])) if len(path) > 1 else ("", str(path[-1]))
+    section, key = _dotted(path[:-1]), str(path[-1])
     home = next((name for name, keys in known.items() if key in keys and name != section), None)
     if home is not None:
         return f"'{key}' belongs in [{home}]" if home else f"'{key}' belongs at the top, before the first section"
@@ -169,5 +162,4 @@ def missing_key(path: KeyPath, known: KnownKeys) -> str:
 
 
 def _dotted(path: KeyPath) -> str:
-    first, *rest = path
-    return str(first) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")

@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -32,22 +32,19 @@ from bert_tasks.encoder.config import LoraTarget
 from bert_tasks.errors import CheckpointError, RecipeError, UsageError
 from bert_tasks.families import new_hf_config
 from bert_tasks.recipe.errors import (
-    KeySources,
     KnownKeys,
     Problem,
     missing_key,
-    nearest_or_all,
     recipe_error,
     schema_problems,
     unknown_key,
 )
-from bert_tasks.recipe.search import SearchSection, changed, checked_space, not_searchable
+from bert_tasks.recipe.search import SearchSection, as_tuple, changed, checked_space, not_searchable
 from bert_tasks.recipe.toml import (
     Document,
     KeyPath,
     Override,
     combined,
-    key_lines,
     literal,
     parse_override,
     parse_text,
@@ -63,25 +60,16 @@ if TYPE_CHECKING:
 _CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
 
+Item = TypeVar("Item")
 _IN_MEMORY = "in memory"
 _IMPORTED = re.compile(r"\w+(\.\w+)*:\w+")  # module:name
 
 
-def _without_repeats(seeds: tuple[int, ...]) -> tuple[int, ...]:
-    repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-    if repeated:
-        raise ValueError(f"{', '.join(map(str, repeated))} appears more than once; each seed is one run")
-    return seeds
-
-
-def _known_names(value: object, *, kind: str, known: Sequence[str]) -> object:
-    """Checks the names here, because messages of pydantic suggest no similar name. A list is accepted for a tuple."""
-    if not isinstance(value, list | tuple):
-        return value
-    for name in value:
-        if isinstance(name, str) and name not in known:
-            raise ValueError(f"unknown {kind} '{name}'{nearest_or_all(name, known)}")
-    return tuple(dict.fromkeys(value)) if all(isinstance(name, str) for name in value) else tuple(value)
+def _check_repeats(values: tuple[Item, ...]) -> tuple[Item, ...]:
+    repeated = next((value for value in values if values.count(value) > 1), None)
+    if repeated is not None:
+        raise ValueError(f"{repeated} appears more than once")
+    return values
 
 
 def _known_optimizer(name: str) -> str:
@@ -107,18 +95,14 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_without_repeats)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_check_repeats)]
 LearningRateSchedule = Literal["linear", "cosine", "constant", "wsd"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Layers = Literal["every-other"] | tuple[Annotated[int, Field(ge=0, lt=2**31)], ...]
 LoraTargets = Annotated[
-    tuple[LoraTarget, ...],
-    Field(min_length=1),
-    BeforeValidator(partial(_known_names, kind="layer", known=get_args(LoraTarget))),
+    tuple[LoraTarget, ...], Field(min_length=1), BeforeValidator(as_tuple), AfterValidator(_check_repeats)
 ]
-Trackers = Annotated[
-    tuple[TrackerName, ...], BeforeValidator(partial(_known_names, kind="tracker", known=get_args(TrackerName)))
-]
+Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(as_tuple), AfterValidator(_check_repeats)]
 # TOML has no null: 0 and "none" disable the limit.
 Norm = Annotated[
     Positive | None,
@@ -153,20 +137,19 @@ class ModelSection(BaseModel):
         if (self.name is None) == (self.config is None):
             stated = "both are given" if self.name is not None else "neither is given"
             raise ValueError(f"expected either name, a checkpoint, or config, a new model; {stated}")
-        if self.config is not None and (self.layers is not None or self.family is not None):
-            raise ValueError("layers and family are those of a checkpoint: a new model states its own in config")
-        if self.config is None and self.tokenizer is not None:
-            raise ValueError("tokenizer belongs to config: a checkpoint has its own")
-        if self.config is not None:
-            if self.tokenizer is None:
-                raise ValueError("config needs tokenizer: a folder, such as `bert-tasks tokenizer` writes, or a hub id")
-            others = [key for key in ("revision", "layers", "family") if getattr(self, key) is not None]
-            if others:
-                raise ValueError(f"{others[0]} belongs to name, and config is given")
-            try:
-                new_hf_config(self.config)
-            except CheckpointError as error:
-                raise ValueError(f"config: {error}") from None
+        if self.config is None:
+            if self.tokenizer is not None:
+                raise ValueError("tokenizer belongs to config: a checkpoint has its own")
+            return self
+        if self.tokenizer is None:
+            raise ValueError("config needs tokenizer: a folder, such as `bert-tasks tokenizer` writes, or a hub id")
+        others = [key for key in ("revision", "layers", "family") if getattr(self, key) is not None]
+        if others:
+            raise ValueError(f"{others[0]} belongs to name, and config is given")
+        try:
+            new_hf_config(self.config)
+        except CheckpointError as error:
+            raise ValueError(f"config: {error}") from None
         return self
 
 
@@ -274,33 +257,18 @@ class OptimSection(BaseModel):
             raise ValueError("batch_tokens needs max_steps, because epochs then differ in their number of steps")
         return {**given, "batch_size": None}
 
-    def _first_set(self, *names: str) -> str | None:
-        """Returns the first of these keys whose value is not the default."""
-        return next((name for name in names if getattr(self, name) != type(self).model_fields[name].default), None)
-
     @model_validator(mode="after")
-    def _constants_fit(self) -> Self:
-        constant = self._first_set("adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction")
-        if self.optimizer != "adamw" and constant is not None:
-            raise ValueError(f"{constant} belongs to AdamW, and optimizer is '{self.optimizer}': remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_fit(self) -> Self:
-        option, frozen = (
-            self._first_set("lora_alpha", "lora_dropout", "lora_targets"),
-            self._first_set("freeze_embeddings", "freeze_layers"),
-        )
-        if self.lora_rank is None and option is not None:
-            raise ValueError(f"{option} needs lora_rank, such as lora_rank = 8")
-        if self.lora_rank is not None and frozen is not None:
-            raise ValueError(f"lora_rank freezes the whole encoder already: remove {frozen}")
-        return self
-
-    @model_validator(mode="after")
-    def _has_size(self) -> Self:
+    def _fits_together(self) -> Self:
+        changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
         if self.batch_size is None and self.batch_tokens is None:
             raise ValueError("batch_size: expected a whole number, at least 1, or batch_tokens in its place")
+        for name in changed:
+            if self.optimizer != "adamw" and name.startswith(("adam_", "bias_")):
+                raise ValueError(f"{name} belongs to AdamW, and optimizer is '{self.optimizer}': remove it")
+            if self.lora_rank is None and name.startswith("lora_"):
+                raise ValueError(f"{name} needs lora_rank, such as lora_rank = 8")
+            if self.lora_rank is not None and name.startswith("freeze_"):
+                raise ValueError(f"lora_rank freezes the whole encoder already: remove {name}")
         return self
 
 
@@ -381,16 +349,24 @@ class Recipe(BaseModel):
     """A search for better values of some keys."""
 
     @model_validator(mode="after")
-    def _one_experiment(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.folds is not None and self.run.seeds is not None:
             raise ValueError("run.seeds and [folds] exclude each other: remove one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_have_weights(self) -> Self:
         if self.optim.lora_rank is not None and self.model.config is not None:
             raise ValueError("optim.lora_rank needs a trained encoder: remove it to train a new model, model.config")
         return self
+
+
+_SECTIONS: Mapping[str, type[BaseModel]] = MappingProxyType(
+    {
+        "model": ModelSection,
+        "optim": OptimSection,
+        "run": RunSection,
+        "teacher": TeacherSection,
+        "folds": FoldsSection,
+        "search": SearchSection,
+    }
+)
 
 
 def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: str | Path | None = None) -> Recipe:
@@ -416,10 +392,7 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: 
         option = f"--output-dir {output_dir}"
         changes.append(Override(option=option, path=("run", "output_dir"), value=str(output_dir)))
     document = combined(parse_text(text, file), file.parent, changes)
-    sources = KeySources(
-        file=str(file), lines=key_lines(text), options={change.path: change.option for change in changes}
-    )
-    return _validated(document, sources)
+    return _validated(document, str(file), text, {change.path: change.option for change in changes})
 
 
 def resolved_toml(recipe: Recipe) -> str:
@@ -439,8 +412,8 @@ def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     """
     document = _document(recipe, only_stated=True)
     document.pop("search", None)
-    sources = KeySources(file="the recipe with " + ", ".join(map(_stated, values.items())), lines={}, options={})
-    return _validated(changed(document, values), sources)
+    name = "the recipe with " + ", ".join(f"{key} = {literal(value)}" for key, value in values.items())
+    return _validated(changed(document, values), name)
 
 
 def _document(recipe: Recipe, *, only_stated: bool = False) -> Document:
@@ -448,10 +421,6 @@ def _document(recipe: Recipe, *, only_stated: bool = False) -> Document:
     if recipe.optim.max_grad_norm is None:
         document.setdefault("optim", {})["max_grad_norm"] = "none"
     return document
-
-
-def _stated(item: tuple[str, Any]) -> str:
-    return f"{item[0]} = {literal(item[1])}"
 
 
 def fit_keys() -> dict[str, tuple[str, str]]:
@@ -497,11 +466,10 @@ def recipe_of_arguments(arguments: Mapping[str, object], *, teacher: str | None,
 
 def resume_effects() -> dict[str, str]:
     """Returns the settings that a resumed run may change, as ``section.key``, each with its effect (`OnResume`)."""
-    sections: dict[str, type[BaseModel]] = {"model": ModelSection, "optim": OptimSection, "run": RunSection}
     return {
         f"{section}.{name}": mark.effect
-        for section, kind in sections.items()
-        for name, field in kind.model_fields.items()
+        for section, model in _SECTIONS.items()
+        for name, field in model.model_fields.items()
         for mark in field.metadata
         if isinstance(mark, OnResume)
     }
@@ -571,16 +539,16 @@ def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
         raise RecipeError(f"[settings] of {recipe.task}: {error}") from error
 
 
-def _validated(document: Document, sources: KeySources) -> Recipe:
+def _validated(
+    document: Document, file: str, text: str = "", options: Mapping[KeyPath, str] = MappingProxyType({})
+) -> Recipe:
     recipe, problems = _checked(document)
+    if recipe is not None and not problems and recipe.search is not None:
+        space, problems = checked_space(recipe.search, document, _checked)
+        recipe = recipe.model_copy(update={"search": recipe.search.with_space(space)})
     if recipe is None or problems:
-        raise recipe_error(problems, sources)
-    if recipe.search is None:
-        return recipe
-    space, problems = checked_space(recipe.search, document, _checked)
-    if problems:
-        raise recipe_error(problems, sources)
-    return recipe.model_copy(update={"search": recipe.search.with_space(space)})
+        raise recipe_error(problems, file=file, text=text, options=options)
+    return recipe
 
 
 def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
@@ -593,24 +561,16 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
         except RecipeError as error:
             problems.append(Problem(path=("task",), text=str(error)))
     known: KnownKeys = {
-        "model": tuple(ModelSection.model_fields),
-        "optim": tuple(OptimSection.model_fields),
-        "run": tuple(RunSection.model_fields),
-        "teacher": tuple(TeacherSection.model_fields),
-        "folds": tuple(FoldsSection.model_fields),
+        **{name: tuple(section.model_fields) for name, section in _SECTIONS.items()},
         "data": tuple(field.name for field in dataclasses.fields(DataSpec)),
         "settings": () if task_class is None else tuple(stated_fields(task_class)),
         "": ("task",),
-        "search": tuple(SearchSection.model_fields),
     }
     search = section_of(document, "search")
     unknown = [name for name in search if name not in SearchSection.model_fields | OptimSection.model_fields]
     if unknown:
         problems += [Problem(path=("search", name), text=not_searchable(name, known)) for name in unknown]
-        left = {name: value for name, value in search.items() if name not in unknown}
         document = {name: value for name, value in document.items() if name != "search"}
-        if left.keys() & {*OptimSection.model_fields, "optim", "settings", "model"}:  # else no key to vary is left
-            document["search"] = left
     settings = section_of(document, "settings")
     if task_class is not None:
         settings, wrong = _checked_settings(settings, task_class, known)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from bert_tasks.data.problems import did_you_mean
-from bert_tasks.recipe.errors import KnownKeys, Problem, nearest_or_all
+from bert_tasks.recipe.errors import KnownKeys, Problem
 from bert_tasks.recipe.toml import Document, KeyPath, literal, section_of
 
 _MOST_COMBINATIONS = 10_000
@@ -20,7 +20,8 @@ _FORMS = "expected {low = ..., high = ...}, with log = true if you like, or {cho
 _CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
 
-def _as_tuple(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
+    """Returns a list as a tuple, and any other value as it is."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -46,20 +47,8 @@ class Space(BaseModel):
     """The highest number."""
     log: bool = False
     """Draw the logarithm evenly, which suits learning rates."""
-    choices: Annotated[tuple[Any, ...] | None, BeforeValidator(_as_tuple)] = None
+    choices: Annotated[tuple[Any, ...] | None, BeforeValidator(as_tuple)] = None
     """The values themselves, in place of low and high."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, given: Any) -> Any:
-        if isinstance(given, Space):
-            return given
-        if not isinstance(given, Mapping):
-            raise ValueError(_FORMS)
-        unknown = next((name for name in given if name not in cls.model_fields), None)
-        if unknown is not None:
-            raise ValueError(f"unknown key '{unknown}'{nearest_or_all(unknown, cls.model_fields)}")
-        return given
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -170,14 +159,13 @@ class SearchSection(BaseModel):
 
     def with_space(self, space: Mapping[str, Space]) -> Self:
         """The section with other values for its keys."""
-        split = {key: space[key] for key in self.space}
-        tables = {
-            section: {key.split(".", 1)[1]: values for key, values in split.items() if key.startswith(f"{section}.")}
-            for section in ("optim", "settings", "model")
-        }
-        made = self.model_copy(update=tables)
-        made.__pydantic_extra__.clear()
-        return made
+        tables: dict[str, dict[str, Space]] = {"optim": {}, "settings": {}, "model": {}}
+        for key in self.space:
+            section, name = key.split(".", 1)
+            tables[section][name] = space[key]
+        section_of_tables = self.model_copy(update=tables)
+        section_of_tables.__pydantic_extra__.clear()
+        return section_of_tables
 
     def grid(self) -> list[dict[str, Any]]:
         """All combinations of the values; see ``sampler``."""
@@ -198,9 +186,9 @@ def not_searchable(name: str, known: KnownKeys) -> str:
     """The message for a key of ``[search]`` that is neither its own nor one of ``[optim]``."""
     if name in ("seed", "run"):
         return f"'{name}' cannot be searched: each trial has the same seeds, and the best values get fresh ones"
-    for section in ("settings", "model"):
-        if name in known[section]:
-            return f"'{name}' is a key of [{section}]: write {section}.{name}"
+    section = next((section for section in ("settings", "model") if name in known[section]), None)
+    if section is not None:
+        return f"'{name}' is a key of [{section}]: write {section}.{name}"
     if name in known:
         return f"'{name}': only keys of [optim], [settings] and [model] can be searched"
     keys = (*SearchSection.model_fields, *known["optim"])

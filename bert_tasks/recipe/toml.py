@@ -4,11 +4,12 @@ Owns what tomllib lacks (line numbers and writing), where relative paths start, 
 source replaces.
 """
 
+import copy
 import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
@@ -19,114 +20,84 @@ import tomli_w
 from bert_tasks.data.problems import missing_path
 from bert_tasks.errors import RecipeError
 
-_SHOWN = 40  # characters
+Document = dict[str, Any]
 KeyPath = tuple[str | int, ...]
 
-_TOKEN = re.compile(
-    r'"""(?:\\.|[^\\])*?"{3,5}'  # multi-line strings may end with up to two quotes of their own
-    r"|'''.*?'{3,5}"
-    r'|"(?:\\.|[^"\\\n])*"'
-    r"|'[^'\n]*'"
-    r"|\#[^\n]*"
-    r"|[\[\]{}=\n]"
-    r"""|[^"'\#\[\]{}=\n]+""",
-    re.DOTALL,
-)
+_SHOWN = 40  # characters
 _DEEPEST = 50
 _MOST_BYTES = 2**22  # of a recipe
-_TOO_DEEP = f"tables and lists are nested more than {_DEEPEST} deep"
-_TOO_LARGE = "an integer has more than 64 bits, which no setting takes"
-_LONG_INTEGER = re.compile(r"[0-9][0-9_]{4299,}")
+_LIMITS = f"an integer has more than 64 bits, or tables and lists are nested more than {_DEEPEST} deep"
+# Keys with paths -> whether only the name of a folder that exists is one.
+_PATHS = {
+    ("data", "dir"): False,
+    ("data", "train"): False,
+    ("data", "validation"): False,
+    ("run", "output_dir"): False,
+    ("model", "name"): True,
+    ("model", "tokenizer"): True,
+    ("data", "dataset"): True,
+    ("teacher", "name"): True,
+    ("search", "model", "name"): True,
+    ("search", "model", "tokenizer"): True,
+}
+_SOURCES = ("dataset", "dir", "train")
+_SOURCE_KEYS = (*_SOURCES, "config", "revision", "validation")
 
 
-class TOMLLimitError(tomllib.TOMLDecodeError):
-    """A valid TOML text beyond the limits of this reader; ``line`` is None if it is not known."""
-
-    def __init__(self, message: str, line: int | None) -> None:
-        super().__init__(message)
-        self.line = line
-
-
-def parse_document(text: str) -> dict[str, Any]:
+def parse_document(text: str) -> Document:
     """Parses a TOML text.
 
     Raises:
-        TOMLLimitError: it is nested too deeply, or an integer has more than the 64 bits that TOML requires.
-        tomllib.TOMLDecodeError: it is no TOML.
+        tomllib.TOMLDecodeError: it is no TOML, is nested too deeply, or has an integer of more than the 64 bits that
+            TOML requires.
     """
     try:
         document = tomllib.loads(text)
-    except RecursionError:
-        raise TOMLLimitError(_TOO_DEEP, None) from None
     except tomllib.TOMLDecodeError:
         raise
-    except ValueError:  # Python does not convert integers of more than 4,300 digits
-        digits = _LONG_INTEGER.search(text)
-        line = None if digits is None else text.count("\n", 0, digits.start()) + 1
-        raise TOMLLimitError(_TOO_LARGE, line) from None
-    found = next(_beyond_limits(document, ()), None)
-    if found is not None:
-        path, reason = found
-        lines = {} if reason == _TOO_DEEP else key_lines(text)
-        raise TOMLLimitError(
-            reason, next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
-        )
+    except (RecursionError, ValueError):  # Python does not convert integers of more than 4,300 digits
+        raise tomllib.TOMLDecodeError(_LIMITS) from None
+    if not _is_within_limits(document, 0):
+        raise tomllib.TOMLDecodeError(_LIMITS)
     return document
 
 
-def _beyond_limits(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    if len(path) > _DEEPEST:
-        yield path, _TOO_DEEP
-    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        yield path, _TOO_LARGE
-    else:
-        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-        for key, item in items:
-            yield from _beyond_limits(item, (*path, key))
+def _is_within_limits(value: object, depth: int) -> bool:
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return depth < _DEEPEST and all(_is_within_limits(item, depth + 1) for item in items)
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """The 1-based line of every table and key of a valid TOML text; keys of inline tables are omitted."""
+    """Returns the 1-based line of every table and key of a valid TOML text."""
     lines: dict[KeyPath, int] = {}
     table: tuple[str, ...] = ()
-    for line, tokens in _statements(text):
-        if tokens[0] == "[":
-            path = table = parse_key("".join(tokens).strip("[] \t\r"))
-        else:
-            path = (*table, *parse_key("".join(tokens[: tokens.index("=")])))
+    statement, begin = "", 1
+    for number, line in enumerate(text.split("\n"), start=1):
+        begin, statement = (begin, statement) if statement else (number, "")
+        statement += f"{line}\n"
+        try:
+            path = _first_path(tomllib.loads(statement))
+        except tomllib.TOMLDecodeError:  # the value goes on in the next line
+            continue
+        if statement.lstrip().startswith("["):
+            table = path
+        elif path:
+            path = (*table, *path)
         for length in range(1, len(path) + 1):
-            lines.setdefault(path[:length], line)
+            lines.setdefault(path[:length], begin)
+        statement = ""
     return lines
 
 
-def _statements(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Key-value pairs and table headers with their first line; comments and blank lines are skipped."""
-    tokens: list[str] = []
-    line = begin = 1
-    depth = 0
-    for match in _TOKEN.finditer(text + "\n"):
-        token = match.group()
-        if token == "\n" and depth == 0 and tokens:
-            yield begin, tokens
-            tokens = []
-        elif token.strip() and not token.startswith("#"):
-            if not tokens:
-                begin = line
-            tokens.append(token)
-            depth += (token in ("[", "{")) - (token in ("]", "}"))
-        line += token.count("\n")
-
-
-def parse_key(text: str) -> tuple[str, ...]:
-    """The parts of a dotted key, which may be quoted. Raises tomllib.TOMLDecodeError when it is no key."""
-    value: Any = parse_document(f"{text.strip()} = 0")
-    path: tuple[str, ...] = ()
-    while isinstance(value, Mapping):
-        if len(value) != 1:
-            raise tomllib.TOMLDecodeError("expected one key")
+def _first_path(document: Document) -> tuple[str, ...]:
+    """Returns the keys of nested tables with one key each, as those of a single key-value pair."""
+    path, value = list[str](), document
+    while isinstance(value, dict) and len(value) == 1:
         ((key, value),) = value.items()
-        path = (*path, key)
-    return path
+        path.append(key)
+    return tuple(path)
 
 
 def parse_value(text: str) -> Any:
@@ -137,9 +108,9 @@ def parse_value(text: str) -> Any:
     """
     try:
         document = parse_document(f"value = {text}")
-    except TOMLLimitError as error:
-        raise RecipeError(f"{text[:_SHOWN]}...: {error}") from None
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if str(error) == _LIMITS:
+            raise RecipeError(f"{text[:_SHOWN]}...: {error}") from None
         return text
     value = document["value"]
     return text if len(document) > 1 or isinstance(value, date | time) else value
@@ -155,22 +126,9 @@ def literal(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(_entry(key, item) for key, item in value.items())}}}"
-    return _entry("value", value).removeprefix("value = ")
-
-
-def _entry(key: str, value: object) -> str:
-    if isinstance(value, list | tuple | Mapping):
-        return _entry(key, "").removesuffix('""') + literal(value)
-    return tomli_w.dumps({key: value}).removesuffix("\n")
-
-
-Document = dict[str, Any]
-
-_PATHS = (("data", "dir"), ("data", "train"), ("data", "validation"), ("run", "output_dir"))
-_NAMES_OR_FOLDERS = (("model", "name"), ("model", "tokenizer"), ("data", "dataset"), ("teacher", "name"))
-_SOURCES = ("dataset", "dir", "train")
-_SOURCE_KEYS = (*_SOURCES, "config", "revision", "validation")
+        items = ((tomli_w.dumps({key: 0}).removesuffix("0\n"), item) for key, item in value.items())
+        return f"{{{', '.join(key + literal(item) for key, item in items)}}}"
+    return tomli_w.dumps({"value": value})[len("value = ") : -1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,32 +154,27 @@ def read_text(file: Path) -> str:
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise RecipeError(f"no recipe {file}: {missing_path(file, pattern='*.toml')}") from None
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{file}: not UTF-8 (byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
-        raise RecipeError(f"{file}: cannot be read ({error.strerror}); expected a TOML file") from None
+    except (UnicodeDecodeError, OSError) as error:
+        raise RecipeError(f"{file}: cannot be read ({error}); expected a TOML file in UTF-8") from None
 
 
 def parse_text(text: str, file: Path) -> Document:
     try:
         return parse_document(text)
-    except TOMLLimitError as error:
-        raise RecipeError(f"{file if error.line is None else f'{file}:{error.line}'}: {error}") from None
     except tomllib.TOMLDecodeError as error:
-        found = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.DOTALL)
-        reason, line = found.groups() if found else (str(error), None)
-        line = text.count("\n") + 1 if line is None else line
+        match = re.fullmatch(r"(.*) \(at line (\d+), column \d+\)", str(error), re.DOTALL)
+        reason, place = (match[1], f"{file}:{match[2]}") if match else (str(error), str(file))
         hints = {
             "Cannot overwrite a value": " (the key appears twice)",
             "Invalid value": " (strings need quotes)",
         }
-        raise RecipeError(f"{file}:{line}: no valid TOML: {reason}{hints.get(reason, '')}") from None
+        raise RecipeError(f"{place}: no valid TOML: {reason}{hints.get(reason, '')}") from None
 
 
 def parse_override(text: str) -> Override:
     key, equals, value = text.partition("=")
     try:
-        path = parse_key(key)
+        path = _first_path(parse_document(f"{key} = 0"))
     except tomllib.TOMLDecodeError:
         path = ()
     if not (path and equals):
@@ -249,32 +202,24 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
     with_files = any("train" in section_of(layer, "data") for layer, _ in layers)
     result: Document = {}
     for layer, start in layers:
-        for section, key in (*_PATHS, *_NAMES_OR_FOLDERS):
-            value = section_of(layer, section).get(key)
+        absolute = copy.deepcopy(layer)
+        for (*sections, key), only_folders in _PATHS.items():
+            table = absolute
+            for section in sections:
+                table = section_of(table, section)
             # Beside a folder or a data set of the hub, ``validation`` is a name.
-            if value is not None and (key != "validation" or with_files):
-                path = _absolute(value, start, only_folders=(section, key) in _NAMES_OR_FOLDERS)
-                layer = {**layer, section: {**layer[section], key: path}}
-        for key in ("name", "tokenizer"):
-            space = section_of(section_of(layer, "search"), "model").get(key)
-            if space is not None:
-                model = {**layer["search"]["model"], key: _absolute(space, start, only_folders=True)}
-                layer = {**layer, "search": {**layer["search"], "model": model}}
-        result = _merged(result, layer)
-    _check_text(result)
-    return result
-
-
-def _check_text(document: Document) -> None:
-    """Checks that TOML can hold the texts: what is typed, or the name of the recipe's folder, may be no UTF-8."""
-    try:
-        json.dumps(document, ensure_ascii=False, default=str).encode()
+            if key in table and (key != "validation" or with_files):
+                table[key] = _absolute(table[key], start, only_folders=only_folders)
+        result = _merged(result, absolute)
+    try:  # what is typed, or the name of the recipe's folder, may be no UTF-8
+        json.dumps(result, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
         text = error.object[max(0, error.start - _SHOWN) : error.start + 1]
         raise RecipeError(
             f"{text!a}: a text or path that is not UTF-8, which a recipe cannot hold. Choose another value, or rename "
             "the file or folder"
         ) from None
+    return result
 
 
 def section_of(document: Document, name: str) -> Document:

@@ -95,13 +95,13 @@ def save_checkpoint(
             with atomic_path(folder / name) as temporary:
                 temporary.write_text(f"{pointed}\n", encoding="utf-8")
         # All but the newest and the best of each are removed. Those after this step stay.
-        known = [path for path in checkpoints(folder) if int(path.name.removeprefix("ckpt-")) <= state.step]
+        earlier = [path for path in checkpoints(folder) if _step_of(path) <= state.step]
         best: set[str] = set()
-        for path in known[-keep_last:]:
+        for path in earlier[-keep_last:]:
             with suppress(CheckpointError):
                 manifest = read_json(checked_file(path, MANIFEST), max_bytes=_MOST_JSON_BYTES)
                 best.add(f"ckpt-{manifest.get('best_step')}")
-        for path in known[:-keep_last]:
+        for path in earlier[:-keep_last]:
             if path.name not in best:
                 _remove(path)
     except (OSError, SafetensorError) as error:
@@ -124,13 +124,10 @@ def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
             return LoadedCheckpoint(path=path, state=_verified(path), skipped=tuple(skipped))
         except CheckpointError as error:
             skipped.append(str(error))
-        except OSError as error:
-            skipped.append(f"{path} cannot be read: {error.strerror}")
     if skipped:
+        reasons = "; ".join(skipped)
         raise CheckpointError(
-            "no checkpoint can be used: "
-            + "; ".join(skipped)
-            + ". Restore one of them, or start again with --overwrite"
+            f"no checkpoint can be used: {reasons}. Restore one of them, or start again with --overwrite"
         )
     return None
 
@@ -139,8 +136,8 @@ def checkpoints(folder: Path) -> list[Path]:
     """The committed checkpoints, oldest first."""
     if not folder.is_dir():
         return []
-    named = [(found, path) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name)) and path.is_dir()]
-    return [path for _, path in sorted(named, key=lambda pair: int(pair[0][1]))]
+    named = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(named, key=_step_of)
 
 
 def remove_checkpoints(folder: Path, *, only_leftovers: bool = False) -> None:
@@ -176,16 +173,11 @@ def read_weights(folder: Path, step: int) -> dict[str, Tensor]:
     Raises:
         CheckpointError: it is gone or damaged.
     """
-    path = folder / f"ckpt-{step}"
-    try:
-        return dict(_verified(path).weights)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    return dict(_verified(folder / f"ckpt-{step}").weights)
 
 
-def _current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns tensors by today's names: checkpoints of earlier versions call the encoder "stack"."""
-    return {re.sub(r"\bstack\.", "encoder.", name): tensor for name, tensor in tensors.items()}
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("ckpt-"))
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -205,12 +197,16 @@ def _verified(path: Path) -> RunState:
     if not isinstance(files, dict) or path.name != f"ckpt-{step}":
         raise CheckpointError(f"{path / MANIFEST} is not the manifest of {path.name}")
     for name in _FILES:
-        file, stated = checked_file(path, name), files.get(name)
-        if not isinstance(stated, dict) or stated.get("sha256") != sha256_file(file):
+        file, entry = checked_file(path, name), files.get(name)
+        try:
+            is_intact = isinstance(entry, dict) and entry.get("sha256") == sha256_file(file)
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+        if not is_intact:
             raise CheckpointError(f"{file} is damaged: its content is not what the manifest says")
     return RunState(
-        step=int(path.name.removeprefix("ckpt-")),
-        weights=_current_names(read_safetensors(path / _WEIGHTS)),
-        optimizer=_current_names(read_safetensors(path / _OPTIMIZER)),
+        step=_step_of(path),
+        weights=read_safetensors(path / _WEIGHTS),
+        optimizer=read_safetensors(path / _OPTIMIZER),
         progress=read_json(path / _STATE, max_bytes=_MOST_JSON_BYTES),
     )

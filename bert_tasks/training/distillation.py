@@ -119,7 +119,6 @@ class Distillation(Objective):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """See ``Objective.notes``."""
         name = "in memory" if self.teacher.origin is None else self.teacher.origin.name
         sizes = [
             f"{sum(tensor.numel() for tensor in one.parameters()):,} parameters in "
@@ -161,7 +160,6 @@ class Distillation(Objective):
     def prepare(
         self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
     ) -> Sequence[Feature]:
-        """See ``Objective.prepare``."""
         prepared = [self._of_teacher(feature) for feature in super().prepare(features, keys, corpus)]
         if self._cached is None:
             return prepared
@@ -172,7 +170,6 @@ class Distillation(Objective):
         ]
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """See ``Objective.counts``."""
         counts = {
             **super().counts(features),
             DISTILLATION: distillation_count(self.model.task, self.model.head, features),
@@ -184,7 +181,6 @@ class Distillation(Objective):
         return counts
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """See ``Objective.forward``."""
         task, section = self.model.task, self.section
         student, own = self._outputs(self.model, batch)
         if _LOGITS in batch.fields:

@@ -5,7 +5,6 @@ which settings may differ when a run is resumed: some silently, some with a noti
 """
 
 import json
-import math
 import platform
 import re
 import shutil
@@ -17,10 +16,12 @@ from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 
 from bert_tasks.checkpoints.hub import RUN_GENERATOR, RUN_MODEL, RUN_SUMMARY
 from bert_tasks.checkpoints.save import remove_saved
 from bert_tasks.data.checks import named_splits
+from bert_tasks.data.problems import shortened
 from bert_tasks.data.splits import Splits
 from bert_tasks.encoder.cpu import matmul_library
 from bert_tasks.environment import cpu_name, installed_version
@@ -40,43 +41,31 @@ TRACKERS = "trackers.json"
 TENSORBOARD = "tensorboard"
 REPORT = "report.html"  # made from the others when the run is done
 REJECTS = "rejects.jsonl"  # rows that were left out (data.on_error = "skip")
-_TRACKED = (TENSORBOARD, "wandb")  # folders that trackers make
-_OURS = (
-    *(MODEL, GENERATOR, EVENTS, SUMMARY, RECIPE, RUN, REPORT, REJECTS, LOCK, TRACKERS, *_TRACKED),
-    checkpointing.FOLDER,
-)
 WRITTEN = (EVENTS, SUMMARY, RECIPE, RUN, TRACKERS, REPORT, REJECTS)  # through a temporary file of the same name
 _VERSIONED = ("bert-tasks", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 # What of run.json the bits depend on, besides versions, settings and data.
 _ENVIRONMENT = (
-    "python",
-    "platform",
-    "cpu",
-    "threads",
-    "matmul_library",
-    "processes",
-    "device",
-    "device_name",
-    "attention",
+    *("python", "platform", "cpu", "threads", "matmul_library"),
+    *("processes", "device", "device_name", "attention"),
 )
 _SIGNED = re.compile(r"\n<!-- bert_tasks wrote this card \(sha256 of the above: ([0-9a-f]{64})\)\. [^\n]*-->\n\Z")
-
-
 _ABSENT = "not set"
-_REMEDY = "choose another folder, or --overwrite to train again"
-_SHOWN = 6  # refused settings in a message
+_SHOWN = 6  # rejected settings in a message
+
+
+def read_run_metadata(folder: Path) -> dict[str, Any] | None:
+    """Returns the content of run.json, or None if there is no run in the folder. Raises UsageError if it is damaged."""
+    return _read(folder / RUN, RunRecord)
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The content of metrics.json; None if the run in the folder is not finished.
+    """Returns the content of metrics.json, or None if the run is not finished. Raises UsageError if it is damaged."""
+    return _read(folder / SUMMARY, SummaryRecord)
 
-    Raises:
-        UsageError: it is damaged.
-    """
-    path = folder / SUMMARY
-    if not path.is_file():
-        return None
-    return read_record(path, SummaryRecord, remedy=_REMEDY)
+
+def _read(path: Path, record: type[BaseModel]) -> dict[str, Any] | None:
+    remedy = "Choose another folder, or --overwrite to train again"
+    return read_record(path, record, remedy=remedy) if path.is_file() else None
 
 
 def data_metadata(splits: Splits) -> dict[str, dict[str, Any]]:
@@ -99,29 +88,14 @@ def check_folder(folder: Path) -> None:
     Raises:
         UsageError: a file is in the way, the folder holds other files and no run, or it cannot be written.
     """
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file, expected a folder for the run's output")
-    existing = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    existing = [name for name in existing if not is_temporary(name, WRITTEN)]
-    foreign = [name for name in existing if name not in _OURS]
-    if set(existing) - {LOCK} and RUN not in existing:
-        raise UsageError(
-            f"{folder} is not empty and contains no run (it contains {', '.join(foreign[:3] or existing[:3])}): "
-            "choose another folder"
-        )
     check_writable(folder)
-
-
-def read_run_metadata(folder: Path) -> dict[str, Any] | None:
-    """The content of run.json; None if there is no run in the folder.
-
-    Raises:
-        UsageError: it is damaged.
-    """
-    path = folder / RUN
-    if not path.is_file():
-        return None
-    return read_record(path, RunRecord, remedy=_REMEDY)
+    names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
+    names = {name for name in names if not is_temporary(name, WRITTEN)}
+    if names and RUN not in names:
+        raise UsageError(
+            f"{folder} is not empty and contains no run (it contains {', '.join(sorted(names)[:3])}): choose another "
+            "folder"
+        )
 
 
 def clear(folder: Path) -> None:
@@ -131,21 +105,15 @@ def clear(folder: Path) -> None:
     """
     remove_temporaries(folder, WRITTEN)
     (folder / SUMMARY).unlink(missing_ok=True)  # first: without it the run counts as unfinished
-    model, card = folder / MODEL, folder / MODEL / CARD
-    if model.is_symlink():
-        model.unlink()
-    elif model.is_dir():
-        if card.is_file() and is_autogenerated(card.read_text(encoding="utf-8", errors="replace")):
-            card.unlink()
-        remove_saved(model)
-    if (folder / GENERATOR).is_dir() and not (folder / GENERATOR).is_symlink():
-        remove_saved(folder / GENERATOR)
-    for name in _TRACKED:
+    for name in (MODEL, GENERATOR, TENSORBOARD, "wandb"):
         if (folder / name).is_symlink():
             (folder / name).unlink()
-        elif (folder / name).exists():
-            shutil.rmtree(folder / name)
-    checkpointing.remove_checkpoints(folder / checkpointing.FOLDER)
+    card = folder / MODEL / CARD
+    if card.is_file() and is_autogenerated(card.read_text(encoding="utf-8", errors="replace")):
+        card.unlink()
+    remove_weights(folder)
+    for name in (TENSORBOARD, "wandb"):
+        shutil.rmtree(folder / name, ignore_errors=True)
     for name in (EVENTS, RECIPE, TRACKERS, REPORT, REJECTS):
         (folder / name).unlink(missing_ok=True)
 
@@ -174,17 +142,18 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
         UsageError: a record is damaged.
     """
     path = folder / EVENTS
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # a label may hold other line ends
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     events: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if _kind_and_step(line)[0]:
-            events.append(json.loads(line))
-            try:
-                check_record(events[-1], EventRecord)
-            except ValueError as error:
-                raise UsageError(f"{path}:{number} is damaged: {error}. Remove the line") from None
+    for number, line in enumerate(text.split("\n"), start=1):  # a label may hold other line ends
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        try:
+            check_record(event, EventRecord)
+        except ValueError as error:
+            raise UsageError(f"{path}:{number} is damaged: {error}. Remove the line") from None
+        events.append(event)
     return events
 
 
@@ -193,13 +162,12 @@ def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
 
     ``evaluated_step``: evaluations after it are removed, too; the run will repeat them.
     """
-    path = folder / EVENTS
-    if not path.is_file():
-        return
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # a label may hold other line ends
     ends = {"evaluation": evaluated_step, "agreement": -1}  # of the run's end, which is not reached yet
-    remaining = [line for line in lines for kind, at in [_kind_and_step(line)] if at <= ends.get(kind, step)]
-    write_text(path, "".join(f"{line}\n" for line in remaining))
+    events = [event for event in read_events(folder) if event["step"] <= ends.get(event["event"], step)]
+    if events:
+        write_text(folder / EVENTS, "".join(map(_line, events)))
+    else:
+        (folder / EVENTS).unlink(missing_ok=True)
 
 
 def finite(value: Any) -> Any:
@@ -213,10 +181,9 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: it cannot be written.
     """
-    line = json.dumps(finite(event), ensure_ascii=False, allow_nan=False) + "\n"
     try:
         with (folder / EVENTS).open("a", encoding="utf-8") as file:
-            file.write(line)
+            file.write(_line(event))
     except OSError as error:
         raise CheckpointError(f"{folder / EVENTS}: cannot be written: {error.strerror}") from error
 
@@ -239,13 +206,8 @@ def write_text(path: Path, text: str) -> None:
         raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _kind_and_step(line: str) -> tuple[str, float]:
-    """The kind and step of a record; a line that is not a record is beyond any step."""
-    try:
-        event = json.loads(line)
-        return str(event["event"]), float(event["step"])
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return "", math.inf
+def _line(event: Mapping[str, Any]) -> str:
+    return json.dumps(finite(event), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def environment(libraries: Iterable[str] = ()) -> dict[str, Any]:
@@ -284,8 +246,8 @@ def signed(text: str) -> str:
 
 def is_autogenerated(text: str) -> bool:
     """Whether this package wrote the text of a model card and nobody has edited it since."""
-    found = _SIGNED.search(text)
-    return found is not None and sha256(text[: found.start()]) == found[1]
+    match = _SIGNED.search(text)
+    return match is not None and sha256(text[: match.start()]) == match[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,15 +259,16 @@ class Change:
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.name} = {_shown(self.now)} (was {_shown(self.before)})"
+        now, before = (value if value == _ABSENT else shortened(value) for value in (self.now, self.before))
+        return f"{self.name} = {now} (was {before})"
 
 
 def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """What differs between two run.json of what bit-equal results depend on, as far as both record it."""
     old, new = (
-        {name: found[name] for name in _ENVIRONMENT if name in found}
-        | {f"versions.{name}": version for name, version in found.get("versions", {}).items()}
-        for found in (before, now)
+        {name: metadata[name] for name in _ENVIRONMENT if name in metadata}
+        | {f"versions.{name}": version for name, version in metadata.get("versions", {}).items()}
+        for metadata in (before, now)
     )
     return [
         Change(name=name, before=old[name], now=value)
@@ -315,16 +278,16 @@ def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
 
 
 def flat_settings(
-    model: Mapping[str, Any], optim: OptimSection, run: RunSection, **found: Mapping[str, Any]
+    model: Mapping[str, Any], optim: OptimSection, run: RunSection, **sections: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The settings of a run as flat JSON: ``section.name`` -> value.
 
     Args:
         model, optim, run: the sections of the recipe.
-        found: more sections, which follow from model and data.
+        sections: more sections, which follow from model and data.
     """
     of_run = {key: value for key, value in run.model_dump().items() if key not in ("output_dir", "seeds")}
-    sections = {"model": model, "optim": optim.model_dump(), "run": of_run, **found}
+    sections = {"model": model, "optim": optim.model_dump(), "run": of_run, **sections}
     flat = {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
     text = json.dumps(flat, default=lambda value: dict(value) if isinstance(value, Mapping) else str(value))
     settings: dict[str, Any] = json.loads(text)
@@ -335,18 +298,15 @@ def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, 
     """Returns the settings that differ from the settings of the run in the folder, and may.
 
     `OnResume` marks in recipe/schema.py say which ones may differ. A finished run is not trained again with other
-    settings, unless one of them extends it. An earlier version may have stored fewer settings: its options had today's
-    defaults, and what it knew of the encoder followed from the model.
+    settings, unless one of them extends it.
 
     Raises:
         UsageError: Settings differ that must not. The message names them.
     """
     effects = resume_effects()
-    of_encoder = {name for name in {*before, *now} if name.startswith("encoder.")}
-    before = flat_settings({}, OptimSection(), RunSection()) | dict(before)
     differing = [
         Change(name=name, before=before.get(name, _ABSENT), now=now.get(name, _ABSENT))
-        for name in sorted({*before, *now} - (of_encoder - (before.keys() & now.keys())))
+        for name in sorted({*before, *now})
         if before.get(name) != now.get(name)  # a setting without a value is one that is not set
         and effects.get(name) != "silent"
     ]
@@ -367,8 +327,3 @@ def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, 
             "Choose another folder, or --overwrite to replace the run"
         )
     return differing
-
-
-def _shown(value: Any) -> str:
-    text = str(value) if value == _ABSENT else repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -42,9 +42,9 @@ from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import Validation, check_metric, evaluate_all, metric_metadata, rank_of
 from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.optim import OptimizerFactory, freeze, freeze_encoder, load_factory, set_sparse_gradients
-from bert_tasks.training.progress import Clock, MetricsLogger, Reporter, make_reporter
+from bert_tasks.training.progress import Clock, MetricsLogger, Reporter
 from bert_tasks.training.start import run_metadata, start_notes
-from bert_tasks.training.state import ExistingRun, FitResult, RunFolder, TrainerState, broadcast_state, load_state
+from bert_tasks.training.state import ExistingRun, FitResult, RunFolder, TrainerState, load_state
 from bert_tasks.training.step import OptimizerSteps, StepLog, StepResult, read_step_metrics
 
 # Machines may store the weights in different places; DDP sends those of the main process.
@@ -265,7 +265,7 @@ class Trainer:
         self.logger = MetricsLogger(
             self.output_dir, trackers=run.trackers if is_main else (), project=run.project, silent=not progress
         )
-        self.reporter = make_reporter(
+        self.reporter = Reporter(
             total_steps=self.steps.total_steps, logging_steps=run.logging_steps, visible=progress and is_main
         )
         stack.enter_context(closing(self.logger))
@@ -300,8 +300,7 @@ class Trainer:
         """
         changed = [*existing.changed, *outputs.environment_changes(existing.metadata, metadata)]
         notes = [f"changed since the run began: {change}" for change in changed]
-        notes += self.folder.load_newest(existing, self.steps.total_steps)
-        loaded = broadcast_state(self.accelerator, self.folder.loaded)
+        loaded, resume_notes = self.folder.load_newest(existing, self.steps.total_steps)
         if loaded is not None:
             if existing.metadata.get("encoder_weights") != metadata["encoder_weights"]:
                 raise CheckpointError(
@@ -309,7 +308,7 @@ class Trainer:
                     "the adapters and the head. Give it the model that it began with, or --overwrite to start again"
                 )
             load_state(loaded, self.steps, self.state)
-        for note in [*notes, *self.folder.rewind(self.state, self.steps)]:
+        for note in [*notes, *resume_notes, *self.folder.rewind(loaded, self.state, self.steps)]:
             self.reporter.note(note)
         self.state.update_early_stopping(self.run.early_stopping_patience)
         earlier, step = existing.metadata, self.state.step

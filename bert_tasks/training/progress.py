@@ -1,4 +1,4 @@
-"""How a run reports: a progress bar or lines on standard error, metrics.jsonl, trackers, and the user's callback.
+"""How a run reports: a progress bar or lines on standard error, metrics.jsonl, and trackers.
 
 Owns the wording and pace of messages, and how a run is named and resumed in a tracker. metrics.jsonl is the record;
 TensorBoard, W&B, MLflow and Trackio, called through accelerate, get copies. Neither a terminal that cannot be written
@@ -17,49 +17,27 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from accelerate.tracking import (
-    MLflowTracker,
-    TensorBoardTracker,
-    TrackioTracker,
-    WandBTracker,
-    get_available_trackers,
-)
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bert_tasks.environment import masked
 from bert_tasks.errors import UsageError
-from bert_tasks.terminal import message_stream, printable, write_message
+from bert_tasks.terminal import message_stream, printable
 from bert_tasks.training import files as outputs
 from bert_tasks.training.step import StepLog
 from bert_tasks.variables import disable_telemetry
 
 _LOGGER = logging.getLogger("bert_tasks")
+_HOUR = 3600.0  # seconds, over which the speed is averaged that tells the remaining time
 # Trackers get the curves, not the machine, the command line or the code. W&B's own variables still apply.
-_WANDB = {"console": "off", "disable_code": True, "disable_git": True, "x_disable_meta": True}
+_WANDB: dict[str, Any] = {"console": "off", "disable_code": True, "disable_git": True, "x_disable_meta": True}
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-./ :]")
-
-
-class Reporter:
-    """Receives what happens in a run, in order. This one reports nothing: it is for progress=False and other ranks."""
-
-    def note(self, text: str) -> None:
-        """Shows a message."""
-
-    def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
-        """Shows a completed step; ``epoch`` counts from 0."""
-
-    def evaluation(self, step: int, metrics: Mapping[str, float], *, best: bool) -> None:
-        """Shows the metrics after a number of steps."""
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self.note(f"evaluation after step {step}: {shown}{'  (best so far)' if best else ''}")
-
-    def close(self) -> None:
-        """Ends the display."""
 
 
 @dataclass(kw_only=True)
@@ -78,42 +56,20 @@ class Clock:
         return self.tokens / self.seconds
 
 
-@dataclass(kw_only=True)
-class PlainReporter(Reporter):
-    """Writes a line every ``logging_steps`` steps, without control characters, to a stream or to standard error.
+class Reporter:
+    """Reports a run on standard error: a progress bar on a terminal, else lines without control characters.
 
-    Attributes:
-        stream: default: standard error.
-        started: seconds of the clock when the run began or was resumed, with the step ``first``.
+    Args:
+        total_steps: Number of steps of the run.
+        logging_steps: Number of steps between lines.
+        visible: False to report nothing.
+        console: Where to report. Default: standard error.
     """
 
-    total_steps: int
-    logging_steps: int
-    stream: TextIO | None = None
-    started: float = field(default_factory=time.monotonic)
-    first: int | None = None
-
-    def note(self, text: str) -> None:
-        write_message(text, stream=self.stream)
-
-    def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
-        completed, total = log.step + 1, self.total_steps
-        self.first = log.step if self.first is None else self.first
-        if completed % self.logging_steps and completed not in (1, total):
-            return
-        left = round((time.monotonic() - self.started) / (completed - self.first) * (total - completed))
-        hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
-        eta = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-        self.note(
-            f"step {completed}/{total}  epoch {epoch + 1}  loss {log.loss:.4f}  lr {log.learning_rate:.2e}  "
-            f"{tokens_per_second:,.0f} tokens/s  ETA {eta}"
-        )
-
-
-class RichReporter(Reporter):
-    """Shows a progress bar, with evaluations and messages above it."""
-
-    def __init__(self, *, total_steps: int, console: Console) -> None:
+    def __init__(
+        self, *, total_steps: int, logging_steps: int, visible: bool = True, console: Console | None = None
+    ) -> None:
+        console = Console(file=message_stream()) if console is None else console
         columns = (
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -122,44 +78,52 @@ class RichReporter(Reporter):
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        self._progress = Progress(*columns, console=console)
+        self._total, self._every, self._is_visible, self._console = total_steps, logging_steps, visible, console
+        self._has_bar = visible and console.is_terminal
+        self._progress = Progress(*columns, console=console, speed_estimate_period=_HOUR)
         self._bar = self._progress.add_task("epoch 1", total=total_steps, loss="-", rate="-", speed="-")
-        self._progress.start()
+        if self._has_bar:
+            self._progress.start()
 
     def note(self, text: str) -> None:
-        self._progress.console.print(printable(text), highlight=False, markup=False)
+        """Shows a message."""
+        if self._is_visible:
+            self._console.out(printable(text), highlight=False)
 
     def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
+        """Shows a completed step; ``epoch`` counts from 0."""
+        completed = log.step + 1
+        loss, rate, speed = f"{log.loss:.4f}", f"{log.learning_rate:.2e}", f"{tokens_per_second:,.0f}"
+        description = f"epoch {epoch + 1}"
         self._progress.update(
-            self._bar,
-            completed=log.step + 1,
-            description=f"epoch {epoch + 1}",
-            loss=f"{log.loss:.4f}",
-            rate=f"{log.learning_rate:.2e}",
-            speed=f"{tokens_per_second:,.0f}",
+            self._bar, completed=completed, description=description, loss=loss, rate=rate, speed=speed
         )
+        if not self._has_bar and (completed % self._every == 0 or completed in (1, self._total)):
+            left = self._progress.tasks[0].time_remaining
+            remaining = "-:--:--" if left is None else timedelta(seconds=round(left))
+            self.note(
+                f"step {completed}/{self._total}  {description}  loss {loss}  lr {rate}  {speed} tokens/s  "
+                f"ETA {remaining}"
+            )
+
+    def evaluation(self, step: int, metrics: Mapping[str, float], *, best: bool) -> None:
+        """Shows the metrics after a number of steps."""
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.note(f"evaluation after step {step}: {shown}{'  (best so far)' if best else ''}")
 
     def close(self) -> None:
-        self._progress.stop()
-
-
-def make_reporter(*, total_steps: int, logging_steps: int, visible: bool) -> Reporter:
-    """The reporter that fits the place where standard error goes."""
-    if not visible:
-        return Reporter()
-    console = Console(file=message_stream())
-    if console.is_terminal:
-        return RichReporter(total_steps=total_steps, console=console)
-    return PlainReporter(total_steps=total_steps, logging_steps=logging_steps)
+        """Ends the display."""
+        if self._has_bar:
+            self._progress.stop()
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Refuses trackers whose package is not installed; accelerate would only warn and track nothing.
+    """Rejects trackers whose package is not installed; accelerate would only warn and track nothing.
 
     Raises:
         UsageError: naming the extra to install.
     """
-    installed = [str(kind) for kind in get_available_trackers()]
+    installed = [str(name) for name in get_available_trackers()]
     missing = [name for name in names if name not in installed]
     if missing:
         raise UsageError(
@@ -173,11 +137,11 @@ class Tracked:
     """A tracker that has begun or resumed the run.
 
     Attributes:
+        tracker: accelerate's tracker.
         key: its identifier of the run.
-        has: kind of event -> the step up to which it has events from before the run was resumed.
+        has: event -> the step up to which it has records from before the run was resumed.
     """
 
-    name: str
     tracker: Any
     key: str
     has: Mapping[str, float]
@@ -185,7 +149,7 @@ class Tracked:
     def log(self, event: Mapping[str, Any]) -> None:
         """Sends an event, unless the tracker has it already."""
         values = points(event)
-        if self.name == "mlflow":
+        if self.tracker.name == "mlflow":
             values = {_NOT_IN_MLFLOW.sub("_", name): value for name, value in values.items()}
         if values and event["step"] > self.has.get(event["event"], 0):
             self.tracker.log(values, step=event["step"])
@@ -207,8 +171,8 @@ class MetricsLogger:
             silent: suppress messages of the trackers.
         """
         self._folder, self._names, self._project, self._silent = folder, trackers, project, silent
-        self._started: list[Tracked] = []
-        self._reached: dict[str, float] = {}  # kind of event -> its last step; now: resuming cuts metrics.jsonl back
+        self._started: dict[str, Tracked] = {}
+        self._reached: dict[str, float] = {}  # event -> its last step; now: resuming cuts metrics.jsonl back
         for event in outputs.read_events(folder) if trackers else ():
             self._reached[event["event"]] = max(event["step"], self._reached.get(event["event"], 0))
 
@@ -231,18 +195,14 @@ class MetricsLogger:
         """
         disable_telemetry()
         stored: dict[str, dict[str, str]] = {}  # the identifiers of the run in each tracker
-        if not changed:
-            with suppress(OSError, ValueError, RecursionError):  # a damaged file counts as none
-                stored = json.loads((self._folder / outputs.TRACKERS).read_text(encoding="utf-8"))
-            if not (isinstance(stored, dict) and all(isinstance(value, dict) for value in stored.values())):
-                stored = {}
-        config = tracker_config(metadata, settings)
+        with suppress(OSError, ValueError, AttributeError):  # a damaged file counts as none
+            content = {} if changed else json.loads((self._folder / outputs.TRACKERS).read_text(encoding="utf-8"))
+            stored = {name: entry for name, entry in content.items() if entry.get("project") == self._project}
         for name in self._names:
-            known = stored.get(name, {})
             with self._survived(name, "cannot start", fatal=step == 0):
-                key = known.get("run") if known.get("project") == self._project else None
-                self._started.append(self._start(name, key, config))
-        started = {one.name: {"project": self._project, "run": one.key} for one in self._started}
+                known = stored.get(name, {}).get("run")
+                self._started[name] = self._start(name, known, tracker_config(metadata, settings))
+        started = {name: {"project": self._project, "run": tracked.key} for name, tracked in self._started.items()}
         outputs.write_json(self._folder / outputs.TRACKERS, {**stored, **started})
 
     def record(self, event: Mapping[str, Any]) -> None:
@@ -252,58 +212,56 @@ class MetricsLogger:
             CheckpointError: it cannot be written.
         """
         outputs.append_event(self._folder, event)
-        for one in tuple(self._started):
-            with self._survived(one.name, f"failed at step {event['step']}", dropped=one):
-                one.log(event)
+        for name, tracked in tuple(self._started.items()):
+            with self._survived(name, f"failed at step {event['step']}"):
+                tracked.log(event)
 
     def close(self) -> None:
         """Lets every tracker write what is pending."""
-        for one in self._started:
-            with self._survived(one.name, "could not finish"):
-                if one.name == "trackio":  # accelerate would leave the run to be ended, with a message, at exit
+        for name, tracked in tuple(self._started.items()):
+            with self._survived(name, "could not finish"):
+                if name == "trackio":  # accelerate would leave the run to be ended, with a message, at exit
                     import_module("trackio").finish()
                 else:
-                    one.tracker.finish()
+                    tracked.tracker.finish()
         self._started.clear()
 
     def _start(self, name: str, known: str | None, config: Mapping[str, Any]) -> Tracked:
         """Begins the run in a tracker, or resumes the one with the identifier ``known``."""
-        folder, project = self._folder.absolute(), self._project
+        folder = self._folder.absolute()
         # The displayed name is that of the folder, after its parent's name for runs of several seeds.
         shown = f"{folder.parent.name}-{folder.name}" if re.fullmatch(r"seed-\d+", folder.name) else folder.name
         key = f"{shown}-{uuid.uuid4().hex[:8]}" if known is None else known
-        tracker: Any
+        options: dict[str, Any] = {"run_name": self._project}
         if name == "tensorboard":  # metrics.jsonl has every point: its files are written again
             shutil.rmtree(self._folder / outputs.TENSORBOARD, ignore_errors=True)
-            tracker, known = TensorBoardTracker(outputs.TENSORBOARD, self._folder), None
+            options, known = {"run_name": outputs.TENSORBOARD, "logging_dir": self._folder}, None
         elif name == "wandb":
-            settings = {**_WANDB, "silent": True} if self._silent else _WANDB
-            options: dict[str, Any] = {} if "WANDB_DIR" in os.environ else {"dir": str(self._folder)}
-            tracker = WandBTracker(project, name=shown, id=key, resume="allow", settings=settings, **options)
+            options |= {"name": shown, "id": key, "resume": "allow"}
+            options["settings"] = _WANDB | ({"silent": True} if self._silent else {})
+            options |= {} if "WANDB_DIR" in os.environ else {"dir": str(self._folder)}
         elif name == "mlflow":  # its own tag would be the path of the console script
-            tags = {"mlflow.source.name": "bert-tasks"}
-            tracker = MLflowTracker(project, run_id=known, run_name=shown, tags=tags)
+            options = {"experiment_name": self._project, "run_id": known, "run_name": shown}
+            options["tags"] = {"mlflow.source.name": "bert-tasks"}
         else:  # trackio knows runs by their names
-            tracker = TrackioTracker(
-                project, name=key, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False
-            )
+            options |= {"name": key, "resume": "allow", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        tracker = LOGGER_TYPE_TO_CLASS[name](**options)
         tracker.start()
         if name == "mlflow":  # it alone chooses the identifier
             key = tracker.tracker.info.run_id
-        started = Tracked(name=name, tracker=tracker, key=key, has={} if known is None else self._reached)
+        started = Tracked(tracker=tracker, key=key, has={} if known is None else self._reached)
         if known is None:
-            # TensorBoard takes neither lists nor null.
-            plain = {
-                k: value if isinstance(value, str | int | float | bool) else str(value) for k, value in config.items()
-            }
-            tracker.store_init_configuration(plain)
+            tracker.store_init_configuration(
+                # TensorBoard takes neither lists nor null.
+                {key: item if isinstance(item, str | int | float | bool) else str(item) for key, item in config.items()}
+            )
             for event in outputs.read_events(self._folder):
                 started.log(event)
         return started
 
     @contextmanager
-    def _survived(self, name: str, what: str, *, fatal: bool = False, dropped: Tracked | None = None) -> Iterator[None]:
-        """Logs any exception, unless it is fatal: four libraries may raise anything, and none may end a run."""
+    def _survived(self, name: str, what: str, *, fatal: bool = False) -> Iterator[None]:
+        """Drops a tracker that raises anything, unless it is fatal: four libraries, and none may end a run."""
 
         def report(kind: object, error: BaseException | None, trace: object) -> bool:
             if not isinstance(error, Exception):
@@ -311,8 +269,7 @@ class MetricsLogger:
             reason = f"tracker {name} {what} ({type(error).__name__}: {masked(str(error).partition(chr(10))[0])[:300]})"
             if fatal:
                 raise UsageError(f"{reason}: fix this, or remove it from run.trackers") from error
-            if dropped is not None:
-                self._started.remove(dropped)
+            self._started.pop(name, None)
             _LOGGER.warning("%s; the run continues without it, and %s has all records", reason, outputs.EVENTS)
             return True
 

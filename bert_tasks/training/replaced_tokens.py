@@ -48,7 +48,6 @@ class ReplacedTokenDetection(Objective):
         self.generator = generator.eval()  # until a run trains it
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """See ``Objective.forward``."""
         output = self.output_of(batch)
         with torch.autocast(output.device.type, enabled=False):
             return self.model.task.loss(output, batch)
@@ -59,7 +58,6 @@ class ReplacedTokenDetection(Objective):
 
     @property
     def forward_fn(self) -> ForwardFn:
-        """See ``Objective.forward_fn``."""
         return self.output_of
 
     @property

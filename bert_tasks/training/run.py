@@ -197,16 +197,17 @@ def run_recipe(
     """Trains a recipe. Returns the run, with its rows and its best model, and its result."""
     check_installed(recipe.run.trackers)
     accelerator = make_accelerator(recipe.optim.mixed_precision)
-    broadcast_from_main(accelerator, outputs.check_folder, _folder(recipe))
+    broadcast_from_main(accelerator, outputs.check_folder, run_folder(recipe))
     with main_process_first(accelerator):
         loaded = prepare(recipe)
     trainer = build_trainer(loaded, callback)
     return trainer, trainer.train(overwrite=overwrite, progress=progress)
 
 
-def _folder(recipe: Recipe) -> Path:
+def run_folder(recipe: Recipe) -> Path:
+    """Returns the output folder of a recipe. Raises RecipeError if it has none."""
     if recipe.run.output_dir is None:
-        raise RecipeError("the run needs a folder: set run.output_dir in the recipe, or pass --output-dir")
+        raise RecipeError("no output folder: set run.output_dir in the recipe, or pass --output-dir")
     return Path(recipe.run.output_dir)
 
 
@@ -270,7 +271,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         RecipeError, DataError, CheckpointError, UsageError: what would stop ``train``.
     """
     check_installed(recipe.run.trackers)
-    folder, optim = _folder(recipe), recipe.optim
+    folder, optim = run_folder(recipe), recipe.optim
     outputs.check_folder(folder)
     trainer = build_trainer(prepare(recipe))
     model = trainer.model

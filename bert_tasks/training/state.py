@@ -15,9 +15,7 @@ from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from pydantic import ValidationError
-from torch import Tensor
 
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.columns import ROW_ERROR
@@ -40,8 +38,10 @@ from bert_tasks.training.files import Change
 from bert_tasks.training.records import StateRecord, check_record
 from bert_tasks.training.step import OptimizerSteps
 
-_METRICS = ("best", "last")
-_RANK = {"best_value": -math.inf, "best_loss": math.inf}  # of the best model, and where it has no such number
+
+def numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Returns metrics from JSON, where null stands for a metric that is not a number."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 @dataclass(kw_only=True)
@@ -129,11 +129,9 @@ class TrainerState:
             except ValidationError as error:
                 raise ValueError(f"tuned.{name} = {shortened(value)}: {error.errors()[0]['msg']}") from None
         self.task = replace(self.task, **fitted_fields)
-        for name in _METRICS:
-            values[name] = {key: math.nan if value is None else value for key, value in values[name].items()}
-        for name, worst in _RANK.items():
-            values[name] = worst if values[name] is None else values[name]
+        worst = {"best_value": -math.inf, "best_loss": math.inf}
         for name, value in values.items():
+            value = numbers(value) if name in ("best", "last") else worst.get(name) if value is None else value
             setattr(self, name, value)
 
 
@@ -181,9 +179,7 @@ class FitResult:
         cls, summary: Mapping[str, Any], *, output_dir: Path, task: Task, validation_sets: Sequence[str]
     ) -> Self:
         """The result of a finished run from its ``metrics.json``; null there is a metric that is not a number."""
-        values = dict(summary)
-        for name in ("metrics", "last_metrics"):
-            values[name] = {key: math.nan if value is None else value for key, value in summary[name].items()}
+        values = dict(summary) | {name: numbers(summary[name]) for name in ("metrics", "last_metrics")}
         values["notes"] = tuple(summary["notes"])
         return cls(**values, output_dir=output_dir, task=task, validation_sets=tuple(validation_sets), reused=True)
 
@@ -211,8 +207,8 @@ def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> 
         CheckpointError: It belongs to another model, or is damaged.
     """
     scaler, parameters = steps.accelerator.scaler, steps.optimizer.checkpoint_parameters()
-    own, stored = ({name: value.shape for name, value in part.items()} for part in (parameters, loaded.weights))
-    different = sorted(name for name in own.keys() | stored.keys() if own.get(name) != stored.get(name))
+    here, stored = ({name: value.shape for name, value in tensors.items()} for tensors in (parameters, loaded.weights))
+    different = sorted(name for name in here.keys() | stored.keys() if here.get(name) != stored.get(name))
     if different:
         raise CheckpointError(
             f"ckpt-{loaded.step} is of another model: {', '.join(different[:5])} differ. "
@@ -227,27 +223,6 @@ def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> 
         raise CheckpointError(
             f"ckpt-{loaded.step} is damaged: {error}. Remove it, or start again with --overwrite"
         ) from None
-
-
-def broadcast_state(accelerator: Accelerator, loaded: RunState | None) -> RunState | None:
-    """Returns the main process's state on every process, so that the others need not see the files."""
-    if accelerator.num_processes == 1:
-        return loaded
-
-    def share(value: Any) -> Any:
-        box = [value]
-        broadcast_object_list(box)
-        return box[0]
-
-    def share_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:  # one at a time, because they are large
-        return {name: share(tensors.get(name)) for name in share(list(tensors))}
-
-    step = share(None if loaded is None else loaded.step)
-    if step is None:
-        return None
-    state = RunState(step=step, weights={}, optimizer={}, progress={}) if loaded is None else loaded
-    weights, optimizer = share_tensors(state.weights), share_tensors(state.optimizer)
-    return RunState(step=step, weights=weights, optimizer=optimizer, progress=share(dict(state.progress)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +246,6 @@ class RunFolder:
     Attributes:
         path: The folder.
         settings: All settings of the run, flat, as run.json holds them.
-        loaded: The checkpoint from which the run is resumed, on the main process.
     """
 
     def __init__(
@@ -298,12 +272,7 @@ class RunFolder:
         """
         self.path, self.accelerator, self.model, self.splits = path, accelerator, model, splits
         self.settings, self.recipe_text, self.further_models = settings, recipe_text, further_models
-        self.loaded: RunState | None = None
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.path / checkpointing.FOLDER
+        self.checkpoints = path / checkpointing.FOLDER
 
     @on_main_process
     def existing_run(self) -> ExistingRun | None:
@@ -333,14 +302,13 @@ class RunFolder:
             if table.errors is not None
             for fault in table.errors[ROW_ERROR]
         )
+        (self.path / outputs.REJECTS).unlink(missing_ok=True)
         if rejects:
             outputs.write_text(self.path / outputs.REJECTS, rejects)
-        else:
-            (self.path / outputs.REJECTS).unlink(missing_ok=True)
 
     @on_main_process
-    def load_newest(self, existing: ExistingRun, total_steps: int) -> list[str]:
-        """Loads the checkpoint to resume from, if there is one, on the main process. Returns notes for people.
+    def load_newest(self, existing: ExistingRun, total_steps: int) -> tuple[RunState | None, list[str]]:
+        """Returns the checkpoint to resume from, if there is one, and notes for people.
 
         Raises:
             CheckpointError: There are checkpoints and none can be used.
@@ -355,25 +323,24 @@ class RunFolder:
                     f"{self.path} holds a finished run without checkpoints, which cannot be resumed: "
                     "choose another folder, or --overwrite to train again"
                 )
-            return ["the run in the folder has no checkpoint: it starts again from the beginning"]
+            return None, ["the run in the folder has no checkpoint: it starts again from the beginning"]
         if newest.state.step > total_steps:
             raise UsageError(
                 f"{self.path} holds {newest.state.step} steps, more than the {total_steps} of this run: "
                 "raise optim.epochs or optim.max_steps, choose another folder, or --overwrite to train again"
             )
-        self.loaded = newest.state
         skipped = [f"NOT USED: {reason}" for reason in newest.skipped]
-        return [*skipped, f"resumed after step {newest.state.step} from {newest.path}"]
+        return newest.state, [*skipped, f"resumed after step {newest.state.step} from {newest.path}"]
 
     @on_main_process
-    def rewind(self, state: TrainerState, steps: OptimizerSteps) -> list[str]:
+    def rewind(self, loaded: RunState | None, state: TrainerState, steps: OptimizerSteps) -> list[str]:
         """Makes the files those of the step from which the run is resumed. Returns notes for people.
 
         ``model/`` may be from after that step, so it is written again from the best checkpoint.
         """
         (self.path / outputs.SUMMARY).unlink(missing_ok=True)
         outputs.cut_events(self.path, state.step, evaluated_step=state.evaluated_step)
-        if self.loaded is None or not state.best_step:
+        if loaded is None or not state.best_step:
             return []
         try:
             best = checkpointing.read_weights(self.checkpoints, state.best_step)
@@ -388,7 +355,7 @@ class RunFolder:
             steps.optimizer.update_weights()
             self._publish(state.task)
             for name, parameter in parameters.items():
-                parameter.copy_(self.loaded.weights[name])
+                parameter.copy_(loaded.weights[name])
         return []
 
     @on_main_process

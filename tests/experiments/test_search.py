@@ -258,7 +258,7 @@ def test_another_search_in_the_folder(change, message, searched):
 def test_other_rows(searched, tmp_path):
     shutil.copytree(searched[0], tmp_path / "copy")
     write_csv(tmp_path / "copy" / "dev.csv", make_rows(9, seed=2))
-    with pytest.raises(UsageError, match="cannot be compared with new ones: the rows of validation changed"):
+    with pytest.raises(UsageError, match="other settings: the rows of validation = "):
         search(recipe(tmp_path / "copy"), progress=False)
 
 
@@ -280,17 +280,17 @@ def test_folders_that_are_no_search(folder):
     (folder / "out").unlink()
     (folder / "out").mkdir()
     (folder / "out" / "notes.txt").write_text("", "utf-8")
-    with pytest.raises(UsageError, match=r"holds no search \(it contains notes.txt\)"):
+    with pytest.raises(UsageError, match=r"contains no such runs \(it contains notes.txt\)"):
         search(recipe(folder), progress=False)
     (folder / "out" / "run.json").write_text("", "utf-8")
-    with pytest.raises(UsageError, match="holds a run"):
+    with pytest.raises(UsageError, match="holds a single run"):
         search(recipe(folder), progress=False)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_the_folder_of_the_user_s_recipe(folder, overwrite):
     before = (folder / "recipe.toml").read_text("utf-8")
-    with pytest.raises(UsageError, match="holds no search"):
+    with pytest.raises(UsageError, match="contains no such runs"):
         search(recipe(folder, f"run.output_dir={folder}"), overwrite=overwrite, progress=False)
     assert (folder / "recipe.toml").read_text("utf-8") == before
 
@@ -325,7 +325,7 @@ def test_errors_that_are_not_of_the_values_stop_the_search(folder, monkeypatch):
         raise CheckpointError("the disk is full")
 
     monkeypatch.setattr(module, "train", fail)
-    with pytest.raises(CheckpointError, match=r"trial 0 \(.*\): the disk is full"):
+    with pytest.raises(CheckpointError, match="the disk is full"):
         search(recipe(folder), progress=False)
 
 

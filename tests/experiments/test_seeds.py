@@ -255,12 +255,6 @@ def test_stated_seeds_win(folder):
     assert list(seed_group(recipe(folder, "run.seeds=[1, 2]")).recipes) == [1, 2]
 
 
-@pytest.mark.parametrize("seed", [str(2**32), "99999999999", "9" * 5000])
-def test_seed_that_is_too_large_is_named(seed: str):
-    with pytest.raises(UsageError, match=rf"--seeds '?{seed[:20]}.*from 0 to 4294967295"):
-        parse_seeds(f"1,{seed}")
-
-
 def test_seed_of_a_call_is_named_by_its_place(folder):
     with pytest.raises(RecipeError, match=r"^seeds\[1\] = 99999999999: expected less than 4294967296$"):
         train_seeds(recipe(folder), [1, 99999999999])
@@ -268,7 +262,7 @@ def test_seed_of_a_call_is_named_by_its_place(folder):
 
 def test_parse_seeds():
     assert parse_seeds("3, 1,20") == (3, 1, 20)
-    for text in ("", "1,", "1;2", "a", "1.5", "-1", "²"):
+    for text in ("", "1,", "1;2", "a", "1.5", "-1", "²", "9" * 5000):
         with pytest.raises(UsageError, match="whole numbers"):
             parse_seeds(text)
 

@@ -372,9 +372,7 @@ def test_importing_recipes_is_cheap() -> None:
 
 
 def test_adapters_are_stated_whole(folder: Path) -> None:
-    stated = (
-        '[optim]\nlora_rank = 8\nlora_alpha = 16\nlora_dropout = 0.05\nlora_targets = ["query", "value", "query"]\n'
-    )
+    stated = '[optim]\nlora_rank = 8\nlora_alpha = 16\nlora_dropout = 0.05\nlora_targets = ["query", "value"]\n'
     recipe = load_recipe(write(folder, MINIMAL + stated))
     assert (recipe.optim.lora_alpha, recipe.optim.lora_targets) == (16.0, ("query", "value"))
     assert load_recipe(write(folder, resolved_toml(recipe))) == recipe
@@ -386,7 +384,8 @@ def test_adapters_are_stated_whole(folder: Path) -> None:
     for option, said in {
         "freeze_layers = 2": "the whole encoder already: remove freeze_layers",
         "freeze_embeddings = true": "the whole encoder already: remove freeze_embeddings",
-        'lora_targets = ["querry"]': r"unknown layer 'querry', did you mean 'query'\?",
+        'lora_targets = ["querry"]': r"lora_targets\[0\] = 'querry': expected 'query', 'key'",
+        'lora_targets = ["key", "key"]': "key appears more than once",
         "lora_targets = []": "lora_targets",
         "lora_dropout = 1.0": "expected less than 1",
     }.items():

@@ -169,14 +169,3 @@ def test_a_manifest_that_says_too_little_is_refused(tmp_path, content):
     (path / "manifest.json").write_text(content, "utf-8")
     with pytest.raises(CheckpointError, match="no checkpoint can be used"):
         newest_checkpoint(tmp_path)
-
-
-def test_checkpoints_that_call_the_encoder_stack_are_read(tmp_path):
-    names = ("stack.layers.0.qkv.weight", "objective.generator.stack.norm.bias", "head.output.bias")
-    tensors = {name: torch.ones(2) for name in names}
-    state = RunState(step=1, weights=tensors, optimizer={f"{names[0]}/step": torch.ones(())}, progress={})
-    save_checkpoint(tmp_path, state, metadata={}, best_step=0, keep_last=1)
-    loaded = newest_checkpoint(tmp_path).state
-    renamed = ("encoder.layers.0.qkv.weight", "objective.generator.encoder.norm.bias", "head.output.bias")
-    assert set(loaded.weights) == set(renamed)
-    assert list(loaded.optimizer) == [f"{renamed[0]}/step"]
