@@ -79,18 +79,17 @@ class Distillation(Objective):
         self._cached: Dataset | None = None
         check_teacher(teacher, model)
         widths = (teacher.config.hidden_size, model.config.hidden_size)
-        stated = self.section.relations
-        self.relation_heads = teacher.config.num_attention_heads if stated is True else int(stated)
+        relations = self.section.relations
+        self.relation_heads = teacher.config.num_attention_heads if relations is True else int(relations)
         if self.section.hidden != "none" and widths[0] != widths[1]:
             raise UsageError(
                 f"teacher.hidden = {self.section.hidden!r} compares states of one width: the teacher has {widths[0]}, "
                 f"the model {widths[1]}. Set it to 'none'; teacher.relations compares models of any width"
             )
-        if self.relation_heads and any(width % self.relation_heads for width in widths):
-            fitting = [heads for heads in range(1, math.gcd(*widths) + 1) if math.gcd(*widths) % heads == 0]
+        if self.relation_heads and math.gcd(*widths) % self.relation_heads:
             raise UsageError(
                 f"teacher.relations: {self.relation_heads} heads do not divide the widths of the teacher, {widths[0]}, "
-                f"and of the model, {widths[1]}; those that do are {', '.join(map(str, fitting))}"
+                f"and of the model, {widths[1]}: choose a divisor of {math.gcd(*widths)}"
             )
         if self.section.cache_logits and self._reads_states:
             raise UsageError(
@@ -114,18 +113,18 @@ class Distillation(Objective):
     def settings(self) -> dict[str, Any]:
         """See ``Objective.settings``; the digest tells a changed teacher of the same name."""
         origin = {} if self.teacher.origin is None else dict(vars(self.teacher.origin))
-        stated = self.section.model_dump(exclude={"name", "revision"})
-        return {"teacher": {**origin, "digest": weights_digest(self.teacher.state_dict()), **stated}}
+        options = self.section.model_dump(exclude={"name", "revision"})
+        return {"teacher": {**origin, "digest": weights_digest(self.teacher.state_dict()), **options}}
 
     @property
     def notes(self) -> tuple[str, ...]:
         name = "in memory" if self.teacher.origin is None else self.teacher.origin.name
-        sizes = [
-            f"{sum(tensor.numel() for tensor in one.parameters()):,} parameters in "
-            f"{counted(len(one.config.layer_order), 'layer')}"
-            for one in (self.teacher, self.model)
-        ]
-        return (f"teacher {name}: {sizes[0]}; the model: {sizes[1]}",)
+        teacher, student = (
+            f"{sum(map(Tensor.numel, model.parameters())):,} parameters in "
+            f"{counted(len(model.config.layer_order), 'layer')}"
+            for model in (self.teacher, self.model)
+        )
+        return (f"teacher {name}: {teacher}; the model: {student}",)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves the teacher with the student, to a device or a precision."""
@@ -141,20 +140,17 @@ class Distillation(Objective):
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
         """See ``Objective.agreement``; a set whose predictions cannot be compared is left out."""
-        task, own, shares = self.model.task, self.teacher.task, {}
+        task, teacher_task, shares = self.model.task, self.teacher.task, {}
         self.teacher.task = task
         try:
             for name, (samples, table) in validation.items():
-                seen = tokenized(table, task, self.teacher)
-                found = [
-                    evaluate_samples(model, features, table, accelerator).predictions
-                    for model, features in ((self.model, samples), (self.teacher, seen))
-                ]
+                inputs = ((self.model, samples), (self.teacher, tokenized(table, task, self.teacher)))
+                predictions = [evaluate_samples(*each, table, accelerator).predictions for each in inputs]
                 with suppress(DataError):
-                    same = Report.of(task).same(*found)
+                    same = Report.of(task).same(*predictions)
                     shares[name] = sum(same) / max(1, len(same))
         finally:
-            self.teacher.task = own
+            self.teacher.task = teacher_task
         return shares
 
     def prepare(
@@ -170,10 +166,8 @@ class Distillation(Objective):
         ]
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        counts = {
-            **super().counts(features),
-            DISTILLATION: distillation_count(self.model.task, self.model.head, features),
-        }
+        counts = super().counts(features)
+        counts |= {DISTILLATION: distillation_count(self.model.task, self.model.head, features)}
         if self.section.hidden != "none":
             counts["hidden"] = float(sum(len(feature["input_ids"]) for feature in features))
         if self.relation_heads:
@@ -182,17 +176,21 @@ class Distillation(Objective):
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
         task, section = self.model.task, self.section
-        student, own = self._outputs(self.model, batch)
+        student, states = self._outputs(self.model, batch)
         if _LOGITS in batch.fields:
-            teacher, given = batch.fields[_LOGITS].to(student.dtype).view_as(student), own
+            teacher, teacher_states = batch.fields[_LOGITS].to(student.dtype).view_as(student), states
         else:
+            # The position ids that the teacher's family gives the same tokens.
+            shift = self.teacher.config.position_offset - self.model.config.position_offset
             with torch.no_grad():
-                teacher, given = self._outputs(self.teacher, self._seen_by_teacher(batch))
+                teacher, teacher_states = self._outputs(
+                    self.teacher, replace(batch, position_ids=batch.position_ids + shift) if shift else batch
+                )
         with torch.autocast(student.device.type, enabled=False):
             terms = [replace(term, weight=term.weight * (1 - section.weight)) for term in task.loss(student, batch)]
             distance = distillation_loss(task, self.model.head, student, teacher, batch, section.temperature)
             terms.append(replace(distance, weight=section.weight))
-            terms += self._state_terms(own, given, batch.layout)
+            terms += self._state_terms(states, teacher_states, batch.layout)
         return tuple(terms)
 
     def _outputs(self, model: TaskModel, batch: PackedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -203,18 +201,18 @@ class Distillation(Objective):
         if not self._reads_states:
             return float32(model(batch)), {}
         logits, states = model.logits_and_states(batch)
-        found = {"hidden": float32(states[-1])}
+        compared = {"hidden": float32(states[-1])}
         if self.relation_heads:
-            found["qkv"] = float32(model.encoder.last_queries_keys_values(states))
-        return float32(logits), found
+            compared["qkv"] = float32(model.encoder.last_queries_keys_values(states))
+        return float32(logits), compared
 
     def _state_terms(
-        self, own: Mapping[str, Tensor], given: Mapping[str, Tensor], layout: Packed
+        self, states: Mapping[str, Tensor], teacher_states: Mapping[str, Tensor], layout: Packed
     ) -> Iterator[LossTerm]:
         """The distances of the last layers: of their states, and of what their attention reads."""
         section = self.section
         if section.hidden != "none":
-            student, teacher = own["hidden"], given["hidden"]
+            student, teacher = states["hidden"], teacher_states["hidden"]
             if section.hidden == "cosine":
                 total = (1 - F.cosine_similarity(student, teacher, dim=-1)).sum()
             else:
@@ -222,7 +220,7 @@ class Distillation(Objective):
             count = student.new_full((), len(student))
             yield LossTerm(name="hidden", total=total, count=count, weight=section.hidden_weight)
         if self.relation_heads:
-            total = relation_divergence(own["qkv"], given["qkv"], layout, heads=self.relation_heads)
+            total = relation_divergence(states["qkv"], teacher_states["qkv"], layout, heads=self.relation_heads)
             count = total.new_full((), len(layout.lengths)).detach()
             yield LossTerm(name="relations", total=total, count=count, weight=section.relations_weight)
 
@@ -234,14 +232,9 @@ class Distillation(Objective):
         first = ids.index(separator) + 1 if separator in ids else len(ids)
         return {**feature, "token_type_ids": [0] * first + [1] * (len(ids) - first)}
 
-    def _seen_by_teacher(self, batch: PackedBatch) -> PackedBatch:
-        """The batch with the position ids that the teacher's family gives the same tokens."""
-        shift = self.teacher.config.position_offset - self.model.config.position_offset
-        return replace(batch, position_ids=batch.position_ids + shift) if shift else batch
-
 
 def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
-    """Refuses a teacher whose logits do not mean for the same tokens what the student's mean.
+    """Rejects a teacher whose logits do not mean for the same tokens what the student's mean.
 
     Raises:
         UsageError: it is the student itself, has another task, other labels or another tokenizer, or reads fewer
@@ -255,13 +248,12 @@ def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
         raise UsageError(f"the teacher cannot teach: {teacher.no_weights_reason}")
     if type(task) is not type(other):
         raise UsageError(f"the teacher's task is {other.name}, the model's is {task.name}; both need the same task")
-    try:
-        check_teachable(other)
-    except UsageError as error:
-        raise UsageError(f"the teacher cannot teach: {error}") from None
+    check_teachable(other)
     if task.labels != other.labels:
-        theirs, ours = (", ".join(one.labels) if one.labels else "none" for one in (other, task))
-        raise UsageError(f"the teacher's labels are {theirs}, the model's are {ours}; both need the same in one order")
+        labels = [", ".join(each.labels) if each.labels else "none" for each in (other, task)]
+        raise UsageError(
+            f"the teacher's labels are {labels[0]}, the model's are {labels[1]}; both need the same in one order"
+        )
     if HFConfig.of(task).entries != HFConfig.of(other).entries:
         raise UsageError("the teacher's logits mean something else: its task has other settings, such as problem_type")
     if not same_token_ids(teacher.require_tokenizer(), model.require_tokenizer()):
@@ -289,10 +281,10 @@ def relation_divergence(student: Tensor, teacher: Tensor, layout: Packed, *, hea
         0-dimensional: the Kullback-Leibler divergence of the student's relations from the teacher's, mean over the
         three relations, the heads and the tokens of a sequence, summed over the sequences.
     """
-    found = [pad_groups(rows, layout) for rows in (student, teacher)]
+    padded = [pad_groups(rows, layout) for rows in (student, teacher)]
     total = student.new_zeros(())
-    parts = zip(*(torch.split(rows, [group.rows for group in layout.groups]) for rows in found), strict=True)
-    for group, pair in zip(layout.groups, parts, strict=True):
+    pairs = zip(*(torch.split(rows, [group.rows for group in layout.groups]) for rows in padded), strict=True)
+    for group, pair in zip(layout.groups, pairs, strict=True):
         logs = []
         for rows in pair:
             cut = rows.view(group.sequences, group.length, 3, heads, -1).permute(2, 0, 3, 1, 4)  # [3, B, A, T, D]
@@ -323,13 +315,13 @@ def cached_logits(teacher: TaskModel, features: "Dataset", of_teacher: Callable[
     key = sha256_json(_CACHE_VERSION, weights_digest(teacher.state_dict()), teacher.hf_config, files, chosen)
 
     def compute(columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-        chosen = [of_teacher(cast("Feature", feature)) for feature in rows_of(columns)]
-        found: dict[int, list[float]] = {}
-        for numbers in longest_first([len(one["input_ids"]) for one in chosen], max_tokens=teacher.batch_tokens):
-            batch, logits = teacher.batch_logits([chosen[i] for i in numbers])
-            parts = torch.split(logits, list(batch.layout.gather_counts)) if teacher.head.per_token else logits.unbind()
-            found |= {i: part.flatten().tolist() for i, part in zip(numbers, parts, strict=True)}
-        return {"logits": [found[i] for i in range(len(chosen))]}
+        inputs = [of_teacher(cast("Feature", feature)) for feature in rows_of(columns)]
+        flat: dict[int, list[float]] = {}
+        for numbers in longest_first([len(one["input_ids"]) for one in inputs], max_tokens=teacher.batch_tokens):
+            batch, logits = teacher.batch_logits([inputs[i] for i in numbers])
+            rows = torch.split(logits, list(batch.layout.gather_counts)) if teacher.head.per_token else logits.unbind()
+            flat |= {i: row.flatten().tolist() for i, row in zip(numbers, rows, strict=True)}
+        return {"logits": [flat[i] for i in range(len(inputs))]}
 
     def write(path: Path) -> None:
         features.map(

@@ -75,7 +75,7 @@ def check_metric(
     accelerator: Accelerator,
     forward_fn: ForwardFn | None = None,
 ) -> None:
-    """Refuses a ``metric_for_best_model`` that evaluation will not report, before an epoch is spent.
+    """Rejects a ``metric_for_best_model`` that evaluation will not report, before an epoch is spent.
 
     Evaluates one row, and all of them if that is not enough: some metrics exist only if there is a row of some class,
     and a row may have nothing to measure.
@@ -100,14 +100,14 @@ def metric_metadata(task: Task, run: RunSection, sets: Sequence[str]) -> dict[st
 
     By default the task's primary metric on the first validation set picks the best model.
     """
-    stated, primary = run.metric_for_best_model, task.primary_metric
-    untuned_too = {untuned(primary)} if primary in Report.of(task).lower_is_better else set()
+    report, primary, best = Report.of(task), task.primary_metric, run.metric_for_best_model
+    untuned_too = {untuned(primary)} if primary in report.lower_is_better else set()
     return {
         "sets": list(sets),
-        "best": metric_key(sets[0], primary) if stated is None else stated,
+        "best": metric_key(sets[0], primary) if best is None else best,
         "primary": primary,
-        "lower_is_better": sorted(Report.of(task).lower_is_better | {LOSS} | untuned_too),
-        "neutral": sorted(Report.of(task).neutral_metrics),
+        "lower_is_better": sorted(report.lower_is_better | {LOSS} | untuned_too),
+        "neutral": sorted(report.neutral_metrics),
     }
 
 

@@ -216,8 +216,8 @@ class Trainer:
         if self.optimizer is not None:
             settings["optim.optimizer"] = getattr(self.optimizer, "__qualname__", repr(self.optimizer))
         return RunFolder(
-            self.output_dir,
-            self.accelerator,
+            path=self.output_dir,
+            accelerator=self.accelerator,
             model=self.model,
             splits=self.splits,
             settings=settings,
@@ -298,11 +298,12 @@ class Trainer:
             CheckpointError: There are checkpoints and none can be used.
             UsageError: The checkpoint is beyond the end of the run.
         """
-        changed = [*existing.changed, *outputs.environment_changes(existing.metadata, metadata)]
+        earlier = existing.metadata
+        changed = [*existing.changed, *outputs.environment_changes(earlier, metadata)]
         notes = [f"changed since the run began: {change}" for change in changed]
         loaded, resume_notes = self.folder.load_newest(existing, self.steps.total_steps)
         if loaded is not None:
-            if existing.metadata.get("encoder_weights") != metadata["encoder_weights"]:
+            if earlier.get("encoder_weights") != metadata["encoder_weights"]:
                 raise CheckpointError(
                     "the weights of the encoder are not those that the run began with, and its checkpoints hold only "
                     "the adapters and the head. Give it the model that it began with, or --overwrite to start again"
@@ -311,9 +312,9 @@ class Trainer:
         for note in [*notes, *resume_notes, *self.folder.rewind(loaded, self.state, self.steps)]:
             self.reporter.note(note)
         self.state.update_early_stopping(self.run.early_stopping_patience)
-        earlier, step = existing.metadata, self.state.step
+        step = self.state.step
         return {
-            **{name: earlier[name] for name in ("initial_weights",) if name in earlier},
+            "initial_weights": earlier.get("initial_weights"),
             "resumed_at": [*earlier.get("resumed_at", []), step],
             "changes": [*earlier.get("changes", []), *({"step": step, "change": str(it)} for it in changed)],
         }
@@ -326,29 +327,28 @@ class Trainer:
     def _log_step(self, result: StepResult) -> bool:
         """Reports a step. Returns True if a process was asked to stop."""
         is_main, rows_of = self.accelerator.is_main_process, self.steps.samples.rows
+        step, epoch, speed = result.step + 1, self.steps.order.epoch_of(result.step), self.clock.tokens_per_second
+        record: dict[str, Any] = {"event": "step", "step": step, "epoch": epoch + 1}
         try:
             log, self.state.overflows = read_step_metrics(
                 result, overflows=self.state.overflows, mixed_precision=self.optim.mixed_precision, rows_of=rows_of
             )
         except DivergedError:
-            if is_main:
-                loss, norm, *_ = result.values.tolist()
-                event = {"event": "diverged", "step": result.step + 1, "loss": loss}
-                rates = {"learning_rate": result.learning_rate, "grad_norm": norm}
-                with suppress(CheckpointError):  # the divergence is the error to report
-                    self.logger.record({**event, **rates, "rows": [row + 1 for row in rows_of(result.batch)]})
+            loss, norm, *_ = result.values.tolist()
+            record |= {"event": "diverged", "loss": loss, "learning_rate": result.learning_rate, "grad_norm": norm}
+            with suppress(CheckpointError):  # the divergence is the error to report
+                if is_main:
+                    self.logger.record({**record, "rows": [row + 1 for row in rows_of(result.batch)]})
             raise
-        step, epoch, speed = log.step + 1, self.steps.order.epoch_of(log.step), self.clock.tokens_per_second
         self.reporter.step(log, epoch=epoch, tokens_per_second=speed)
         if is_main:
             self.callback.on_step(self, log)
         if is_main and (_is_multiple(step, self.run.logging_steps) or step == self.steps.total_steps):
-            event = {"event": "step", "step": step, "epoch": epoch + 1, "loss": log.loss}
-            rates = {"learning_rate": log.learning_rate, "grad_norm": log.grad_norm}
-            terms = {"terms": dict(log.terms)} if len(result.terms) > 1 else {}
-            record = {**event, **rates, **terms, "tokens_per_second": round(speed, 1)}
+            record |= {"loss": log.loss, "learning_rate": log.learning_rate, "grad_norm": log.grad_norm}
+            record |= {"terms": dict(log.terms)} if len(result.terms) > 1 else {}
+            record["tokens_per_second"] = round(speed, 1)
             self.logger.record(record)
-            self.callback.on_record(self, dict(record))
+            self.callback.on_record(self, record)
         return log.stop
 
     def _evaluate(self) -> None:
@@ -429,14 +429,14 @@ class Trainer:
         if state.best_collapse is not None:
             name, _ = split_key(metric_metadata(state.task, self.run, sets)["best"], sets)
             where = f" of the validation set {name!r}" if name else ""
-            *first, last = (
+            remedies = (
                 f"a lower learning_rate (now {self.optim.learning_rate:g})",
                 f"more epochs (now {self.steps.order.epochs(self.steps.total_steps):.3g})",
                 *Fitting.of(state.task).remedies,
             )
             notes = (
                 f"the best model {state.best_collapse}{where}, although the labels of the validation rows differ. "
-                f"Try {', '.join(first)} or {last}",
+                f"Try {', '.join(remedies[:-1])} or {remedies[-1]}",
             )
         result = FitResult(
             metrics=state.best,

@@ -3,14 +3,13 @@
 Owns that order, ``check`` and the dry run.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
 from bert_tasks.data.columns import PassthroughColumns, has_labels
-from bert_tasks.data.folds import Folds, fold_splits, group_column, make_folds
+from bert_tasks.data.folds import fold_splits, group_column, make_folds
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, load_tables, trained_names
 from bert_tasks.data.table import Truncation
@@ -18,7 +17,7 @@ from bert_tasks.distributed import broadcast_from_main, main_process_first, make
 from bert_tasks.errors import CheckpointError, RecipeError
 from bert_tasks.model.inputs import input_notes, tokenized
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe.schema import FoldsSection, Recipe, TeacherSection, build_task, load_recipe, resolved_toml
+from bert_tasks.recipe.schema import Recipe, TeacherSection, build_task, load_recipe, resolved_toml
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.outputs import check_teachable
@@ -60,67 +59,51 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
     stated: tuple[str, ...] = draft.labels
     if not stated and recipe.data.format is not None:
         stated = tuple(named_format(recipe.data.format).label_names.values())
-    taught = recipe.teacher is not None
-    if recipe.folds is None:
+    columns, section, has_teacher = draft.columns, recipe.folds, recipe.teacher is not None
+    if section is None:
         splits = load_splits(
             recipe.data,
-            columns=draft.columns,
+            columns=columns,
             seed=recipe.run.seed,
             labels=stated,
-            unlabelled=taught,
+            unlabelled=has_teacher,
             passthrough=passthrough,
         )
     else:
-        tables, stated, folds = _load_folds(recipe, recipe.folds, draft, stated, passthrough)
-        fold = 1 if recipe.folds.fold is None else recipe.folds.fold
-        share = recipe.data.validation_share
-        splits = fold_splits(tables, draft.columns, folds, fold, share=share, seed=recipe.run.seed)
-    labels = check_splits(splits, columns=draft.columns, labels=stated, unlabelled=taught)
+        if not has_labels(columns):
+            raise RecipeError(f"[folds]: {draft.name} has no labels to compare predictions with")
+        group, name = group_column(columns, section.group)
+        tables = load_tables(
+            recipe.data,
+            columns=columns,
+            labels=stated,
+            unlabelled=has_teacher,
+            group=group,
+            group_name=name,
+            passthrough=passthrough,
+        )
+        stated = check_splits(tables, columns=columns, labels=stated, unlabelled=has_teacher)
+        folds = make_folds(tables.train, columns, count=section.count, seed=section.seed)
+        fold, share = 1 if section.fold is None else section.fold, recipe.data.validation_share
+        splits = fold_splits(tables, columns, folds, fold, share=share, seed=recipe.run.seed)
+    labels = check_splits(splits, columns=columns, labels=stated, unlabelled=has_teacher)
     return LoadedRecipe(recipe=recipe, task=build_task(recipe, labels) if labels else draft, splits=splits)
-
-
-def _load_folds(
-    recipe: Recipe, section: FoldsSection, task: Task, labels: Sequence[str], passthrough: PassthroughColumns
-) -> tuple[Splits, tuple[str, ...], Folds]:
-    """All rows of a recipe with folds, the labels of all of them, and the folds.
-
-    Raises:
-        RecipeError: the task has no labels.
-        DataError, UsageError: see ``make_folds``.
-    """
-    columns, taught = task.columns, recipe.teacher is not None
-    if not has_labels(columns):
-        raise RecipeError(f"[folds]: {task.name} has no labels to compare predictions with")
-    group, name = group_column(columns, section.group)
-    tables = load_tables(
-        recipe.data,
-        columns=columns,
-        labels=labels,
-        unlabelled=taught,
-        group=group,
-        group_name=name,
-        passthrough=passthrough,
-    )
-    known = check_splits(tables, columns=columns, labels=labels, unlabelled=taught)
-    return tables, known, make_folds(tables.train, columns, count=section.count, seed=section.seed)
 
 
 def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> Trainer:
     """The run of a recipe; loads its checkpoint, with the task's head. ``callback``: see ``Trainer``."""
     recipe = prepared.recipe
-    stated = recipe.model
-    if stated.config is not None:
-        model = TaskModel.from_config(
-            stated.config, task=prepared.task, tokenizer=str(stated.tokenizer), seed=recipe.run.seed
-        )
+    section, task, seed = recipe.model, prepared.task, recipe.run.seed
+    if section.config is not None:
+        model = TaskModel.from_config(section.config, task=task, tokenizer=str(section.tokenizer), seed=seed)
     else:
-        model = TaskModel.from_pretrained(str(stated.name), task=prepared.task, revision=stated.revision)
-    if stated.layers is not None or stated.family is not None:
-        model = model.with_layers(stated.layers, family=stated.family)
-    prepare_model(model, seed=recipe.run.seed)
-    model.columns = trained_names(recipe.data, prepared.task.columns)
+        model = TaskModel.from_pretrained(str(section.name), task=task, revision=section.revision)
+    if section.layers is not None or section.family is not None:
+        model = model.with_layers(section.layers, family=section.family)
+    prepare_model(model, seed=seed)
+    model.columns = trained_names(recipe.data, task.columns)
     return Trainer(
-        objective=make_objective(model, recipe.teacher, seed=recipe.run.seed),
+        objective=make_objective(model, recipe.teacher, seed=seed),
         splits=prepared.splits,
         optim=recipe.optim,
         run=recipe.run,
@@ -153,10 +136,9 @@ def make_objective(
         return Supervised(model)
     if teacher is None:
         kind, labels = type(model.task), model.task.labels
+        options = {"labels": labels} if labels else {}
         try:
-            teacher = TaskModel.from_pretrained(
-                section.name, task=kind, labels=labels if labels else None, revision=section.revision
-            )
+            teacher = TaskModel.from_pretrained(section.name, task=kind, revision=section.revision, **options)
         except CheckpointError as error:
             raise CheckpointError(f"[teacher]: {error}") from error
         report = teacher.load_report

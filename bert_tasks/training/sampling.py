@@ -8,7 +8,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,37 +35,19 @@ def epoch_batches(lengths: ArrayLike, size: BatchSize, *, seed: int, epoch: int)
     batches, and the batches are shuffled. With a number of samples at most one batch is smaller; it may be anywhere in
     the epoch.
     """
-    return _EpochCut.of(lengths, size, seed=seed, epoch=epoch).batches()
-
-
-class _EpochCut(NamedTuple):
-    """The samples of an epoch sorted within buckets, where each batch starts, and the order of the batches."""
-
-    samples: NDArray[np.int64]
-    starts: Sequence[int]
-    shuffled: NDArray[np.int64]
-
-    def batches(self) -> list[list[int]]:
-        members, ends = self.samples.tolist(), [*self.starts[1:], len(self.samples)]
-        return [members[self.starts[index] : ends[index]] for index in self.shuffled.tolist()]
-
-    @classmethod
-    def of(cls, lengths: ArrayLike, size: BatchSize, *, seed: int, epoch: int) -> Self:
-        sizes = np.asarray(lengths, dtype=np.int64)
-        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
-        order = rng.permutation(len(sizes))
-        if size.tokens is None:
-            samples = 1 if size.samples is None else size.samples
-            buckets = np.arange(len(order)) // (BUCKET_BATCHES * samples)
-        else:
-            buckets = (np.cumsum(sizes[order]) - sizes[order]) // (BUCKET_BATCHES * size.tokens)
-        # By bucket, then by length; equal ones stay as they were.
-        order = order[np.argsort(buckets * (sizes.max(initial=0) + 1) + sizes[order], kind="stable")]
-        if size.tokens is None:
-            starts: Sequence[int] = range(0, len(order), samples)
-        else:
-            starts = _token_starts(sizes[order], size.tokens)
-        return cls(order, starts, rng.permutation(len(starts)))
+    sizes = np.asarray(lengths, dtype=np.int64)
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+    order = rng.permutation(len(sizes))
+    if size.tokens is None:
+        samples = 1 if size.samples is None else size.samples
+        buckets = np.arange(len(order)) // (BUCKET_BATCHES * samples)
+    else:
+        buckets = (np.cumsum(sizes[order]) - sizes[order]) // (BUCKET_BATCHES * size.tokens)
+    # By bucket, then by length; equal ones stay as they were.
+    order = order[np.argsort(buckets * (sizes.max(initial=0) + 1) + sizes[order], kind="stable")]
+    starts = list(range(0, len(order), samples)) if size.tokens is None else _token_starts(sizes[order], size.tokens)
+    members, ends = order.tolist(), [*starts[1:], len(order)]
+    return [members[starts[index] : ends[index]] for index in rng.permutation(len(starts)).tolist()]
 
 
 def _token_starts(sizes: NDArray[np.int64], tokens: int) -> list[int]:
@@ -96,14 +77,14 @@ class SampleOrder:
     def __init__(self, lengths: ArrayLike, size: BatchSize, *, seed: int) -> None:
         self._lengths, self._size, self._seed = np.asarray(lengths, dtype=np.int64), size, seed
         self._first = [0]  # step of each epoch, as far as they are known
-        self._latest: tuple[int, _EpochCut] | None = None
+        self._latest: tuple[int, list[list[int]]] | None = None
 
     def batches(self, first: int, end: int) -> Iterator[tuple[int, list[int]]]:
         """The steps from ``first`` to ``end - 1``, each with its samples."""
         step = first
         while step < end:
             epoch = self.epoch_of(step)
-            for batch in self._epoch(epoch).batches()[step - self.first_step(epoch) : end - self.first_step(epoch)]:
+            for batch in self._epoch(epoch)[step - self.first_step(epoch) : end - self.first_step(epoch)]:
                 yield step, batch
                 step += 1
 
@@ -112,7 +93,7 @@ class SampleOrder:
         if self._size.samples is not None:
             return epoch * math.ceil(len(self._lengths) / self._size.samples)  # the last, smaller batch is a step, too
         while len(self._first) <= epoch:
-            self._first.append(self._first[-1] + len(self._epoch(len(self._first) - 1).starts))
+            self._first.append(self._first[-1] + len(self._epoch(len(self._first) - 1)))
         return self._first[epoch]
 
     def epoch_of(self, step: int) -> int:
@@ -127,9 +108,9 @@ class SampleOrder:
         """Whether an epoch is complete after so many steps."""
         return steps > 0 and self.first_step(self.epoch_of(steps)) == steps
 
-    def _epoch(self, epoch: int) -> _EpochCut:
+    def _epoch(self, epoch: int) -> list[list[int]]:
         if self._latest is None or self._latest[0] != epoch:
-            self._latest = epoch, _EpochCut.of(self._lengths, self._size, seed=self._seed, epoch=epoch)
+            self._latest = epoch, epoch_batches(self._lengths, self._size, seed=self._seed, epoch=epoch)
         return self._latest[1]
 
     def epochs(self, steps: int) -> float:

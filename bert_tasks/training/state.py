@@ -240,39 +240,32 @@ class ExistingRun:
     summary: Mapping[str, Any] | None
 
 
+@dataclass(kw_only=True)
 class RunFolder:
     """The folder of a run. The main process reads and writes it for all processes.
 
     Attributes:
         path: The folder.
+        accelerator: The processes of the run.
+        model: The model that is trained.
+        splits: The rows.
         settings: All settings of the run, flat, as run.json holds them.
+        recipe_text: The resolved recipe, if the run has one.
+        further_models: Models that are saved with the best one, by the names of their folders.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        accelerator: Accelerator,
-        *,
-        model: TaskModel,
-        splits: Splits,
-        settings: Mapping[str, Any],
-        recipe_text: str | None,
-        further_models: Mapping[str, TaskModel],
-    ) -> None:
-        """Stores what the folder holds; nothing is read or written yet.
+    path: Path
+    accelerator: Accelerator
+    model: TaskModel
+    splits: Splits
+    settings: Mapping[str, Any]
+    recipe_text: str | None
+    further_models: Mapping[str, TaskModel]
 
-        Args:
-            path: The folder.
-            accelerator: The processes of the run.
-            model: The model that is trained.
-            splits: The rows.
-            settings: All settings of the run, flat.
-            recipe_text: The resolved recipe, if the run has one.
-            further_models: Models that are saved with the best one, by the names of their folders.
-        """
-        self.path, self.accelerator, self.model, self.splits = path, accelerator, model, splits
-        self.settings, self.recipe_text, self.further_models = settings, recipe_text, further_models
-        self.checkpoints = path / checkpointing.FOLDER
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / checkpointing.FOLDER
 
     @on_main_process
     def existing_run(self) -> ExistingRun | None:
@@ -296,15 +289,15 @@ class RunFolder:
             outputs.write_text(self.path / outputs.RECIPE, self.recipe_text)
         # Rows that were skipped, once for each source file: validation rows may be of the training file.
         tables = {table.source: table for _, table in named_splits(self.splits)}
-        rejects = "".join(
-            json.dumps({"file": table.source, **json.loads(fault)}) + "\n"
+        rejects = [
+            json.dumps({"file": table.source, **json.loads(error)}) + "\n"
             for table in tables.values()
             if table.errors is not None
-            for fault in table.errors[ROW_ERROR]
-        )
+            for error in table.errors[ROW_ERROR]
+        ]
         (self.path / outputs.REJECTS).unlink(missing_ok=True)
         if rejects:
-            outputs.write_text(self.path / outputs.REJECTS, rejects)
+            outputs.write_text(self.path / outputs.REJECTS, "".join(rejects))
 
     @on_main_process
     def load_newest(self, existing: ExistingRun, total_steps: int) -> tuple[RunState | None, list[str]]:
@@ -372,8 +365,13 @@ class RunFolder:
             "data": outputs.data_metadata(self.splits),
             "versions": outputs.environment(Windows.of(self.model.task).libraries)["versions"],
         }
-        options = {"best_step": state.best_step, "keep_last": keep_last}
-        return checkpointing.save_checkpoint(self.checkpoints, state_dict(steps, state), metadata=metadata, **options)
+        return checkpointing.save_checkpoint(
+            self.checkpoints,
+            state_dict(steps, state),
+            metadata=metadata,
+            best_step=state.best_step,
+            keep_last=keep_last,
+        )
 
     @on_main_process
     def publish(self, task: Task) -> None:

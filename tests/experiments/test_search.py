@@ -123,16 +123,6 @@ def test_the_grid_is_walked_once(tmp_path):
     assert all(type(value) is bool for _, value in seen)
 
 
-def test_one_key_has_no_importance(tmp_path):
-    section = SearchSection.model_validate({"epochs": SPACE["epochs"]})
-    study = Study(tmp_path / "study.db", sampler="tpe", search=section, start=None, seed=3, lower_is_better=False)
-    for score in (1.0, 2.0):
-        number, values = study.suggest()
-        study.add(Trial(number=number, values=values, score=score))
-        assert study.importance() == {}
-    study.close()
-
-
 def test_a_failed_trial_is_remembered_as_one(tmp_path):
     section = SearchSection.model_validate(SPACE)
     study = Study(tmp_path / "study.db", sampler="tpe", search=section, start=None, seed=3, lower_is_better=True)
@@ -361,11 +351,6 @@ def test_seeds_of_a_trial_are_averaged_and_the_same_in_all(folder):
         assert [run.name for run in runs] == ["seed-10", "seed-9"]
         scores = [json.loads((run / "metrics.json").read_text("utf-8"))["metrics"][result.metric] for run in runs]
         assert trial.score == pytest.approx(sum(scores) / 2, abs=1e-12)
-
-
-def test_hours_end_a_search(folder):
-    result = search(recipe(folder, "search.hours=1e-9", "search.fresh_seeds=0"), progress=False)
-    assert len(result.studies[0].trials) == 1
 
 
 def test_random_search_beside_it(folder, caplog):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks import fit, load_recipe, train
+from bert_tasks import load_recipe, train
 from bert_tasks.errors import RecipeError, UsageError
 from bert_tasks.experiments import seeds as module
 from bert_tasks.experiments.seeds import (
@@ -24,7 +24,7 @@ from bert_tasks.experiments.seeds import (
 )
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.training.state import FitResult
-from support.training_runs import load_model, make_rows
+from support.training_runs import make_rows
 
 
 def write_csv(path, rows):
@@ -190,12 +190,6 @@ def test_named_validation_sets(folder):
     assert not math.isnan(chosen.runs[0].value("other/f1"))
 
 
-def test_each_seed_is_announced(folder, capsys):
-    train_seeds(recipe(folder), [5, 6])
-    lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if line.startswith("seed")] == ["seed 5 (run 1 of 2)", "seed 6 (run 2 of 2)"]
-
-
 # Before the first run
 
 
@@ -225,12 +219,6 @@ def test_the_folder_of_the_last_seed_is_looked_at_first(folder):
     assert not (folder / "out" / "seed-1").exists()
 
 
-def test_a_dry_run_writes_nothing(folder):
-    plan = dry_run_seeds(recipe(folder, "run.seeds=[3, 4]"))
-    assert plan.output_dir == str(folder / "out" / "seed-3")
-    assert not (folder / "out").exists()
-
-
 def test_a_folder_and_seeds_are_needed(folder):
     with pytest.raises(RecipeError, match=r"no seeds: set run\.seeds .*--seeds"):
         train_seeds(recipe(folder))
@@ -250,11 +238,6 @@ def test_seeds_that_will_not_do(folder, seeds, message):
         recipe(folder, f"run.seeds={seeds}")
 
 
-def test_stated_seeds_win(folder):
-    assert list(seed_group(recipe(folder, "run.seeds=[1, 2]"), [7]).recipes) == [7]
-    assert list(seed_group(recipe(folder, "run.seeds=[1, 2]")).recipes) == [1, 2]
-
-
 def test_seed_of_a_call_is_named_by_its_place(folder):
     with pytest.raises(RecipeError, match=r"^seeds\[1\] = 99999999999: expected less than 4294967296$"):
         train_seeds(recipe(folder), [1, 99999999999])
@@ -265,11 +248,6 @@ def test_parse_seeds():
     for text in ("", "1,", "1;2", "a", "1.5", "-1", "²", "9" * 5000):
         with pytest.raises(UsageError, match="whole numbers"):
             parse_seeds(text)
-
-
-def test_fit_is_one_run(checkpoint, tmp_path):
-    with pytest.raises(UsageError, match="unknown argument 'seeds', did you mean 'seed'"):
-        fit(load_model(checkpoint), make_rows(4), make_rows(4), output_dir=tmp_path / "out", seeds=(1, 2))
 
 
 # The figures

@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import shutil
-import stat
 
 import pytest
 import torch
@@ -61,11 +60,6 @@ def test_the_newest_by_number_is_taken(tmp_path):
         save(tmp_path, step, keep_last=9)
     assert [path.name for path in checkpoints(tmp_path)] == ["ckpt-2", "ckpt-9", "ckpt-10"]
     assert newest_checkpoint(tmp_path).state.step == 10
-
-
-def test_no_pickle_is_written(tmp_path):
-    path = save(tmp_path, 1)
-    assert names(path) == ["manifest.json", "optimizer.safetensors", "state.json", "weights.safetensors"]
 
 
 def test_what_is_newer_than_a_run_that_was_cut_back_is_left_and_replaced(tmp_path):
@@ -151,16 +145,6 @@ def test_a_checkpoint_whose_successor_never_got_its_name_comes_back(tmp_path):
     (tmp_path / "ckpt-3.replaced-9").mkdir()
     remove_checkpoints(tmp_path, only_leftovers=True)
     assert names(tmp_path) == ["ckpt-3", "latest"]
-
-
-@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_the_umask_decides_who_may_read(tmp_path, mask, mode):
-    before = os.umask(mask)
-    try:
-        path = save(tmp_path / "checkpoints", 1)
-    finally:
-        os.umask(before)
-    assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {mode}
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"step": 1}', '{"step": 1, "files": {}}', '{"step": 2, "files": {}}'])

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -37,12 +36,6 @@ def run_folder(tmp_path):
     (folder / "notes.txt").write_text("mine", "utf-8")
     (folder / "figures").mkdir()
     return folder
-
-
-def test_a_new_or_empty_folder_is_welcome(tmp_path):
-    check_folder(tmp_path / "a" / "b")
-    check_folder(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_replacing_a_run_leaves_files_that_are_not_its_own(run_folder):
@@ -103,16 +96,13 @@ def test_a_json_file_is_replaced_whole(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.json"]
 
 
-def test_a_folder_without_a_run_has_no_facts_and_no_summary(tmp_path):
-    assert read_summary(tmp_path) is None
-    assert read_run_metadata(tmp_path) is None
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"settings": 3}'])
-def test_damaged_facts_are_named(tmp_path, content):
-    (tmp_path / "run.json").write_text(content, "utf-8")
-    with pytest.raises(UsageError, match=r"run\.json is damaged: .*--overwrite"):
-        read_run_metadata(tmp_path)
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null", '{"settings": 3}', '{"metrics": []}'])
+@pytest.mark.parametrize(("read", "name"), [(read_run_metadata, "run.json"), (read_summary, "metrics.json")])
+def test_damaged_files_are_named(tmp_path, read, name, content):
+    assert read(tmp_path) is None
+    (tmp_path / name).write_text(content, "utf-8")
+    with pytest.raises(UsageError, match=rf"{name} is damaged: .*--overwrite"):
+        read(tmp_path)
 
 
 def test_events_are_cut_back_to_a_step(tmp_path):
@@ -164,15 +154,6 @@ def test_the_environment_says_nothing_of_the_user(monkeypatch):
     assert set(found) == {"python", "platform", "cpu", "threads", "matmul_library", "versions"}
     assert "xyzzy" not in json.dumps(found)
     assert {"bert-tasks", "torch", "transformers", "accelerate"} <= found["versions"].keys()
-
-
-@pytest.mark.parametrize(
-    "content", ["", "{", "{}", "[]", "3", "null", '{"metrics": []}', '{"metrics": {}, "best_step": "3"}']
-)
-def test_a_file_that_is_not_the_summary_of_a_run_is_damaged(content: str, tmp_path: Path) -> None:
-    (tmp_path / "metrics.json").write_text(content, "utf-8")
-    with pytest.raises(UsageError, match=r"metrics\.json is damaged"):
-        read_summary(tmp_path)
 
 
 def test_settings_that_must_not_change_are_named(tmp_path):

@@ -168,11 +168,6 @@ def test_the_report_holds_what_that_of_a_recipe_holds(checkpoint, tmp_path):
     assert not (tmp_path / "checkpoints" / "report.html").exists()
 
 
-def test_no_report_is_made_unasked(checkpoint, tmp_path):
-    fit(load_model(checkpoint), ROWS, OTHERS, output_dir=tmp_path, **QUICK)
-    assert not (tmp_path / "report.html").exists()
-
-
 def test_the_callback_sees_every_line_that_is_recorded(checkpoint, tmp_path):
     seen = []
     settings = {**QUICK, "epochs": 2, "logging_steps": 1}

@@ -14,7 +14,6 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import StoppedError, UsageError
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.tasks.base import FeatureKeys, LossTerm
-from bert_tasks.tasks.shared.features import collate
 from bert_tasks.training.loop import Trainer
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.step import OptimizerSteps
@@ -195,17 +194,6 @@ def test_random_numbers_follow_the_feature_not_its_place():
     for other in (FeatureKeys(seed=2, epoch=2, numbers=(5,)), FeatureKeys(seed=1, epoch=3, numbers=(5,))):
         assert other.generator(0).random(4).tolist() != draws[0]
     assert isinstance(keys.generator(0), np.random.Generator)
-
-
-def test_fields_that_only_some_features_have_are_packed_by_name():
-    plain = {"row": 0, "input_ids": [5, 6], "token_type_ids": [0, 0]}
-    noisy = {**plain, "row": 1, "fields": {"noise": [0.25, 0.5]}}
-    paired = {**plain, "row": 2, "fields": {"pair": [1.0], "noise": [0.75]}}
-    batch = collate([plain, noisy, paired], position_offset=0)
-    assert {name: values.tolist() for name, values in batch.fields.items()} == {
-        "noise": [0.25, 0.5, 0.75],
-        "pair": [1.0],
-    }
 
 
 class Masking(Supervised):

@@ -210,12 +210,6 @@ def test_a_wrapped_model_is_refused_before_training_and_saving(change: str, chec
     assert not (tmp_path / "folder").exists()
 
 
-def test_a_model_inside_another_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    outer: Any = nn.Sequential(load_model(checkpoint))
-    with pytest.raises(UsageError, match="expected a TaskModel, got a Sequential"):
-        quick_fit(outer, tmp_path / "run")
-
-
 # Numbers of 64 bits
 
 

@@ -11,7 +11,6 @@ import torch
 
 from bert_tasks import TaskModel, evaluate, load_recipe, train
 from bert_tasks.errors import DataError, RecipeError, UsageError
-from bert_tasks.training.loop import Trainer
 from bert_tasks.training.run import build_trainer, check, dry_run, prepare
 from bert_tasks.training.step import OptimizerSteps
 from support.training_runs import load_model, make_rows
@@ -70,10 +69,6 @@ def test_a_run_leaves_what_it_is_made_of(folder):
     assert evaluate(out / "model", folder / "dev.csv") == pytest.approx(result.metrics)
 
 
-def test_a_file_is_as_good_as_a_recipe(folder):
-    assert train(folder / "recipe.toml", progress=False).steps == 8
-
-
 def test_a_finished_run_is_reported_and_not_repeated(folder):
     first = train(recipe(folder), progress=False)
     before = listing(folder)
@@ -89,16 +84,6 @@ def test_a_metric_that_was_not_a_number_comes_back_as_one(folder):
     found = train(recipe(folder), progress=False).metrics
     assert math.isnan(found["pearson"])
     assert found["loss"] == 0.5
-
-
-def test_a_damaged_summary_is_named(folder):
-    train(recipe(folder), progress=False)
-    whole = json.loads((folder / "out" / "metrics.json").read_text("utf-8"))
-    part = {"metrics": {}, "best_step": 1}
-    for content in ("{", "{}", "[]", "3", "null", "", json.dumps(part), json.dumps(whole | {"notes": None})):
-        (folder / "out" / "metrics.json").write_text(content, "utf-8")
-        with pytest.raises(UsageError, match=r"metrics\.json is damaged: .* --overwrite"):
-            train(recipe(folder), progress=False)
 
 
 def test_changed_rows_are_noticed_on_a_finished_run(folder):
@@ -151,15 +136,6 @@ def test_an_unfinished_run_goes_on(folder, monkeypatch):
     assert json.loads((folder / "out" / "run.json").read_text("utf-8"))["resumed_at"] == [3]
     assert dry_run(recipe(folder)).state == "this run is complete"
     assert dry_run(recipe(folder), overwrite=True).state == "a new run"
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_of_other_files_is_refused(folder, overwrite):
-    (folder / "out").mkdir()
-    (folder / "out" / "thesis.tex").write_text("mine", "utf-8")
-    with pytest.raises(UsageError, match=r"contains no run \(it contains thesis\.tex\)"):
-        train(recipe(folder), overwrite=overwrite, progress=False)
-    assert [path.name for path in (folder / "out").iterdir()] == ["thesis.tex"]
 
 
 def test_a_run_needs_a_folder(folder):
@@ -231,14 +207,6 @@ def test_training_says_how_many_rows_were_cut(folder, capsys):
     message = f"1 of 20 (5.0%) rows are longer than max_length = {longest} tokens and were cut"
     assert f"train: {message}" in " ".join(capsys.readouterr().err.split())
     assert f"  {message}" in check(recipe(folder)).lines()
-
-
-def test_check_trains_nothing(folder, monkeypatch):
-    monkeypatch.setattr(Trainer, "train", None)
-    before = listing(folder)
-    lines = "\n".join(check(recipe(folder)).lines())
-    assert "negative" in lines
-    assert listing(folder) == before
 
 
 @pytest.mark.parametrize("command", [check, dry_run])

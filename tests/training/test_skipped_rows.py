@@ -8,7 +8,7 @@ from bert_tasks import TaskModel, fit, load_recipe, train
 from bert_tasks.data.columns import ROW_ERROR
 from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.table import RowTable
-from bert_tasks.errors import RecipeError, UsageError
+from bert_tasks.errors import RecipeError
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
 from bert_tasks.training.files import read_run_metadata
 from bert_tasks.training.run import check
@@ -80,16 +80,6 @@ def test_a_run_without_bad_rows_has_no_reject_file(folder):
     write_jsonl(folder / "dev.jsonl", make_rows(5, seed=1))
     train(skipping, progress=False, overwrite=True)
     assert not (folder / "out" / "rejects.jsonl").exists()
-
-
-def test_a_run_resumes_with_the_same_rows_only(folder):
-    skipping = recipe(folder, "data.on_error=skip")
-    train(skipping, progress=False)
-    assert train(skipping, progress=False).reused
-    lines = (folder / "train.jsonl").read_text("utf-8").splitlines()
-    write_jsonl(folder / "train.jsonl", [{"text": "fixed", "label": "positive"}, *map(json.loads, lines[1:])])
-    with pytest.raises(UsageError, match="the rows of train changed"):
-        train(skipping, progress=False)
 
 
 def test_validation_rows_are_set_aside_from_the_rows_that_can_be_used(folder):
