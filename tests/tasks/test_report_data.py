@@ -5,8 +5,8 @@ import pytest
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from bert_tasks.tasks.shared.report import SHOWN_CLASSES, Confusion, Report
-from bert_tasks.tasks.token_classification.report import MOST_WORDS, tag_sections
-from bert_tasks.tasks.token_classification.task import TokenPrediction
+from bert_tasks.tasks.token_classification.report import MOST_WORDS
+from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 
 
 def test_a_cell_of_the_confusion_matrix_is_the_number_of_its_rows() -> None:
@@ -46,7 +46,9 @@ def test_an_excerpt_of_a_sentence_marks_the_entities_that_reach_into_it(edge: st
     labels = [*tags]
     labels[mistake] = "B-x"
     prediction = TokenPrediction(words=tuple(words), tags=tuple(tags), scores=(1.0,) * len(words), entities=())
-    sections = tag_sections([({"words": words, "tags": labels}, prediction)], ("O", "B-x", "I-x"))
+    task = TokenClassification(labels=("O", "B-x", "I-x"))
+    sections = Report.of(task).sections([prediction], [{"words": words, "tags": labels}])
+    assert sections is not None
     assert sections.examples is not None
     (example,) = sections.examples.items
     shown = [word for word in words[first : first + 2] if word in words[start:end]]

@@ -18,13 +18,13 @@ from bert_tasks.tasks.masked_language_modeling.sentences import (
     NO_PAIR,
     NOT_IN_ORDER,
     PAIR,
-    PairTemplate,
     pair_feature,
     sentence_windows,
 )
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens
 from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.windows import PairFrame
 from support.small_tokenizers import LINES
 
 MAX_LENGTH = 43
@@ -35,7 +35,7 @@ TEXTS = [LINES[:1], LINES[1:3], LINES[3:6], LINES[6:11], LINES[11:12], LINES[12:
 def windows_of(documents, template, room=ROOM):
     features = []
     for row, sentences in enumerate(documents):
-        for window in sentence_windows(sentences, room=room):
+        for window in sentence_windows(sentences, document=row, room=room):
             features.append(
                 {
                     "row": row,
@@ -76,7 +76,7 @@ def tokenized(texts, tokenizer):
 
 @pytest.fixture(scope="module")
 def template(wordpiece_tokenizer):
-    return PairTemplate.of(wordpiece_tokenizer)
+    return PairFrame.of(wordpiece_tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def inner(feature):
 def test_templates_are_those_of_the_tokenizers(by_kind):
     for tokenizer in by_kind.values():
         one, other = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a map", "the street"))
-        template = PairTemplate.of(tokenizer)
+        template = PairFrame.of(tokenizer)
         encoding = tokenizer("a map", "the street", return_token_type_ids=True)
         parts = [template.before, one, template.between, other, template.after]
         assert [token for part in parts for token in part] == encoding["input_ids"]
@@ -127,7 +127,6 @@ def test_templates_are_those_of_the_tokenizers(by_kind):
         assert types == encoding["token_type_ids"]
         assert template.size == len(encoding["input_ids"]) - len(one) - len(other)
         assert template.size == tokenizer.num_special_tokens_to_add(pair=True)
-        assert template.single == (1, 1)
 
 
 def test_labels_are_those_of_transformers():
@@ -137,7 +136,7 @@ def test_labels_are_those_of_transformers():
 def test_windows_hold_every_token_once_in_whole_sentences():
     documents = numbered([[5, 9, 12, 3, 20, 40, 1], [100, 2], [], [7]])
     for sentences in documents:
-        made = list(sentence_windows(sentences, room=30))
+        made = list(sentence_windows(sentences, document=0, room=30))
         assert [token for window in made for token in window.ids] == [token for one in sentences for token in one.ids]
         assert max(len(window.ids) for window in made) <= 30
         begins = {one.ids[0] for one in sentences}
@@ -149,17 +148,19 @@ def test_windows_hold_every_token_once_in_whole_sentences():
         for window, following in pairwise(made):
             first = following.ids[: [*following.starts, len(following.ids)][1]]
             assert len(window.ids) + len(first) > 30 or window.ids[-1] // 1000 == 2
-    long = list(sentence_windows(documents[1], room=30))
+    long = list(sentence_windows(documents[1], document=0, room=30))
     assert [len(window.ids) for window in long] == [30, 30, 30, 12]
     words = [word for window in long for word in window.words]
     assert all(one.words[-1] != other.words[0] for one, other in pairwise(long))
     assert len(set(words)) == 67 + 1
-    full = list(sentence_windows(numbered([[10, 20, 5]])[0], room=30))  # what fits exactly is in
+    full = list(sentence_windows(numbered([[10, 20, 5]])[0], document=0, room=30))  # what fits exactly is in
     assert [len(window.ids) for window in full] == [30, 5]
-    between = list(sentence_windows(numbered([[70]])[0], room=31))  # a word has its tokens 30 and 31: it is not cut
+    between = list(
+        sentence_windows(numbered([[70]])[0], document=0, room=31)
+    )  # a word has its tokens 30 and 31: it is not cut
     assert [len(window.ids) for window in between][:2] == [30, 30]
     uncut = DocumentTokens(ids=list(range(70)), words=[0] * 70)
-    assert [len(window.ids) for window in sentence_windows([uncut], room=30)] == [30, 30, 10]
+    assert [len(window.ids) for window in sentence_windows([uncut], document=0, room=30)] == [30, 30, 10]
 
 
 class TestOrder:

@@ -32,7 +32,7 @@ from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import Windows
-from bert_tasks.tasks.span_extraction.detection import detect_spans
+from bert_tasks.tasks.span_extraction.detection import SpanDetection
 from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanExtraction, SpanPrediction
 from support.hf_models import hf_class, hf_config, hf_model, widen
@@ -528,7 +528,7 @@ def test_columns_are_spans_if_nine_in_ten_answers_are_in_their_context(copied: i
         for i, line in enumerate([LINES[0]] * 20)
     ]
     profiles = [profile(name, [row[name] for row in rows]) for name in rows[0]]
-    guess = detect_spans("span-extraction", profiles, rows, NO_HINTS)
+    guess = SpanDetection(SpanExtraction).guess(profiles, rows, NO_HINTS)
     assert (guess is not None) == is_found
     if guess is not None:
         assert guess.columns == {"question": "asked", "context": "read", "answers": "given"}
@@ -547,7 +547,7 @@ def test_an_answer_is_shorter_than_half_of_its_context(share: float, is_found: b
         for i in range(20)
     ]
     profiles = [profile(name, [row[name] for row in rows]) for name in rows[0]]
-    assert (detect_spans("span-extraction", profiles, rows, NO_HINTS) is not None) == is_found
+    assert (SpanDetection(SpanExtraction).guess(profiles, rows, NO_HINTS) is not None) == is_found
 
 
 @pytest.mark.parametrize("others", [0, 1, 3])
@@ -557,7 +557,7 @@ def test_answers_that_are_not_in_their_context_are_counted(others: int) -> None:
         for i in range(20)
     ]
     profiles = [profile(name, [row[name] for row in rows]) for name in rows[0]]
-    guess = detect_spans("span-extraction", profiles, rows, NO_HINTS)
+    guess = SpanDetection(SpanExtraction).guess(profiles, rows, NO_HINTS)
     assert guess is not None
     told = [reason for reason in guess.reasons if "letter for letter" in reason]
     expected = f"answer: in {others} of 20 rows ({others / 20:.0%}) the answer is not in context letter for letter"

@@ -16,8 +16,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature
+from bert_tasks.tasks.shared.windows import cut
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
-from bert_tasks.tasks.span_extraction.windows import richest_windows, tokenized_contexts, window_ranges
+from bert_tasks.tasks.span_extraction.windows import richest_windows, tokenized_contexts
 from support.small_tokenizers import LINES
 
 KINDS = ("wordpiece_tokenizer", "bpe_tokenizer", "untrimmed_tokenizer", "unigram_tokenizer", "loaded_tokenizer")
@@ -216,14 +217,14 @@ class TestWindows:
         while expected[-1].stop < tokens:
             start += capacity - overlap
             expected.append(range(start, min(start + capacity, tokens)))
-        assert window_ranges(tokens, capacity=capacity, overlap=overlap) == expected
+        assert cut(range(tokens + 1), room=capacity, overlap=overlap) == expected
 
 
 class TestContext:
     @given(tokens=st.integers(0, 90), capacity=st.integers(1, 30), overlap=st.integers(0, 29))
     @example(tokens=310, capacity=300, overlap=150)  # the last window is so much shorter that this decides
     def test_richest_window_is_that_of_the_original_code(self, tokens: int, capacity: int, overlap: int) -> None:
-        windows = window_ranges(tokens, capacity=capacity, overlap=overlap % capacity)
+        windows = cut(range(tokens + 1), room=capacity, overlap=overlap % capacity)
         expected = []
         for token in range(tokens):
             best, chosen = None, None

@@ -28,13 +28,12 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction
 from bert_tasks.tasks.masked_language_modeling import report
-from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
+from bert_tasks.tasks.masked_language_modeling.masking import mask_features
 from bert_tasks.tasks.masked_language_modeling.scoring import Score, TextScore, scored_copies, text_score
 from bert_tasks.tasks.masked_language_modeling.sentences import (
     NO_PAIR,
     PAIR,
     SPLITTER,
-    PairTemplate,
     pair_feature,
     sentence_windows,
     split_sentences,
@@ -54,7 +53,7 @@ from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, 
 from bert_tasks.tasks.shared.outputs import vocabulary_output
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.report import Report, ReportSections
-from bert_tasks.tasks.shared.windows import WindowRules, Windows
+from bert_tasks.tasks.shared.windows import PairFrame, Windows
 
 MASKED_LM = "masked_lm"  # the term of the loss
 PAIR_TERMS = {"nsp": "next_sentence", "sop": "sentence_order"}
@@ -357,34 +356,29 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         return list(self._sentence_features(rows, tokenizer))
 
     def windows(
-        self, documents: Sequence[DocumentTokens], rules: WindowRules, tokenizer: PreTrainedTokenizerBase
+        self, documents: Sequence[DocumentTokens], room: int, tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[Window]:
         """The windows of neighbouring documents; what is predicted for a text depends on no other text."""
         if self.fill == "document" or self.score != "none":
-            yield from cut_documents(documents, rules)
+            yield from cut_documents(documents, room=room)
             return
         first = 0
         for has_mask, group in groupby(documents, key=lambda document: tokenizer.mask_token_id in document.ids):
             part = list(group)
             separator = None if has_mask else tokenizer.sep_token_id
-            for window in cut_documents(part, rules, separator=separator):
+            for window in cut_documents(part, room=room, separator=separator):
                 yield replace(window, document=first + window.document)
             first += len(part)
 
     def _sentence_features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Iterator[Feature]:
         rules, mask_id = self.window_rules(tokenizer), mask_token_id(tokenizer, self.name)
-        room, before = self.max_length - PairTemplate.of(tokenizer).size, len(rules.prefix)
+        room = self.max_length - PairFrame.of(tokenizer).size
         sentences = [_sentences(row, self.sentence_language) for row in rows]
         tokens = iter(tokenized_texts([sentence for one in sentences for sentence in one], tokenizer))
         for number, one in enumerate(sentences):
-            for window in sentence_windows(list(islice(tokens, len(one))), room=room):
-                whole = Window(
-                    document=number,
-                    ids=[*rules.prefix, *window.ids, *rules.suffix],
-                    word_ids=[NO_WORD] * before + window.words + [NO_WORD] * len(rules.suffix),
-                )
-                starts = [before + start for start in window.starts]
-                yield {**window_feature(whole, mask_id), "sentence_starts": starts}
+            for window in sentence_windows(list(islice(tokens, len(one))), document=number, room=room):
+                starts = [len(rules.prefix) + start for start in window.starts]
+                yield {**window_feature(window, rules, mask_id), "sentence_starts": starts}
 
     def prepare(
         self,
@@ -405,7 +399,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
             paired = partial(
                 pair_feature,
                 corpus=corpus,
-                template=PairTemplate.of(tokenizer),
+                frame=PairFrame.of(tokenizer),
                 objective=self.sentence_objective,
                 max_length=self.max_length,
             )

@@ -84,17 +84,17 @@ class CorpusTask(Task[PredictionT]):
         """
         rules, mask_id = self.window_rules(tokenizer), mask_token_id(tokenizer, self.name)
         documents = tokenized_texts([row["text"] for row in rows], tokenizer)
-        return [window_feature(window, mask_id) for window in self.windows(documents, rules, tokenizer)]
+        return [window_feature(window, rules, mask_id) for window in self.windows(documents, rules.room, tokenizer)]
 
     def window_rules(self, tokenizer: PreTrainedTokenizerBase) -> WindowRules:
         """The special tokens around a window, and the room between them."""
         return WindowRules.of(tokenizer, max_length=self.max_length, overlap=0)
 
     def windows(
-        self, documents: Sequence[DocumentTokens], rules: WindowRules, tokenizer: PreTrainedTokenizerBase
+        self, documents: Sequence[DocumentTokens], room: int, tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[Window]:
         """The windows of neighbouring documents; by default each window is of one document."""
-        return cut_documents(documents, rules)
+        return cut_documents(documents, room=room)
 
 
 def mask_token_id(tokenizer: PreTrainedTokenizerBase, task: str) -> int:
@@ -132,16 +132,17 @@ def tokenized_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) ->
     return [found[number] for number in range(len(texts))]
 
 
-def window_feature(window: Window, mask_id: int) -> Feature:
-    """A window, whose masks are read and are no words that could be masked."""
-    masks = [place for place, token in enumerate(window.ids) if token == mask_id]
-    words = list(window.word_ids)
+def window_feature(window: Window, rules: WindowRules, mask_id: int) -> Feature:
+    """A window with its special tokens, whose masks are read and are no words that could be masked."""
+    ids = [*rules.prefix, *window.ids, *rules.suffix]
+    words = [*[NO_WORD] * len(rules.prefix), *window.words, *[NO_WORD] * len(rules.suffix)]
+    masks = [place for place, token in enumerate(ids) if token == mask_id]
     for place in masks:
         words[place] = NO_WORD
     return Feature(
         row=window.document,
-        input_ids=window.ids,
-        token_type_ids=[0] * len(window.ids),
+        input_ids=ids,
+        token_type_ids=[0] * len(ids),
         gather_positions=masks,
         word_ids=words,
         lost_tokens=0,

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
@@ -28,6 +28,7 @@ MOST_CONFUSIONS = 12  # in the list of the most frequent mistakes
 HUES = 6  # colours of marked segments in the style sheet
 
 Point = tuple[float, float | None]
+PointT = TypeVar("PointT", bound=tuple[float | None, ...])
 Scale = Literal["linear", "whole"]
 
 
@@ -410,7 +411,7 @@ def cut(text: str, most: int = MOST_CHARACTERS) -> str:
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
+def thinned(points: Sequence[PointT]) -> list[PointT]:
     """At most ``MOST_POINTS`` of the points, evenly spread, the last one among them."""
     if len(points) <= MOST_POINTS:
         return list(points)

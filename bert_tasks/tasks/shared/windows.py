@@ -8,7 +8,8 @@ Shape legend: W words of a row, N tokens of a window.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
+from functools import lru_cache
+from itertools import accumulate, chain, groupby, pairwise
 
 from transformers import PreTrainedTokenizerBase
 
@@ -113,6 +114,51 @@ class WindowRules:
         return cls(prefix=prefix, suffix=suffix, room=max_length - len(special), overlap=overlap, context=context)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PairFrame:
+    """What a tokenizer puts around two texts: BERT 3 special tokens, RoBERTa 4 and one segment.
+
+    Attributes:
+        before, between, after: The special tokens around the two texts.
+        types: Segment ids of five parts: ``before``, the first text, ``between``, the second, and ``after``.
+    """
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    types: tuple[int, int, int, int, int]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "PairFrame":
+        """Reads it off a pair of short texts."""
+        return _pair_frame(tokenizer)
+
+    @property
+    def size(self) -> int:
+        """The number of special tokens."""
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def join(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Returns the ids and the segment ids of a window."""
+        parts = (self.before, first, self.between, second, self.after)
+        types = [kind for part, kind in zip(parts, self.types, strict=True) for _ in part]
+        return list(chain.from_iterable(parts)), types
+
+
+@lru_cache(maxsize=8)
+def _pair_frame(tokenizer: PreTrainedTokenizerBase) -> PairFrame:
+    encoding = tokenizer("a", "a", return_token_type_ids=True, truncation=False, padding=False)
+    ids, types, sides = encoding["input_ids"], encoding["token_type_ids"], encoding.sequence_ids(0)
+    first, second = sides.index(0), sides.index(1)
+    middle, last = first + sides.count(0), second + sides.count(1)  # where the texts end
+    return PairFrame(
+        before=tuple(ids[:first]),
+        between=tuple(ids[middle:second]),
+        after=tuple(ids[last:]),
+        types=tuple([*types, types[second]][place] for place in (0, first, middle, second, last)),
+    )
+
+
 def split_words(
     sentences: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, *, longest: int
 ) -> list[SubWords]:
@@ -198,10 +244,10 @@ def document_windows(document: Sequence[SubWords], rules: WindowRules) -> Iterat
 
 
 def cut(starts: Sequence[int], *, room: int, overlap: int) -> list[range]:
-    """The words of each window: as many as fit, the next window from at most ``overlap`` sub-words before its end.
+    """The units of each window: as many as fit, the next window from at most ``overlap`` tokens before its end.
 
     Args:
-        starts: see ``SubWords``; no word may be longer than ``room``.
+        starts: Where each word, sentence or token begins, and where the last one ends. None is longer than ``room``.
     """
     windows, first = [], 0
     while True:

@@ -1,12 +1,15 @@
 """Whether rows seem to be questions with a context that holds their answers."""
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.profile import ColumnProfile, percentile
 from bert_tasks.tasks.shared.detection import (
     COMPARED_ROWS,
     QUESTION_NAMES,
+    Detection,
+    Suggestion,
     TaskGuess,
     UserHints,
     cell_value,
@@ -15,9 +18,8 @@ from bert_tasks.tasks.shared.detection import (
 )
 
 _LEAST_CONTEXT = 10  # words on average
-_FOUND = 0.9  # share of the answers that must be in their context
-_FOUND_IF_NAMED = 0.3  # where the columns are called so
-_FOUND_IF_STATED = 0.0  # where the user says so; one at least
+_SHARE = 0.9  # of the answers that must be in their context
+_SHARE_IF_NAMED = 0.3  # if the columns have usual names
 
 # Column names that people use, in lower case.
 _CONTEXTS = ("context", "passage", "paragraph")
@@ -26,56 +28,64 @@ _ANSWERS = ("answers", "answer", "answer_text")
 _Spans = tuple[ColumnProfile, ColumnProfile, ColumnProfile]  # question, context, answers
 
 
-def detect_spans(
-    name: str, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
-) -> TaskGuess | None:
-    """Returns a guess if there is a question and a context, and the answers are copied from the context.
+class SpanDetection(Detection):
+    """How ``init`` recognises rows of span extraction."""
 
-    Args:
-        name: of the task.
-    """
-    candidates = list(_span_columns(profiles, rows[:COMPARED_ROWS], hints))
-    if not candidates:
-        return None
-    best, *others = candidates
-    columns = _names(best)
-    question, context, answers = columns.values()
-    texts = [cell_value(row, answers, "answers") for row in rows]
-    none = sum(given is not None and not given["text"] for given in texts)
-    bad = sum(
-        given is not None and any(text not in str(row.get(context)) for text in given["text"])
-        for row, given in zip(rows, texts, strict=True)
-    )
-    where = "the answers are copied from the texts" if bad == 0 else "most answers are copied from the texts"
-    reasons = [
-        f"{context}, {answers}: {where} -> spans of {context} that answer {question}",
-    ]
-    if bad:
-        share = f"{bad} of {len(rows)} rows ({bad / len(rows):.0%})"
-        reasons.append(f"{answers}: in {share} the answer is not in {context} letter for letter")
-    reasons += [f"{answers}: {none} of {len(rows)} are empty -> questions without an answer"] if none else []
-    return TaskGuess(
-        task=name,
-        columns=columns,
-        words=percentile([count_pieces(row, (question, context)) for row in rows]),
-        precedence=1,
-        settings={"version_2_with_negative": none > 0},
-        reasons=tuple(reasons),
-        alternatives=other_columns(columns, [_names(o) for o in others if _matches_as_well(o, best)], profiles),
-    )
+    row_needs: ClassVar[str] = "a question, its context, and answers that are copied from it"
+    has_dense_labels: ClassVar[bool] = True
+
+    def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
+        candidates = list(_span_columns(profiles, rows[:COMPARED_ROWS], hints))
+        if not candidates:
+            return None
+        best, *others = candidates
+        columns = _names(best)
+        question, context, answers = columns.values()
+        cells = [cell_value(row, answers, "answers") for row in rows]
+        none = sum(cell is not None and not cell["text"] for cell in cells)
+        bad = sum(
+            cell is not None and any(text not in str(row.get(context)) for text in cell["text"])
+            for row, cell in zip(rows, cells, strict=True)
+        )
+        amount = "the answers" if bad == 0 else "most answers"
+        reasons = [
+            f"{context}, {answers}: {amount} are copied from the texts -> spans of {context} that answer {question}"
+        ]
+        if bad:
+            share = f"{bad} of {len(rows)} rows ({bad / len(rows):.0%})"
+            reasons.append(f"{answers}: in {share} the answer is not in {context} letter for letter")
+        if none:
+            reasons.append(f"{answers}: {none} of {len(rows)} are empty -> questions without an answer")
+        # As good are readings with as usual names. Of contexts without a usual name the longest is better.
+        usual = _usual(best)
+        alike = [other for other in others if _usual(other) == usual and (other[1] is best[1] or usual[1])]
+        return TaskGuess(
+            task=self.task.name,
+            columns=columns,
+            words=percentile([count_pieces(row, (question, context)) for row in rows]),
+            precedence=1,
+            settings={"version_2_with_negative": none > 0},
+            reasons=tuple(reasons),
+            alternatives=other_columns(columns, map(_names, alike), profiles),
+        )
+
+    def settings(self, words: int, longest: int) -> list[Suggestion]:
+        length = min(self.task.max_length, longest)
+        question_length = min(self.task.max_query_length, length // 4)
+        return [
+            Suggestion("max_length", length, "tokens of a window; longer contexts are read in several"),
+            Suggestion("doc_stride", min(self.task.doc_stride, length // 3), "OVERLAP in tokens of two windows"),
+            Suggestion("max_query_length", question_length, "tokens; longer questions are cut"),
+        ]
 
 
 def _names(spans: _Spans) -> dict[str, str]:
     return dict(zip(("question", "context", "answers"), (column.name for column in spans), strict=True))
 
 
-def _matches_as_well(other: _Spans, best: _Spans) -> bool:
-    """Returns True if neither has more usual names; of contexts without one the longest matches best."""
-    usual = (QUESTION_NAMES, _CONTEXTS, _ANSWERS)
-    other_named, best_named = (
-        [column.known in names for column, names in zip(spans, usual, strict=True)] for spans in (other, best)
-    )
-    return other_named == best_named and (other[1] is best[1] or best_named[1])
+def _usual(spans: _Spans) -> list[bool]:
+    """Which of the columns have usual names."""
+    return [column.known in names for column, names in zip(spans, (QUESTION_NAMES, _CONTEXTS, _ANSWERS), strict=True)]
 
 
 def _span_columns(profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> Iterator[_Spans]:
@@ -100,7 +110,7 @@ def _is_answered(context: ColumnProfile, answers: ColumnProfile, rows: Sequence[
     plain = context.words >= _LEAST_CONTEXT and not answers.is_classes and answers.words < context.words / 2
     if not (named or (plain and answers.distinct > 1 and not answers.is_number)):
         return False
-    given = [(row.get(context.name), cell_value(row, answers.name, "answers")) for row in rows]
-    found = [text in str(place) for place, cell in given if cell is not None for text in cell["text"]]
-    least = _FOUND_IF_STATED if is_stated else _FOUND_IF_NAMED if named and not answers.is_classes else _FOUND
-    return any(found) and sum(found) >= least * len(found)
+    cells = [(str(row.get(context.name)), cell_value(row, answers.name, "answers")) for row in rows]
+    copied = [text in place for place, cell in cells if cell is not None for text in cell["text"]]
+    least = 0.0 if is_stated else _SHARE_IF_NAMED if named and not answers.is_classes else _SHARE
+    return any(copied) and sum(copied) >= least * len(copied)

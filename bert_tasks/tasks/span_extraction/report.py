@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from bert_tasks.data.columns import Row
 from bert_tasks.metrics.classification import calibration
 from bert_tasks.metrics.formulas import MetricFormula, answer_measure
 from bert_tasks.metrics.squad import answer_scores
+from bert_tasks.metrics.tables import MetricTable, metric_table
+from bert_tasks.tasks.base import labelled
 from bert_tasks.tasks.shared.report import (
     MOST_CHARACTERS,
     Axis,
@@ -18,14 +20,13 @@ from bert_tasks.tasks.shared.report import (
     Examples,
     Line,
     Remark,
+    Report,
     ReportSections,
     RowResult,
     Segment,
     cut,
     thinned,
 )
-
-SpanPrediction = Any  # of task.py, which imports this module
 
 MOST_QUESTIONS = 12
 _AROUND = 130  # characters of the context on both sides of an answer
@@ -36,66 +37,82 @@ _CORRECT_EXAMPLES = 3
 class _Question(NamedTuple):
     row: Row
     labels: Sequence[str]
-    prediction: SpanPrediction
+    prediction: Any
     exact: float
     f1: float
 
 
-def answer_sections(
-    pairs: Sequence[tuple[Row, SpanPrediction]], null_threshold: float | None, *, version_2: bool
-) -> ReportSections:
-    """Exact match and F1 of questions.
+class SpanReport(Report):
+    """What a report shows of span extraction."""
 
-    Args:
-        pairs: the labelled rows and their predictions.
-        null_threshold: "no answer" was predicted where the null odds exceed it; None if it is not the same for all
-            predictions.
-        version_2: questions may have no answer (SQuAD 2.0).
-    """
-    labels = [row["answers"]["text"] for row, _ in pairs]
-    scores = answer_scores(labels, [one.answer for _, one in pairs], version_2=version_2)
-    questions = [
-        _Question(row, answers, one, exact, f1)
-        for (row, one), answers, exact, f1 in zip(pairs, labels, *scores, strict=True)
-    ]
-    exact_name = "exact" if version_2 else "exact_match"
-    groups: dict[str, MetricFormula] = {}
-    charts: tuple[Chart, ...] = ()
-    figures: Mapping[str, Any] = {}
-    if version_2:
-        for name, answerable in (("with an answer", True), ("without an answer", False)):
-            group = [one for one in questions if bool(one.labels) is answerable]
-            if group:
-                groups[name] = _measure(group, exact_name)
-        points = _threshold_scores(questions)
-        charts = (_threshold_chart(points, null_threshold),)
-        figures = {"curve": {"points": points, "chosen": null_threshold}}
-    return ReportSections(
-        measure=_measure(questions, exact_name),
-        unit="questions",
-        headline=("f1", exact_name),
-        results=tuple(
-            RowResult(
-                row=one.row,
-                label=list(one.labels),
-                prediction=one.prediction.answer,
-                score=one.prediction.score,
-                is_correct=bool(one.exact),
-            )
-            for one in questions
-        ),
-        percent=True,
-        groups=groups,
-        calibration=calibration([one.prediction.score for one in questions], scores.exact),
-        confidence_in="answer",
-        charts=charts,
-        examples=_examples(questions),
-        figures=figures,
+    neutral_metrics: ClassVar[frozenset[str]] = frozenset(
+        {"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"}
     )
 
+    def table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
+        kinds = [kind for kind in ("HasAns", "NoAns") if f"{kind}_total" in metrics]
+        key = "{}_{}".format
+        table = metric_table(metrics, kinds, key, word="questions", columns=("exact", "f1"), support="total")
+        return MetricTable(overall=table.overall) if len(kinds) == 1 else table  # one kind alone is all questions
 
-def _measure(questions: Sequence[_Question], exact_name: str) -> MetricFormula:
-    return answer_measure([one.exact for one in questions], [one.f1 for one in questions], exact_name=exact_name)
+    @property
+    def curves(self) -> tuple[str, ...]:
+        return ("exact" if self.task.version_2_with_negative else "exact_match", "f1")
+
+    def collapse(self, predictions: Sequence[Any], rows: Sequence[Row]) -> str | None:
+        pairs = labelled(rows, predictions, "answers")
+        is_answerable = len(pairs) > 1 and any(row["answers"]["text"] for row, _ in pairs)
+        is_silent = is_answerable and not any(prediction.answer for _, prediction in pairs)
+        return 'predicts "no answer" for every question' if is_silent else None
+
+    def decisions(self, prediction: Any) -> Sequence[tuple[int, str]]:
+        return ((prediction.start, prediction.answer),)
+
+    def sections(self, predictions: Sequence[Any], rows: Sequence[Row]) -> ReportSections:
+        pairs, version_2 = labelled(rows, predictions, "answers"), self.task.version_2_with_negative
+        labels = [row["answers"]["text"] for row, _ in pairs]
+        scores = answer_scores(labels, [prediction.answer for _, prediction in pairs], version_2=version_2)
+        questions = [
+            _Question(row, row["answers"]["text"], prediction, exact, f1)
+            for (row, prediction), exact, f1 in zip(pairs, *scores, strict=True)
+        ]
+        groups: dict[str, MetricFormula] = {}
+        charts: tuple[Chart, ...] = ()
+        figures: Mapping[str, Any] = {}
+        if version_2:
+            for name, answerable in (("with an answer", True), ("without an answer", False)):
+                if group := [question for question in questions if bool(question.labels) is answerable]:
+                    groups[name] = self._measure(group)
+            points = _threshold_scores(questions)
+            charts = (_threshold_chart(points, self.task.null_threshold),)
+            figures = {"curve": {"points": points, "chosen": self.task.null_threshold}}
+        return ReportSections(
+            measure=self._measure(questions),
+            unit="questions",
+            headline=self.curves[::-1],
+            results=tuple(
+                RowResult(
+                    row=question.row,
+                    label=list(question.labels),
+                    prediction=question.prediction.answer,
+                    score=question.prediction.score,
+                    is_correct=bool(question.exact),
+                )
+                for question in questions
+            ),
+            percent=True,
+            groups=groups,
+            calibration=calibration([question.prediction.score for question in questions], scores.exact),
+            confidence_in="answer",
+            charts=charts,
+            examples=_examples(questions),
+            figures=figures,
+        )
+
+    def _measure(self, questions: Sequence[_Question]) -> MetricFormula:
+        exact = [question.exact for question in questions]
+        return answer_measure(exact, [question.f1 for question in questions], exact_name=self.curves[0])
 
 
 def _threshold_scores(questions: Sequence[_Question]) -> list[tuple[float, float, float]]:
@@ -110,12 +127,9 @@ def _threshold_scores(questions: Sequence[_Question]) -> list[tuple[float, float
     scores = 100.0 * total / len(questions)
     ordered = odds[order]
     ends = np.append(np.flatnonzero(np.diff(ordered)) + 1, len(ordered))  # equal odds are answered together
-    shown = [int(end) for _, end in thinned([(float(ordered[end - 1]), float(end)) for end in ends]) if end is not None]
     below_all = float(ordered[0]) - 0.05 * max(1.0, float(ordered[-1] - ordered[0]))
-    return [
-        (below_all, float(scores[0, 0]), float(scores[0, 1])),
-        *((float(ordered[end - 1]), float(scores[end, 0]), float(scores[end, 1])) for end in shown),
-    ]
+    points = [(below_all, *scores[0].tolist()), *((float(ordered[end - 1]), *scores[end].tolist()) for end in ends)]
+    return [points[0], *thinned(points[1:])]
 
 
 def _threshold_chart(points: Sequence[tuple[float, float, float]], chosen: float | None) -> Chart:
@@ -152,36 +166,37 @@ def _examples(questions: Sequence[_Question]) -> Examples:
     return Examples(word="Questions", title="Questions", lead=lead, items=tuple(items))
 
 
-def _example(one: _Question) -> Example:
-    labels = " / ".join(cut(text, 120) for text in dict.fromkeys(one.labels))
-    prediction = cut(one.prediction.answer, 200)
+def _example(question: _Question) -> Example:
+    row, prediction = question.row, question.prediction
+    labels = " / ".join(cut(text, 120) for text in dict.fromkeys(question.labels))
+    answer = cut(prediction.answer, 200)
     return Example(
-        line=one.row.get("line"),
-        row=one.row,
-        texts=(cut(one.row["question"]),),
-        excerpt=_excerpt(one),
+        line=row.get("line"),
+        row=row,
+        texts=(cut(row["question"]),),
+        excerpt=_excerpt(question),
         remarks=(
-            Remark(name="label", value=labels if one.labels else "no answer"),
+            Remark(name="label", value=labels if question.labels else "no answer"),
             Remark(
                 name="prediction",
-                value=prediction if prediction else "no answer",
-                tone="good" if one.f1 == 1 else "bad",
+                value=answer if answer else "no answer",
+                tone="good" if question.f1 == 1 else "bad",
             ),
-            Remark(name="F1", value=float(one.f1)),
-            Remark(name="probability", value=one.prediction.score),
+            Remark(name="F1", value=float(question.f1)),
+            Remark(name="probability", value=prediction.score),
         ),
-        candidates=tuple((cut(span.text, 120), span.score) for span in one.prediction.n_best[:_BEST]),
+        candidates=tuple((cut(span.text, 120), span.score) for span in prediction.n_best[:_BEST]),
     )
 
 
-def _excerpt(one: _Question) -> tuple[Segment, ...]:
+def _excerpt(question: _Question) -> tuple[Segment, ...]:
     """The context around the first label and the prediction, cut where one begins or ends."""
-    context: str = one.row["context"]
+    context: str = question.row["context"]
     label: tuple[int, int] | None = None
-    if one.labels:
-        start = one.row["answers"]["answer_start"][0]
-        label = start, start + min(len(one.labels[0]), MOST_CHARACTERS)
-    prediction = (one.prediction.start, one.prediction.end) if one.prediction.answer else None
+    if question.labels:
+        start = question.row["answers"]["answer_start"][0]
+        label = start, start + min(len(question.labels[0]), MOST_CHARACTERS)
+    prediction = (question.prediction.start, question.prediction.end) if question.prediction.answer else None
     marked = [span for span in (label, prediction) if span is not None]
     if not marked:
         return (Segment(text=cut(context)),)

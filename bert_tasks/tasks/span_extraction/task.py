@@ -19,17 +19,14 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
-from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.data.table import Truncation
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
-from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
 from bert_tasks.tasks.shared.card import Card
-from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, UserHints
 from bert_tasks.tasks.shared.explanation import (
     Explainable,
     ExplainedLogit,
@@ -43,21 +40,18 @@ from bert_tasks.tasks.shared.outputs import (
     windows_by_row,
 )
 from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.report import Report, ReportSections
-from bert_tasks.tasks.shared.windows import Windows
-from bert_tasks.tasks.span_extraction import report
-from bert_tasks.tasks.span_extraction.detection import detect_spans
+from bert_tasks.tasks.shared.windows import PairFrame, Windows, cut
+from bert_tasks.tasks.span_extraction.detection import SpanDetection
+from bert_tasks.tasks.span_extraction.report import SpanReport
 from bert_tasks.tasks.span_extraction.search import Span, merge_windows, window_candidates
 from bert_tasks.tasks.span_extraction.windows import (
     ContextTokens,
-    Frame,
     answer_characters,
     answer_tokens,
     richest_windows,
     tokenized,
     tokenized_contexts,
     window_offsets,
-    window_ranges,
 )
 
 FEWEST_SPECIAL_TOKENS, MOST_SPECIAL_TOKENS = 3, 4  # around a pair; the most are RoBERTa's
@@ -90,32 +84,14 @@ class SpanPrediction(Prediction):
     explanation: Explanation | None = None
 
 
-class SpanDetection(Detection):
-    """How ``init`` recognises rows of span extraction."""
-
-    task: "SpanExtraction"
-    row_needs: ClassVar[str] = "a question, its context, and answers that are copied from it"
-    has_dense_labels: ClassVar[bool] = True
-
-    def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        return detect_spans(self.task.name, profiles, rows, hints)
-
-    def settings(self, words: int, longest: int) -> list[Suggestion]:
-        length = min(self.task.max_length, longest)
-        return [
-            Suggestion("max_length", length, "tokens of a window; longer contexts are read in several"),
-            Suggestion("doc_stride", min(self.task.doc_stride, length // 3), "OVERLAP in tokens of two windows"),
-            Suggestion(
-                "max_query_length", min(self.task.max_query_length, length // 4), "tokens; longer questions are cut"
-            ),
-        ]
-
-
-class SpanCard(Card):
-    """Examples of span extraction for the server and model cards."""
+class SpanFormats(Card, Rendering, HFConfig):
+    """Span extraction on cards, in files of predictions and in a config of transformers."""
 
     task: "SpanExtraction"
     pipeline_tag: ClassVar[str] = "question-answering"
+    file_formats: ClassVar[tuple[str, ...]] = (".json",)
+    has_labels: ClassVar[bool] = False
+    default_head: ClassVar[Literal["span"]] = "span"
 
     @property
     def example_rows(self) -> Sequence[Row]:
@@ -128,13 +104,6 @@ class SpanCard(Card):
             {"question": "How many books may members borrow?", "context": notice},
             {"question": "Who founded the library?", "context": notice},
         ]
-
-
-class SpanRendering(Rendering):
-    """How predictions of span extraction are written."""
-
-    task: "SpanExtraction"
-    file_formats: ClassVar[tuple[str, ...]] = (".json",)
 
     def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
         """The official files have one answer for each id.
@@ -168,9 +137,19 @@ class SpanRendering(Rendering):
             files["null_odds.json"] = {name: prediction.null_odds for name, prediction in named.items()}
         return {name: json.dumps(content, indent=4) + "\n" for name, content in files.items()}
 
+    def implied_fields(
+        self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
+    ) -> dict[str, Any]:
+        """The defaults, made smaller for models that cannot read so long a window."""
+        max_length = min(self.task.max_length, usable_length)
+        max_query_length = min(self.task.max_query_length, max_length // 4)
+        room = max_length - max_query_length - MOST_SPECIAL_TOKENS
+        doc_stride = min(self.task.doc_stride, room // 2)
+        return {"max_length": max_length, "max_query_length": max_query_length, "doc_stride": doc_stride}
 
-class SpanFitting(Fitting):
-    """What training needs to know of span extraction."""
+
+class SpanFitting(Fitting, Windows):
+    """What training needs to know of span extraction, and what its windows leave out."""
 
     task: "SpanExtraction"
     fields: ClassVar[tuple[str, ...]] = ("null_threshold",)
@@ -190,30 +169,6 @@ class SpanFitting(Fitting):
             return self.task
         spans, odds = [one.best.text for one in answered], list(map(_null_odds, answered))
         return replace(self.task, null_threshold=tune_null_threshold(labels, spans, odds))
-
-
-class SpanHFConfig(HFConfig):
-    """Span extraction in a config of transformers."""
-
-    task: "SpanExtraction"
-    has_labels: ClassVar[bool] = False
-    default_head: ClassVar[Literal["span"]] = "span"
-
-    def implied_fields(
-        self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
-    ) -> dict[str, Any]:
-        """The defaults, made smaller for models that cannot read so long a window."""
-        max_length = min(self.task.max_length, usable_length)
-        max_query_length = min(self.task.max_query_length, max_length // 4)
-        room = max_length - max_query_length - MOST_SPECIAL_TOKENS
-        doc_stride = min(self.task.doc_stride, room // 2)
-        return {"max_length": max_length, "max_query_length": max_query_length, "doc_stride": doc_stride}
-
-
-class SpanWindows(Windows):
-    """What features of span extraction leave out."""
-
-    task: "SpanExtraction"
 
     def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
         """Questions that were cut, and those whose answer is in no window."""
@@ -240,11 +195,11 @@ class SpanExplainable(Explainable):
     def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
         if not rows:
             return []
-        frame = Frame.of(tokenizer)
+        frame = PairFrame.of(tokenizer)
         contexts = tokenized_contexts([row["context"] for row in rows], tokenizer)
         texts = [row["question"] for row in rows]
         questions = tokenized([text.lstrip() for text in texts], tokenizer, offsets=True)["offset_mapping"]
-        before, between, after = ([None] * len(part.ids) for part in (frame.before, frame.between, frame.after))
+        before, between, after = ([None] * len(part) for part in (frame.before, frame.between, frame.after))
         found: list[list[TokenSpan | None]] = []
         for row, text, offsets in zip(rows, texts, questions, strict=True):
             shift, context = len(text) - len(text.lstrip()), contexts[row["context"]]
@@ -276,38 +231,6 @@ class SpanExplainable(Explainable):
         ]
 
 
-class SpanReport(Report):
-    """What a report shows of span extraction."""
-
-    task: "SpanExtraction"
-    neutral_metrics: ClassVar[frozenset[str]] = frozenset(
-        {"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"}
-    )
-
-    def table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
-        kinds = [kind for kind in ("HasAns", "NoAns") if f"{kind}_total" in metrics]
-        key = "{}_{}".format
-        table = metric_table(metrics, kinds, key, word="questions", columns=("exact", "f1"), support="total")
-        return MetricTable(overall=table.overall) if len(kinds) == 1 else table  # one kind alone is all questions
-
-    @property
-    def curves(self) -> tuple[str, ...]:
-        return ("exact" if self.task.version_2_with_negative else "exact_match", "f1")
-
-    def sections(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> ReportSections:
-        pairs = labelled(rows, predictions, "answers")
-        return report.answer_sections(pairs, self.task.null_threshold, version_2=self.task.version_2_with_negative)
-
-    def collapse(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> str | None:
-        answered, labels = _answered_rows(predictions, rows)
-        is_silent = len(answered) > 1 and any(labels) and not any(one.answer for one in answered)
-        return 'predicts "no answer" for every question' if is_silent else None
-
-    def decisions(self, prediction: SpanPrediction) -> Sequence[tuple[int, str]]:
-        return ((prediction.start, prediction.answer),)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SpanExtraction(Task[SpanPrediction]):
     """Settings of span extraction.
@@ -325,16 +248,7 @@ class SpanExtraction(Task[SpanPrediction]):
     """
 
     name: ClassVar[str] = "span-extraction"
-    parts: ClassVar[tuple[type[Part], ...]] = (
-        SpanDetection,
-        SpanCard,
-        SpanRendering,
-        SpanFitting,
-        SpanHFConfig,
-        SpanWindows,
-        SpanExplainable,
-        SpanReport,
-    )
+    parts: ClassVar[tuple[type[Part], ...]] = (SpanDetection, SpanFormats, SpanFitting, SpanExplainable, SpanReport)
     max_length: int = 384
     doc_stride: int = 128
     max_query_length: int = 64
@@ -397,7 +311,7 @@ class SpanExtraction(Task[SpanPrediction]):
         """
         if not rows:
             return []
-        frame = Frame.of(tokenizer)
+        frame = PairFrame.of(tokenizer)
         problem = self._no_room(frame.size)
         if problem is not None:
             raise UsageError(f"{self.name}: {problem}")
@@ -410,7 +324,7 @@ class SpanExtraction(Task[SpanPrediction]):
         ]
 
     def _row_features(
-        self, row: int, answers: Any, question: list[int], context: ContextTokens, frame: Frame
+        self, row: int, answers: Any, question: list[int], context: ContextTokens, frame: PairFrame
     ) -> Iterator[Feature]:
         """The windows of one row.
 
@@ -421,7 +335,7 @@ class SpanExtraction(Task[SpanPrediction]):
         question = question[: self.max_query_length]
         windows = self._windows(question, context, frame)
         richest = richest_windows(windows)
-        place = len(frame.before.ids) + len(question) + len(frame.between.ids)  # where the context begins
+        place = len(frame.before) + len(question) + len(frame.between)  # where the context begins
         is_answered = answers is not None and len(answers["text"]) > 0
         characters = None
         if is_answered:
@@ -430,22 +344,22 @@ class SpanExtraction(Task[SpanPrediction]):
         spans = [None if characters is None else answer_tokens(context, window, *characters) for window in windows]
         lost = int(is_answered and not any(spans))
         for number, (window, span) in enumerate(zip(windows, spans, strict=True)):
-            tokens = frame.around(question, context.ids[window.start : window.stop])
+            ids, types = frame.join(question, context.ids[window.start : window.stop])
             labels = [0.0, 0.0] if span is None else [float(place + token) for token in span]
             yield Feature(
                 row=row,
-                input_ids=tokens.ids,
-                token_type_ids=tokens.segments,
+                input_ids=ids,
+                token_type_ids=types,
                 labels=None if answers is None else labels,
-                offsets=window_offsets(context, window, richest == number, before=place, after=len(frame.after.ids)),
+                offsets=window_offsets(context, window, richest == number, before=place, after=len(frame.after)),
                 lost_tokens=0 if number else lost_tokens,
                 lost_answers=0 if number else lost,
             )
 
-    def _windows(self, question: Sequence[Any], context: ContextTokens, frame: Frame) -> list[range]:
+    def _windows(self, question: Sequence[Any], context: ContextTokens, frame: PairFrame) -> list[range]:
         """The tokens of the context that each window holds, beside the tokens of a question that was cut."""
         capacity = self.max_length - len(question) - frame.size
-        return window_ranges(len(context.ids), capacity=capacity, overlap=self.doc_stride)
+        return cut(range(len(context.ids) + 1), room=capacity, overlap=self.doc_stride)
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """Cross-entropy of the start and of the end over all tokens of each labelled window."""
@@ -520,7 +434,7 @@ class SpanExtraction(Task[SpanPrediction]):
 def _answer_terms(
     prediction: SpanPrediction, candidates: Mapping[int, Tensor], features: Sequence[Feature]
 ) -> tuple[tuple[int, int, float], ...]:
-    """The logits of an answer, see ``ExplainedLogit``; ``candidates``: of each window, see ``window_candidates``."""
+    """The logits of an answer, among the candidates of each window."""
     found: list[tuple[float, int, int, int]] = []  # score, window, start and end token
     for window, table in candidates.items():
         offsets, (null, *spans) = _offsets(features[window]), table.tolist()

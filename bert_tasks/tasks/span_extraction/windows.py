@@ -7,7 +7,7 @@ every question, and windows of a context differ only in where it is cut. Must no
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,60 +19,6 @@ Numbers = npt.NDArray[np.int64]
 
 _SPACE = "▁"  # the piece of SentencePiece for a space, which it also puts before the first word
 NOWHERE = -1  # in place of the characters of a token that is not from the context
-
-
-class Tokens(NamedTuple):
-    """Token ids and segment ids, of the same length."""
-
-    ids: list[int]
-    segments: list[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """What a tokenizer puts around a question and a context: BERT 3 special tokens, RoBERTa 4 and one segment.
-
-    Attributes:
-        before, between, after: the special tokens.
-        segments: of a question token and of a context token.
-    """
-
-    before: Tokens
-    between: Tokens
-    after: Tokens
-    segments: tuple[int, int]
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """Reads it off a pair of short texts."""
-        encoding = tokenizer(
-            "a", "a", truncation=False, padding=False, return_token_type_ids=True, return_attention_mask=False
-        )
-        ids, segments, sides = encoding["input_ids"], encoding["token_type_ids"], encoding.sequence_ids(0)
-
-        def part(start: int, end: int) -> Tokens:
-            return Tokens(ids[start:end], segments[start:end])
-
-        question, context = sides.index(0), sides.index(1)
-        return cls(
-            before=part(0, question),
-            between=part(question + sides.count(0), context),
-            after=part(context + sides.count(1), len(ids)),
-            segments=(segments[question], segments[context]),
-        )
-
-    @property
-    def size(self) -> int:
-        return len(self.before.ids) + len(self.between.ids) + len(self.after.ids)
-
-    def around(self, question: Sequence[int], context: Sequence[int]) -> Tokens:
-        """A whole window."""
-        first, second = [self.segments[0]] * len(question), [self.segments[1]] * len(context)
-        before, between, after = self.before, self.between, self.after
-        return Tokens(
-            [*before.ids, *question, *between.ids, *context, *after.ids],
-            [*before.segments, *first, *between.segments, *second, *after.segments],
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +74,6 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     while start < end and text[end - 1].isspace():
         end -= 1
     return start, end
-
-
-def window_ranges(tokens: int, *, capacity: int, overlap: int) -> list[range]:
-    """The tokens of a context that each window holds; neighbours share ``overlap``. At least one, perhaps empty."""
-    step = capacity - overlap
-    more = max(0, -((capacity - tokens) // step))
-    return [range(start, min(start + capacity, tokens)) for start in range(0, more * step + 1, step)]
 
 
 def richest_windows(windows: Sequence[range]) -> Numbers:

@@ -1,13 +1,15 @@
 """What a report shows of token classification: entities, or tags where the labels mark none."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.conll import entities, label_scheme, to_labels
 from bert_tasks.metrics.classification import calibration
 from bert_tasks.metrics.formulas import Span, entity_measure, word_measure
+from bert_tasks.metrics.tables import MetricTable, metric_table
+from bert_tasks.tasks.base import labelled
 from bert_tasks.tasks.shared.report import (
     HUES,
     MOST_EXAMPLES,
@@ -15,13 +17,12 @@ from bert_tasks.tasks.shared.report import (
     Example,
     Examples,
     Remark,
+    Report,
     ReportSections,
     RowResult,
     Segment,
     cut,
 )
-
-TokenPrediction = Any  # of task.py, which imports this module
 
 OUTSIDE = "O"
 MOST_WORDS = 80  # of one sentence that is shown
@@ -29,87 +30,105 @@ _CORRECT_EXAMPLES = 3  # sentences without a mistake that are shown too
 
 
 class _Sentence(NamedTuple):
-    """The spans of a row's labels and of its prediction; ``confidence``: the highest of a wrong word."""
+    """A row with the spans of its labels and of its prediction."""
 
-    row: Row
+    result: RowResult
     labels: frozenset[Span]
     predictions: frozenset[Span]
-    confidence: float
 
 
-def tag_sections(pairs: Sequence[tuple[Row, TokenPrediction]], names: tuple[str, ...]) -> ReportSections:
-    """Figures of entities where the labels mark them, else of words.
+class TokenReport(Report):
+    """What a report shows of token classification."""
 
-    Args:
-        pairs: the labelled rows and their predictions.
-        names: of the model's labels.
-    """
-    raw = label_scheme(names) == "raw"
-    tags, predicted_tags = [list(row["tags"]) for row, _ in pairs], [list(one.tags) for _, one in pairs]
-    sentences = [_sentence(row, one, raw=raw) for row, one in pairs]
-    results = tuple(
-        RowResult(
-            row=row, label=label, prediction=predicted, score=one.confidence, is_correct=one.labels == one.predictions
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"invalid_transitions"})
+
+    @property
+    def _is_raw(self) -> bool:
+        return label_scheme(self.task.labels) == "raw"
+
+    def table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """A row for each entity type, or for each tag where the labels mark no entities."""
+        names = [name.removesuffix("_number") for name in metrics if name.endswith("_number")]
+        word = "tag" if self._is_raw else "type"
+        return metric_table(metrics, names, "{}_{}".format, word=word, support="number")
+
+    @property
+    def curves(self) -> tuple[str, ...]:
+        if self._is_raw:
+            return ("overall_accuracy", "macro_f1")
+        return ("overall_f1", "overall_precision", "overall_recall")
+
+    def truths(self, row: Row) -> Sequence[str]:
+        return () if row.get("tags") is None else row["tags"]
+
+    def decisions(self, prediction: Any) -> Sequence[str]:
+        tags: Sequence[str] = prediction.tags
+        return tags
+
+    def describe(self, decision: str) -> str:
+        return f"{decision!r} for every word"
+
+    def sections(self, predictions: Sequence[Any], rows: Sequence[Row]) -> ReportSections:
+        pairs, names, raw = labelled(rows, predictions, "tags"), self.task.labels, self._is_raw
+        tags, predicted_tags = [list(row["tags"]) for row, _ in pairs], [list(one.tags) for _, one in pairs]
+        sentences = [_sentence(row, one, raw=raw) for row, one in pairs]
+        # The names that the model can predict or that the data have, so that two models count the same.
+        if raw:
+            measure = word_measure(tags, predicted_tags, sorted({*names, *chain.from_iterable(tags)}))
+        else:
+            types = {_type(name) for name in (*names, *chain.from_iterable(tags))} - {OUTSIDE}
+            measure = entity_measure([s.labels for s in sentences], [s.predictions for s in sentences], sorted(types))
+        # Of chunk tags the types: prefixes differ between schemes.
+        words, predicted_words = (
+            [tag if raw else _type(tag) for tag in chain.from_iterable(side)] for side in (tags, predicted_tags)
         )
-        for (row, _), label, predicted, one in zip(pairs, tags, predicted_tags, sentences, strict=True)
-    )
-    # The names that the model can predict or that the data have, so that two models count the same.
-    if raw:
-        measure = word_measure(tags, predicted_tags, sorted({*names, *chain.from_iterable(tags)}))
-    else:
-        types = {_type(name) for name in names if name != OUTSIDE} | {one.type for s in sentences for one in s.labels}
-        measure = entity_measure(
-            [one.labels for one in sentences], [one.predictions for one in sentences], sorted(types)
+        occurring = {*words, *predicted_words}
+        shown = tuple(label for label in measure.labels if label in occurring)
+        # A word's score is the probability of its tag, prefix and type; labels are written as the model's, whatever the
+        # scheme of the file.
+        wanted = chain.from_iterable(to_labels(sentence, names) for sentence in tags)
+        correct = [tag == label for tag, label in zip(chain.from_iterable(predicted_tags), wanted, strict=True)]
+        return ReportSections(
+            measure=measure,
+            unit="sentences",
+            headline=self.curves,
+            results=tuple(sentence.result for sentence in sentences),
+            label_word="tag" if raw else "type",
+            labels=shown,
+            confusion=Confusion.of(words, predicted_words, shown if raw else (*shown, OUTSIDE), "words"),
+            calibration=calibration(list(chain.from_iterable(one.scores for _, one in pairs)), correct),
+            confidence_in="tag",
+            examples=_examples(sentences, [label for label in shown if label in measure.support()]),
         )
-    # Of chunk tags the types: prefixes differ between schemes.
-    words, predicted_words = (
-        [tag if raw else _type(tag) for tag in chain.from_iterable(side)] for side in (tags, predicted_tags)
-    )
-    occurring = {*words, *predicted_words}
-    shown = tuple(label for label in measure.labels if label in occurring)
-    # A word's score is the probability of its tag, prefix and type; labels are written as the model's, whatever the
-    # scheme of the file.
-    wanted = (to_labels(sentence, names) for sentence in tags)
-    correct = [
-        tag == label for pair in zip(predicted_tags, wanted, strict=True) for tag, label in zip(*pair, strict=True)
-    ]
-    return ReportSections(
-        measure=measure,
-        unit="sentences",
-        headline=("overall_accuracy", "macro_f1") if raw else ("overall_f1", "overall_precision", "overall_recall"),
-        results=results,
-        label_word="tag" if raw else "type",
-        labels=shown,
-        confusion=Confusion.of(words, predicted_words, shown if raw else (*shown, OUTSIDE), "words"),
-        calibration=calibration(list(chain.from_iterable(one.scores for _, one in pairs)), correct),
-        confidence_in="tag",
-        examples=_examples(sentences, [label for label in shown if label in measure.support()]),
-    )
 
 
 def _type(tag: str) -> str:
     return OUTSIDE if tag == OUTSIDE else tag.partition("-")[2]
 
 
-def _sentence(row: Row, prediction: TokenPrediction, *, raw: bool) -> _Sentence:
+def _sentence(row: Row, prediction: Any, *, raw: bool) -> _Sentence:
     """Entities; of raw tags the words on which label and prediction differ."""
-    labels, predictions = row["tags"], prediction.tags
+    sides = row["tags"], prediction.tags
     if raw:
-        differing = [(i, *pair) for i, pair in enumerate(zip(labels, predictions, strict=True)) if pair[0] != pair[1]]
-        true = frozenset(Span(i, i + 1, label) for i, label, _ in differing)
-        predicted = frozenset(Span(i, i + 1, tag) for i, _, tag in differing)
+        differing = [i for i, (label, tag) in enumerate(zip(*sides, strict=True)) if label != tag]
+        true, predicted = (frozenset(Span(i, i + 1, tags[i]) for i in differing) for tags in sides)
     else:
-        true, predicted = (
-            frozenset(Span(one.start, one.end, one.type) for one in entities(tags)) for tags in (labels, predictions)
-        )
-    wrong = [i for span in true ^ predicted for i in range(span.start, span.end)]
-    return _Sentence(row, true, predicted, max((prediction.scores[i] for i in wrong), default=0.0))
+        true, predicted = (frozenset(Span(e.start, e.end, e.type) for e in entities(tags)) for tags in sides)
+    wrong = (prediction.scores[i] for span in true ^ predicted for i in range(span.start, span.end))
+    result = RowResult(
+        row=row,
+        label=list(row["tags"]),
+        prediction=list(prediction.tags),
+        score=max(wrong, default=0.0),
+        is_correct=true == predicted,
+    )
+    return _Sentence(result, true, predicted)
 
 
 def _examples(sentences: Sequence[_Sentence], names: Sequence[str]) -> Examples:
     """Sentences with mistakes, the most confident first, and a few with correct entities."""
-    wrong = sorted((one for one in sentences if one.labels != one.predictions), key=lambda one: -one.confidence)
-    correct = [one for one in sentences if one.labels == one.predictions and one.labels]
+    wrong = sorted((one for one in sentences if not one.result.is_correct), key=lambda one: -one.result.score)
+    correct = [one for one in sentences if one.result.is_correct and one.labels]
     hues = {name: place % HUES for place, name in enumerate(names)}
     lead = (
         f"Sentences with a mistake: {len(wrong):,} of {len(sentences):,}, the most confident mistakes first; then some "
@@ -119,55 +138,50 @@ def _examples(sentences: Sequence[_Sentence], names: Sequence[str]) -> Examples:
     return Examples(word="Sentences", title="Sentences", lead=lead, items=tuple(items))
 
 
-def _example(one: _Sentence, hues: dict[str, int]) -> Example:
+def _example(sentence: _Sentence, hues: Mapping[str, int]) -> Example:
     """The part of the sentence around its first mistake."""
-    words, differing = one.row["words"], one.labels ^ one.predictions
+    row, differing = sentence.result.row, sentence.labels ^ sentence.predictions
+    words = row["words"]
     first = min((span.start for span in differing), default=0)
     start = max(0, min(first - MOST_WORDS // 3, len(words) - MOST_WORDS))
-    end = min(len(words), start + MOST_WORDS)
-    sides = tuple(
-        (name, _segments(words[:end], spans, other, start, is_label=is_label, hues=hues, is_cut=end < len(words)))
-        for name, spans, other, is_label in (
-            ("label", one.labels, one.predictions, True),
-            ("model", one.predictions, one.labels, False),
-        )
+    shown = range(start, min(len(words), start + MOST_WORDS))
+    sides = (
+        ("label", _segments(words, shown, sentence.labels, hues, both=sentence.predictions, is_label=True)),
+        ("model", _segments(words, shown, sentence.predictions, hues, both=sentence.labels, is_label=False)),
     )
     count = len(differing)
-    said = "✓ all correct" if not count else "✗ 1 span differs" if count == 1 else f"✗ {count} spans differ"
-    remark = Remark(name=said, tone="bad" if count else "good")
-    return Example(line=one.row.get("line"), sides=sides, remarks=(remark,))
+    text = "✓ all correct" if not count else "✗ 1 span differs" if count == 1 else f"✗ {count} spans differ"
+    remark = Remark(name=text, tone="bad" if count else "good")
+    return Example(line=row.get("line"), sides=sides, remarks=(remark,))
 
 
 def _segments(
     words: Sequence[str],
+    shown: range,
     spans: frozenset[Span],
-    other: frozenset[Span],
-    start: int,
+    hues: Mapping[str, int],
     *,
+    both: frozenset[Span],
     is_label: bool,
-    hues: dict[str, int],
-    is_cut: bool,
 ) -> tuple[Segment, ...]:
-    """The words from ``start`` on with the spans of one side; a span that the other side has too is correct."""
-    segments = [Segment(text="…")] if start else []
-    place = start
+    """The shown words with the spans of one side; a span that the other side has too is correct."""
+    segments, place = [Segment(text="…")] if shown.start else [], shown.start
+
+    def add_words(end: int) -> None:
+        if place < end:
+            segments.append(Segment(text=" ".join(cut(word, 60) for word in words[place:end])))
+
     for span in sorted(spans):
-        if span.end <= start or span.start >= len(words):
-            continue
-        segments += _plain(words[place : max(place, span.start)])
-        both = span in other
-        segments.append(
-            Segment(
-                text=cut(" ".join(words[max(span.start, start) : span.end]), 200),
-                label=span.type if is_label or both else "",
-                prediction=span.type if both or not is_label else "",
-                hue=hues.get(span.type, 0),
+        if span.end > shown.start and span.start < shown.stop:
+            add_words(span.start)
+            segments.append(
+                Segment(
+                    text=cut(" ".join(words[max(span.start, shown.start) : min(span.end, shown.stop)]), 200),
+                    label=span.type if is_label or span in both else "",
+                    prediction=span.type if span in both or not is_label else "",
+                    hue=hues.get(span.type, 0),
+                )
             )
-        )
-        place = span.end
-    segments += _plain(words[place:])
-    return tuple([*segments, Segment(text="…")] if is_cut else segments)
-
-
-def _plain(words: Sequence[str]) -> list[Segment]:
-    return [Segment(text=" ".join(cut(word, 60) for word in words))] if words else []
+            place = span.end
+    add_words(shown.stop)
+    return tuple([*segments, Segment(text="…")] if shown.stop < len(words) else segments)

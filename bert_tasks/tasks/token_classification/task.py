@@ -33,7 +33,7 @@ from bert_tasks.data.conll import (
 )
 from bert_tasks.data.kinds import known_tags
 from bert_tasks.data.problems import shortened
-from bert_tasks.data.profile import ColumnProfile, listed
+from bert_tasks.data.profile import listed
 from bert_tasks.data.table import Truncation, token_batches
 from bert_tasks.data.words import place_words
 from bert_tasks.encoder import crf
@@ -41,26 +41,22 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch, device_tensor
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
 from bert_tasks.tasks.shared.card import Card
-from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, UserHints, suggested_length
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.report import Report, ReportSections
 from bert_tasks.tasks.shared.windows import (
     WindowRules,
     Windows,
-    WordWindow,
     document_windows,
     documents,
     split_words,
     word_starts,
 )
-from bert_tasks.tasks.token_classification import report
-from bert_tasks.tasks.token_classification.detection import detect_tags
+from bert_tasks.tasks.token_classification.detection import TokenDetection
+from bert_tasks.tasks.token_classification.report import TokenReport
 
 _CRF_SCORES = 2**23  # numbers in the CRF matrices that are decoded at once
 
@@ -101,26 +97,13 @@ class TokenPrediction(Prediction):
     logits: tuple[tuple[float, ...], ...] | None = None
 
 
-class TokenDetection(Detection):
-    """How ``init`` recognises rows of token classification."""
+class TokenFormats(Card, Rendering, HFConfig):
+    """Token classification on cards, in files of predictions and in a config of transformers."""
 
     task: "TokenClassification"
-    row_needs: ClassVar[str] = "as many words as tags in every row"
-    has_dense_labels: ClassVar[bool] = True
-
-    def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        return detect_tags(self.task.name, profiles, rows, hints)
-
-    def settings(self, words: int, longest: int) -> list[Suggestion]:
-        overlap = min(self.task.doc_stride, suggested_length(words, longest) // 4)
-        comment = "OVERLAP in tokens of two windows of a sentence"
-        return [*super().settings(words, longest), Suggestion("doc_stride", overlap, comment)]
-
-
-class TokenCard(Card):
-    """Examples of token classification for the server and model cards."""
-
-    task: "TokenClassification"
+    default_head: ClassVar[Literal["token"]] = "token"
+    file_formats: ClassVar[tuple[str, ...]] = (".conll", ".txt")
+    renders_labels: ClassVar[bool] = True
     pipeline_tag: ClassVar[str] = "token-classification"
 
     @property
@@ -131,14 +114,6 @@ class TokenCard(Card):
             "Please book a table at Luigi 's for four on Friday evening .",
         )
         return [{"words": text.split()} for text in texts]
-
-
-class TokenRendering(Rendering):
-    """How predictions of token classification are written."""
-
-    task: "TokenClassification"
-    file_formats: ClassVar[tuple[str, ...]] = (".conll", ".txt")
-    renders_labels: ClassVar[bool] = True
 
     def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
         """Counts words that ``render`` changes. Tags are not changed: they would be other classes.
@@ -180,9 +155,22 @@ class TokenRendering(Rendering):
             lines += [*map(" ".join, columns), ""]
         return {"": "".join(f"{line}\n" for line in lines)}
 
+    @property
+    def has_head(self) -> bool:
+        """transformers has the scores of single tags, not the CRF over them."""
+        return not self.task.crf
 
-class TokenFitting(Fitting):
-    """What training needs to know of token classification."""
+    def implied_fields(
+        self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
+    ) -> dict[str, Any]:
+        """Without labels there are two, as transformers takes it; short windows overlap by a quarter at most."""
+        names = labels if labels else ("LABEL_0", "LABEL_1")
+        max_length = min(self.task.max_length, usable_length)
+        return {"labels": names, "max_length": max_length, "doc_stride": min(self.task.doc_stride, max_length // 4)}
+
+
+class TokenFitting(Fitting, Windows):
+    """What training needs to know of token classification, and what its windows leave out."""
 
     task: "TokenClassification"
     fields: ClassVar[tuple[str, ...]] = ("scheme",)
@@ -208,32 +196,6 @@ class TokenFitting(Fitting):
         check_names(fitted.labels, raw=fitted._label_scheme == "raw")
         return fitted
 
-
-class TokenHFConfig(HFConfig):
-    """Token classification in a config of transformers."""
-
-    task: "TokenClassification"
-    default_head: ClassVar[Literal["token"]] = "token"
-
-    @property
-    def has_head(self) -> bool:
-        """transformers has the scores of single tags, not the CRF over them."""
-        return not self.task.crf
-
-    def implied_fields(
-        self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
-    ) -> dict[str, Any]:
-        """Without labels there are two, as transformers takes it; short windows overlap by a quarter at most."""
-        names = labels if labels else ("LABEL_0", "LABEL_1")
-        max_length = min(self.task.max_length, usable_length)
-        return {"labels": names, "max_length": max_length, "doc_stride": min(self.task.doc_stride, max_length // 4)}
-
-
-class TokenWindows(Windows):
-    """What features of token classification leave out."""
-
-    task: "TokenClassification"
-
     @property
     def needs_document_context(self) -> bool:
         return self.task.context_tokens > 0
@@ -248,37 +210,6 @@ class TokenWindows(Windows):
             f"{cuts.share(cuts.cut_rows)} rows {have} a word that alone is longer than {limit}: of such words only the "
             "beginning is read; each of them is tagged",
         )
-
-
-class TokenReport(Report):
-    """What a report shows of token classification."""
-
-    task: "TokenClassification"
-    lower_is_better: ClassVar[frozenset[str]] = frozenset({"invalid_transitions"})
-
-    def table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """A row for each entity type, or for each tag where the labels mark no entities."""
-        names = [name.removesuffix("_number") for name in metrics if name.endswith("_number")]
-        word = "tag" if self.task._label_scheme == "raw" else "type"
-        return metric_table(metrics, names, "{}_{}".format, word=word, support="number")
-
-    @property
-    def curves(self) -> tuple[str, ...]:
-        if self.task._label_scheme == "raw":
-            return ("overall_accuracy", "macro_f1")
-        return ("overall_f1", "overall_precision", "overall_recall")
-
-    def sections(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> ReportSections:
-        return report.tag_sections(labelled(rows, predictions, "tags"), self.task.labels)
-
-    def truths(self, row: Row) -> Sequence[str]:
-        return () if row.get("tags") is None else row["tags"]
-
-    def decisions(self, prediction: TokenPrediction) -> Sequence[str]:
-        return prediction.tags
-
-    def describe(self, decision: str) -> str:
-        return f"{decision!r} for every word"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,15 +228,7 @@ class TokenClassification(Task[TokenPrediction]):
     """
 
     name: ClassVar[str] = "token-classification"
-    parts: ClassVar[tuple[type[Part], ...]] = (
-        TokenDetection,
-        TokenCard,
-        TokenRendering,
-        TokenFitting,
-        TokenHFConfig,
-        TokenWindows,
-        TokenReport,
-    )
+    parts: ClassVar[tuple[type[Part], ...]] = (TokenDetection, TokenFormats, TokenFitting, TokenReport)
     labelling: Literal["first", "continuation", "all"] = "first"
     doc_stride: int = 32
     crf: bool = False
@@ -369,47 +292,37 @@ class TokenClassification(Task[TokenPrediction]):
         if all(label.startswith("LABEL_") for label in self.labels):
             self._check_known(tags)
         numbers = {label: float(index) for index, label in enumerate(self.labels)}
-        return [
-            feature
-            for document in documents([row.get("document") for row in rows], alone=not self.context_tokens)
-            for row, windows in zip(document, document_windows([split[row] for row in document], rules), strict=True)
-            for feature in self._row_features(row, windows, split[row].lost, rows[row].get("tags"), numbers)
-        ]
-
-    def _row_features(
-        self,
-        row: int,
-        windows: Sequence[WordWindow],
-        lost: int,
-        tags: Sequence[str] | None,
-        numbers: Mapping[str, float],
-    ) -> list[Feature]:
-        """The features of one row; they have labels if there are tags and each of them has a label."""
-        names = None if tags is None else to_labels(tags, self.labels)
-        if names is not None and not all(name in numbers for name in names):
-            names = None
         features: list[Feature] = []
-        for window in windows:
-            gather_positions, word_ids = window.gather_positions(first=self.labelling == "first")
-            labels = None
-            if names is not None:
-                begins = word_starts(word_ids) if self.labelling == "continuation" else [True] * len(word_ids)
-                # The model may lack an I- label that no training word has: then B- stays.
-                labels = [
-                    numbers[names[word] if is_start else continuation_label(names[word], numbers)]
-                    for word, is_start in zip(word_ids, begins, strict=True)
-                ]
-            feature = Feature(
-                row=row,
-                input_ids=window.ids,
-                token_type_ids=[0] * len(window.ids),
-                labels=labels,
-                gather_positions=gather_positions,
-                word_ids=word_ids,
-                lost_tokens=0 if features else lost,
-            )
-            features.append(feature)
+        for document in documents([row.get("document") for row in rows], alone=not self.context_tokens):
+            all_windows = document_windows([split[row] for row in document], rules)
+            for row, windows in zip(document, all_windows, strict=True):
+                names = None if rows[row].get("tags") is None else to_labels(rows[row]["tags"], self.labels)
+                for number, window in enumerate(windows):
+                    gather_positions, word_ids = window.gather_positions(first=self.labelling == "first")
+                    feature = Feature(
+                        row=row,
+                        input_ids=window.ids,
+                        token_type_ids=[0] * len(window.ids),
+                        labels=self._word_labels(names, word_ids, numbers),
+                        gather_positions=gather_positions,
+                        word_ids=word_ids,
+                        lost_tokens=0 if number else split[row].lost,
+                    )
+                    features.append(feature)
         return features
+
+    def _word_labels(
+        self, names: Sequence[str] | None, word_ids: Sequence[int], numbers: Mapping[str, float]
+    ) -> list[float] | None:
+        """Returns the labels of the tokens of a window, if the model has a label for each word of the row."""
+        if names is None or not all(name in numbers for name in names):
+            return None
+        begins = word_starts(word_ids) if self.labelling == "continuation" else [True] * len(word_ids)
+        # The model may lack an I- label that no training word has: then B- stays.
+        return [
+            numbers[names[word] if is_start else continuation_label(names[word], numbers)]
+            for word, is_start in zip(word_ids, begins, strict=True)
+        ]
 
     def _check_known(self, sentences: Sequence[Sequence[str]]) -> None:
         """Raises DataError if the model has a label for none of the tags: its labels are unnamed, or of other data."""
@@ -459,7 +372,10 @@ class TokenClassification(Task[TokenPrediction]):
         if self.crf:
             best, scores = self._crf_labels(compact, features, counts)
         else:
-            logits = self._word_logits(compact, features)
+            logits = torch.cat(list(compact))  # [R, L], of which the first sub-word of each word counts: [W, L]
+            if self.labelling != "first":
+                firsts = [first for feature in features for first in word_starts(feature.get("word_ids"))]
+                logits = logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
             highest = logits.argmax(dim=1)
             best, scores = highest.tolist(), logits.softmax(dim=1).gather(1, highest[:, None]).squeeze(1).tolist()
         is_raw, predictions = self._label_scheme == "raw", []
@@ -470,21 +386,11 @@ class TokenClassification(Task[TokenPrediction]):
             predictions.append(TokenPrediction(words=words, tags=tags, scores=word_scores, entities=found))
         return predictions
 
-    def _word_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
-        """``[W, L]`` the logits of each word's first sub-word, over all rows."""
-        logits = torch.cat(list(compact))  # [R, L]
-        if self.labelling == "first":
-            return logits
-        firsts = [first for feature in features for first in word_starts(feature.get("word_ids"))]
-        return logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
-
     def _crf_labels(
         self, compact: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
     ) -> tuple[list[int], list[float]]:
-        """The labels of each row's best path and their marginals. The windows of a row are one sequence here.
-
-        In float64: the score of a long sequence is so large that float32 would leave too few digits for its words.
-        """
+        """The labels of each row's best path and their marginals. The windows of a row are one sequence here."""
+        # In float64, because the score of a long sequence would leave too few digits for its words in float32.
         penalty = crf.FORBIDDEN * torch.tensor(forbidden_steps(self.labels), dtype=torch.float64)  # [L + 2, L]
         by_row: list[list[Tensor]] = [[] for _ in counts]
         for feature, window in zip(features, compact, strict=True):
@@ -509,13 +415,11 @@ class TokenClassification(Task[TokenPrediction]):
         pairs = [(row["tags"], one.tags) for row, one in labelled(rows, predictions, "tags")]
         self._check_known([tags for tags, _ in pairs])
         labels = [self._as_compared(tags) for tags, _ in pairs]
-        found = tagging_metrics(labels, [self._in_iob2(tags) for _, tags in pairs], raw=self._label_scheme == "raw")
-        if "invalid_transitions" not in found:
-            return found
-        return {
-            **found,
-            "invalid_transitions": float(sum(invalid_transitions(t, self._label_scheme) for _, t in pairs)),
-        }
+        metrics = tagging_metrics(labels, [self._in_iob2(tags) for _, tags in pairs], raw=self._label_scheme == "raw")
+        if self._label_scheme != "raw":
+            invalid = (invalid_transitions(tags, self._label_scheme) for _, tags in pairs)
+            metrics["invalid_transitions"] = float(sum(invalid))
+        return metrics
 
     def _as_compared(self, tags: Sequence[str]) -> list[str]:
         """The tags of a row in IOB2; as they are where the labels are raw."""
