@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
-from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
+from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, cut_documents
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 

@@ -1,6 +1,5 @@
 """The n best answer spans against a plain Python search, and what the module promises about ties and edges."""
 
-import pickle
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +17,6 @@ from bert_tasks.tasks.span_extraction.search import (
     NOT_CONTEXT,
     RankedSpans,
     Span,
-    SpanList,
     merge_windows,
     window_candidates,
 )
@@ -365,40 +363,6 @@ class TestAnswer:
         assert found.answer(-INF) == found.best == found.n_best[0]
 
 
-class TestSpanList:
-    FOUND, *_ = search([words(FERRY, {"at": 3.0}, {"seven": 4.0})] * 99, Limits(n_best=4, with_null=True))
-
-    def test_is_sent_alone(self) -> None:
-        sent = pickle.dumps(self.FOUND)
-        assert pickle.loads(sent) == self.FOUND
-        assert len(sent) < 1000
-
-    def test_is_a_sequence(self) -> None:
-        spans = self.FOUND.n_best
-        assert (type(spans), len(spans)) == (SpanList, 4)
-        assert list(spans) == [spans[0], spans[1], spans[2], spans[3]]
-        assert spans[-1] == spans[3]
-        assert spans[1:3] == (spans[1], spans[2])
-        assert spans[::-2] == (spans[3], spans[1])
-        assert (spans[9:], spans != spans[:]) == ((), True)
-        with pytest.raises(IndexError):
-            spans[4]
-
-
-class TestCalls:
-    def test_nothing(self) -> None:
-        assert candidates([], Limits(n_best=3)).shape == (0, 4, 4)
-        assert search([], V2) == []
-
-    def test_roles_must_fit_the_logits(self) -> None:
-        for roles in ([], [b"\0"], [b"\0\0\0"], [b"\0\0", b""]):
-            with pytest.raises(ValueError, match="expected one role for each token of each window"):
-                window_candidates([torch.zeros(2, 2)], roles, n_best=3, max_answer_length=3)
-
-    @pytest.mark.parametrize(("windows", "contexts"), [([1], [""]), ([1, 2], ["", ""]), ([2], []), ([1, 1], [""])])
-    def test_windows_must_fit_the_candidates(self, windows: list[int], contexts: list[str]) -> None:
-        table = candidates([[Token(0.0, 0.0, None)]] * 2, Limits(n_best=3))
-        with pytest.raises(ValueError, match="expected one for each window; windows and contexts: one per question"):
-            merge_windows(table.unbind(), [[-1, -1, 0]] * 2, windows, contexts, n_best=3, with_null=True)
-        with pytest.raises(ValueError, match="expected one for each window"):
-            merge_windows(table.unbind()[:1], [[-1, -1, 0]] * 2, [2], [""], n_best=3, with_null=True)
+def test_nothing() -> None:
+    assert candidates([], Limits(n_best=3)).shape == (0, 4, 4)
+    assert search([], V2) == []
