@@ -72,9 +72,9 @@ def squad_v1_metrics(labels: Sequence[Sequence[str]], predictions: Sequence[str]
         predictions: one answer per question.
 
     Raises:
-        DataError: there is no question, a question has no accepted answer, or the lengths differ.
+        DataError: there is no question, or a question has no accepted answer.
     """
-    _check_lengths(labels, predictions)
+    _check(labels)
     unanswerable = [row for row, texts in enumerate(labels) if not texts]
     if unanswerable:
         raise DataError(
@@ -92,36 +92,34 @@ def squad_v2_metrics(
     labels: Sequence[Sequence[str]],
     predictions: Sequence[str],
     null_odds: Sequence[float] | None,
-    *,
-    threshold: float = 0.0,
 ) -> dict[str, float]:
     """The scores of evaluate-v2.0, under its keys.
 
     ``exact``, ``f1``, ``total`` and the same with ``HasAns_`` and ``NoAns_`` (absent without such questions) count a
-    prediction as "" if its null odds exceed the threshold. ``best_exact``, ``best_f1`` and their ``_thresh`` come from
-    scanning all thresholds; they say something only if ``predictions`` are the best answers that are NOT empty,
-    whatever the threshold: a prediction blanked beforehand cannot be won back by a higher threshold.
-    The script gives the same for ``predictions`` as predictions, ``null_odds`` as --na-prob-file and ``threshold`` as
-    --na-prob-thresh (whose default there is 1.0).
+    prediction as "" if its null odds exceed 0. ``best_exact``, ``best_f1`` and their ``_thresh`` come from scanning all
+    thresholds; they say something only if ``predictions`` are the best answers that are NOT empty, whatever the
+    threshold: a prediction blanked beforehand cannot be won back by a higher threshold.
+    The script gives the same for ``null_odds`` as --na-prob-file and --na-prob-thresh 0.
 
     Args:
         labels: the accepted answers of each question; none for an unanswerable one.
         predictions: one answer per question.
         null_odds: per question the score of "no answer" minus that of the prediction. None: the predictions are final,
             there is no scan.
-        threshold: a prediction counts as "" iff its null odds are greater.
 
     Raises:
-        DataError: there is no question, the lengths differ, or null odds are not a number.
+        DataError: there is no question, or null odds are not a number.
     """
-    _check_lengths(labels, predictions, null_odds)
+    _check(labels, null_odds or ())
     answerable = [bool(texts) for texts in labels]
     scanned = final = answer_scores(labels, predictions, version_2=True)
-    if null_odds is not None:  # "" is predicted wherever the null odds exceed the threshold
-        is_blank = [odds > threshold for odds in null_odds]
-        blank_score = [float(not has_answer) for has_answer in answerable]
+    if null_odds is not None:
+        blank_scores = [float(not texts) if odds > 0 else None for texts, odds in zip(labels, null_odds, strict=True)]
         final = AnswerScores(
-            *([blank_score[i] if is_blank[i] else score for i, score in enumerate(scores)] for scores in scanned)
+            *(
+                [score if blank is None else blank for score, blank in zip(scores, blank_scores, strict=True)]
+                for scores in scanned
+            )
         )
     metrics: dict[str, float] = {}
     for prefix, kinds in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
@@ -172,7 +170,7 @@ def tune_null_threshold(
     Raises:
         DataError: see ``squad_v2_metrics``.
     """
-    _check_lengths(labels, predictions, null_odds)
+    _check(labels, null_odds)
     scores = answer_scores(labels, predictions, version_2=True).f1
     gains: dict[float, float] = {}  # what answering the questions of these odds adds to the total F1
     for texts, score, odds in zip(labels, scores, null_odds, strict=True):
@@ -197,16 +195,8 @@ def _between(low: float, high: float) -> float:
     return middle if low < middle < high else low
 
 
-def _check_lengths(
-    labels: Sequence[Sequence[str]], predictions: Sequence[str], null_odds: Sequence[float] | None = None
-) -> None:
+def _check(labels: Sequence[Sequence[str]], null_odds: Sequence[float] = ()) -> None:
     if not labels:
         raise DataError("SQuAD metrics: there is no question, expected at least one")
-    lengths = {"labels": len(labels), "predictions": len(predictions)}
-    if null_odds is not None:
-        lengths["null_odds"] = len(null_odds)
-    if len(set(lengths.values())) > 1:
-        counts = ", ".join(f"len({name}) = {length}" for name, length in lengths.items())
-        raise DataError(f"SQuAD metrics: {counts}; expected equal lengths, one item per question")
-    if null_odds is not None and any(map(isnan, null_odds)):
+    if any(map(isnan, null_odds)):
         raise DataError("SQuAD metrics: null odds hold nan, expected numbers; look for nan in the model's logits")

@@ -4,7 +4,6 @@ seqeval finds the entities. Keys and values are those of seqeval and scikit-lear
 counts as 0. Sentences are the tags of words (not of sub-words), already in IOB2 or raw.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -19,7 +18,6 @@ from bert_tasks.metrics.tables import merged
 Sentences = Sequence[Sequence[str]]
 
 _NUMBER = "number"
-_IOB2 = re.compile(r"O|[BI]-.+", re.DOTALL)
 # The keys besides those of each name.
 _ENTITY_KEYS = (*entity_scores("overall"), *entity_scores("strict_overall"), "overall_accuracy", "invalid_transitions")
 
@@ -41,18 +39,17 @@ def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool = Fa
         raw: whether tags are classes of words.
 
     Raises:
-        DataError: if sentences differ in number or length, no word is given, a tag is not IOB2 where it has to be, or
-            the name of a type or tag gives it the key of another metric, such as the type "overall".
+        DataError: There is no word, or the name of a type or tag gives it the key of another metric, such as the type
+            "overall".
     """
-    _check_lengths(labels, predictions)
+    if not any(labels):
+        raise DataError("Tagging metrics: no words to compare; expected at least one word with a tag.")
     if raw:
         true, predicted = list(chain.from_iterable(labels)), list(chain.from_iterable(predictions))
         names = sorted({*true, *predicted})
         index_of = {name: index for index, name in enumerate(names)}
         counts = class_counts([index_of[tag] for tag in true], [index_of[tag] for tag in predicted], len(names))
         return merged(_by_name(names, counts, f1), {name: float(score(counts)) for name, score in WORD_SCORES.items()})
-    for name, sentences in (("labels", labels), ("predictions", predictions)):
-        _check_iob2(name, sentences)
     return _entity_metrics([list(tags) for tags in labels], [list(tags) for tags in predictions])
 
 
@@ -65,38 +62,6 @@ def check_names(tags: Iterable[str], *, raw: bool) -> None:
     names = sorted(set(tags) if raw else {tag[2:] for tag in tags if tag != "O"})
     label_keys = (f"{name}_{score}" for name in names for score in ("precision", "recall", "f1", _NUMBER))
     merged(dict.fromkeys(label_keys, 0.0), dict.fromkeys(WORD_SCORES if raw else _ENTITY_KEYS, 0.0))
-
-
-def _check_lengths(labels: Sentences, predictions: Sentences) -> None:
-    if len(labels) != len(predictions):
-        raise DataError(
-            f"Tagging metrics: {len(labels)} sentences of labels and {len(predictions)} of predictions, expected "
-            "equally many."
-        )
-    for number, (true, predicted) in enumerate(zip(labels, predictions, strict=True), start=1):
-        if len(true) != len(predicted):
-            raise DataError(
-                f"Tagging metrics: sentence {number} has {len(true)} labels and {len(predicted)} predicted tags, "
-                "expected one of each per word."
-            )
-    if not any(labels):
-        raise DataError("Tagging metrics: no words to compare; expected at least one word with a tag.")
-
-
-def _check_iob2(name: str, sentences: Sentences) -> None:
-    wrong = {tag for tag in set(chain.from_iterable(sentences)) if _IOB2.fullmatch(tag) is None}
-    if not wrong:
-        return
-    number, word, tag = next(
-        (number, word, tag)
-        for number, tags in enumerate(sentences, start=1)
-        for word, tag in enumerate(tags, start=1)
-        if tag in wrong
-    )
-    raise DataError(
-        f"Tagging metrics: {name}, sentence {number}, word {word}: {tag!r}, expected O, B-TYPE or I-TYPE; "
-        "convert other schemes to IOB2 first."
-    )
 
 
 def _entity_metrics(labels: list[list[str]], predictions: list[list[str]]) -> dict[str, float]:

@@ -86,23 +86,38 @@ class ChoicePrediction(Prediction):
 class ChoiceDetection(Detection):
     """How ``init`` recognises rows of multiple choice."""
 
-    task: "MultipleChoice"
-    row_needs: ClassVar[str] = "a context, choices, and which of them is right"
+    row_needs: ClassVar[str] = "a context, choices, and which of them is right, counted from 0"
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        bases = [(columns, _label_base(rows, columns)) for columns in _choice_columns(profiles, hints)]
-        fitting = [(columns, base) for columns, base in bases if base is not None]
+        some = rows[:COMPARED_ROWS]
+        fitting = [columns for columns in _choice_columns(profiles, hints) if _read_choices(some, columns)]
         if not fitting:
             return None
-        alternatives = other_columns(fitting[0][0], [columns for columns, _ in fitting[1:]], profiles)
-        return replace(_guess(self.task.name, *fitting[0], rows), alternatives=alternatives)
+        columns, *others = fitting
+        read = _read_choices(rows, columns)
+        counts = sorted({len(choices) for choices in read})
+        several = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        texts = [columns[name] for name in (CONTEXT, QUESTION) if name in columns]
+        longest = [max(map(pieces, choices)) for choices in read]
+        return TaskGuess(
+            task=self.task.name,
+            columns=columns,
+            words=percentile([count_pieces(row, texts) for row in rows]) + percentile(longest),
+            precedence=3,
+            reasons=(
+                f"{columns[CHOICES]}: {several} choices in a row, of which {columns[LABEL]} names the right one",
+                f"{', '.join(texts)}: what the choices are about",
+            ),
+            alternatives=other_columns(columns, others, profiles),
+        )
 
 
-class ChoiceCard(Card):
-    """Examples of multiple choice for the server and model cards."""
+class ChoiceFormats(Card, HFConfig):
+    """Multiple choice on cards and in a config of transformers."""
 
-    task: "MultipleChoice"
     pipeline_tag: ClassVar[str] = "multiple-choice"
+    has_labels: ClassVar[bool] = False
+    default_head: ClassVar[Literal["choice"]] = "choice"
 
     @property
     def example_rows(self) -> Sequence[Row]:
@@ -131,14 +146,6 @@ class ChoiceCard(Card):
     @property
     def limits(self) -> tuple[str, ...]:
         return ("Longer texts are cut: context, question and choice together.",)
-
-
-class ChoiceHFConfig(HFConfig):
-    """Multiple choice in a config of transformers."""
-
-    task: "MultipleChoice"
-    has_labels: ClassVar[bool] = False
-    default_head: ClassVar[Literal["choice"]] = "choice"
 
 
 class ChoiceExplainable(Explainable):
@@ -219,13 +226,7 @@ class MultipleChoice(Task[ChoicePrediction]):
     label_base: Literal[0, 1] = 0
 
     name: ClassVar[str] = "multiple-choice"
-    parts: ClassVar[tuple[type[Part], ...]] = (
-        ChoiceDetection,
-        ChoiceCard,
-        ChoiceHFConfig,
-        ChoiceExplainable,
-        ChoiceReport,
-    )
+    parts: ClassVar[tuple[type[Part], ...]] = (ChoiceDetection, ChoiceFormats, ChoiceExplainable, ChoiceReport)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -376,42 +377,13 @@ def _choice_sources(profiles: Sequence[ColumnProfile]) -> Iterator[tuple[str, li
             yield (CHOICES if stem == CHOICES.removesuffix("s") else stem), parts
 
 
-def _read_choices(rows: Sequence[Row], columns: Mapping[str, str], base: int) -> Iterator[list[str] | None]:
-    """The choices of the rows that have a label; None for a row whose choices or label cannot be read."""
-    task = MultipleChoice(label_base=1 if base else 0)
-    validator = RowValidator(task.columns, columns)
+def _read_choices(rows: Sequence[Row], columns: Mapping[str, str]) -> list[list[str]]:
+    """The choices of the rows that have a label, or none if the choices or the label of a row cannot be read."""
+    validator, read = RowValidator(MultipleChoice().columns, columns), []
     for row in rows:
         values, errors = validator.validate(row)
         if any(error.column in (columns[CHOICES], columns[LABEL]) for error in errors):
-            yield None
-        elif LABEL in values:
-            yield values[CHOICES]
-
-
-def _label_base(rows: Sequence[Row], columns: Mapping[str, str]) -> int | None:
-    """The number that the labels of the first rows give to the first choice; None if the rows cannot be read."""
-    for base in (0, 1):
-        choices = list(_read_choices(rows[:COMPARED_ROWS], columns, base))
-        if choices and None not in choices:
-            return base
-    return None
-
-
-def _guess(task: str, columns: Mapping[str, str], base: int, rows: Sequence[Row]) -> TaskGuess:
-    read = [choices for choices in _read_choices(rows, columns, base) if choices is not None]
-    counts = sorted({len(choices) for choices in read})
-    several = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    texts = [columns[name] for name in (CONTEXT, QUESTION) if name in columns]
-    longest = [max(pieces(choice) for choice in choices) for choices in read]
-    lengths = [count_pieces(row, texts) for row in rows]
-    return TaskGuess(
-        task=task,
-        columns=columns,
-        settings={"label_base": base} if base else {},
-        words=percentile(lengths) + percentile(longest),
-        precedence=3,
-        reasons=(
-            f"{columns[CHOICES]}: {several} choices in a row, of which {columns[LABEL]} names the right one",
-            f"{', '.join(texts)}: what the choices are about",
-        ),
-    )
+            return []
+        if LABEL in values:
+            read.append(values[CHOICES])
+    return read

@@ -410,7 +410,7 @@ def test_a_request_may_have_a_list_or_a_key_for_each_choice(name: str) -> None:
             {"context": "sent1", "question": "sent2", "choices": "ending", "label": "label"},
         ),
         (
-            {"sentence": "The _ {n} was so big.", "option1": "trophy", "option2": "case", "answer": "2"},
+            {"sentence": "The _ {n} was so big.", "option1": "trophy", "option2": "case", "answer": "1"},
             {"context": "sentence", "choices": "option", "label": "answer"},
         ),
         (
