@@ -110,7 +110,7 @@ def squad_v2_metrics(
     Raises:
         DataError: there is no question, or null odds are not a number.
     """
-    _check(labels, null_odds or ())
+    _check(labels, () if null_odds is None else null_odds)
     answerable = [bool(texts) for texts in labels]
     scanned = final = answer_scores(labels, predictions, version_2=True)
     if null_odds is not None:

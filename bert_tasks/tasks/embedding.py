@@ -40,31 +40,18 @@ class EmbeddingPrediction(Prediction):
     embedding: NDArray[np.float32]
 
 
-class EmbeddingCard(Card):
-    """Examples of embeddings for the server and model cards."""
+class EmbeddingFormats(Card, Rendering, HFConfig):
+    """Embeddings on cards, in files of predictions and in a config of transformers."""
 
-    task: "Embedding"
     pipeline_tag: ClassVar[str] = "feature-extraction"
-
-
-class EmbeddingRendering(Rendering):
-    """How predictions of embeddings are written."""
-
-    task: "Embedding"
     row_formats: ClassVar[tuple[str, ...]] = ("jsonl", "parquet", "npy")
-
-    def vector_columns(self, config: EncoderConfig) -> Mapping[str, int]:
-        return {"embedding": config.hidden_size}
-
-
-class EmbeddingHFConfig(HFConfig):
-    """Embeddings in a config of transformers."""
-
-    task: "Embedding"
 
     @property
     def entries(self) -> dict[str, Any]:
         return {}
+
+    def vector_columns(self, config: EncoderConfig) -> Mapping[str, int]:
+        return {"embedding": config.hidden_size}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +67,7 @@ class Embedding(Task[EmbeddingPrediction]):
     """
 
     name: ClassVar[str] = "embedding"
-    parts: ClassVar[tuple[type[Part], ...]] = (
-        EmbeddingCard,
-        EmbeddingRendering,
-        EmbeddingHFConfig,
-    )
+    parts: ClassVar[tuple[type[Part], ...]] = (EmbeddingFormats,)
     pooling: EmbeddingPooling = "mean"
     normalize: bool = True
     depth: int

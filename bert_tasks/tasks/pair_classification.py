@@ -14,15 +14,18 @@ from bert_tasks.metrics.classification import ranking_metrics
 from bert_tasks.metrics.tables import merged
 from bert_tasks.tasks.base import Part, labelled
 from bert_tasks.tasks.sequence_classification.detection import PairDetection
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction, TextCard, TextClassification, TextReport
+from bert_tasks.tasks.sequence_classification.task import (
+    SequencePrediction,
+    TextClassification,
+    TextFormats,
+    TextReport,
+)
 
 GROUP = "group"
 
 
-class PairCard(TextCard):
-    """Examples of pair classification for the server and model cards."""
-
-    task: "PairClassification"
+class PairFormats(TextFormats):
+    """Pair classification on cards, in files of predictions and in a config of transformers."""
 
     @property
     def example_rows(self) -> Sequence[Row]:
@@ -37,7 +40,6 @@ class PairCard(TextCard):
 class PairReport(TextReport):
     """What a report shows of pair classification."""
 
-    task: "PairClassification"
     neutral_metrics: ClassVar[frozenset[str]] = frozenset({"ranked_groups"})
 
 
@@ -50,7 +52,7 @@ class PairClassification(TextClassification):
     """
 
     name: ClassVar[str] = "pair-classification"
-    parts: ClassVar[tuple[type[Part], ...]] = (PairDetection, PairCard, PairReport, *TextClassification.parts)
+    parts: ClassVar[tuple[type[Part], ...]] = (PairDetection, PairFormats, PairReport, *TextClassification.parts)
     texts: ClassVar[tuple[str, ...]] = ("text", "text_pair")
 
     @property

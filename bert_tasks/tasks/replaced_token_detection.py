@@ -72,10 +72,10 @@ class ReplacedTokenPrediction(Prediction):
         return max((abs((token != original) - score) for token, original, score in known), default=0.0)
 
 
-class ReplacedRendering(Rendering):
-    """How predictions of replaced-token detection are written."""
+class ReplacedFormats(CorpusHFConfig, Rendering):
+    """Replaced-token detection in files of predictions and in a config of transformers."""
 
-    task: "ReplacedTokens"
+    default_head: ClassVar[Literal["replaced-token"]] = "replaced-token"
 
     def with_texts(
         self, predictions: Sequence[ReplacedTokenPrediction], tokenizer: PreTrainedTokenizerBase
@@ -101,17 +101,8 @@ class ReplacedFitting(CorpusFitting):
         return MaskedLanguageModeling(max_length=self.task.max_length), self.task.generator_size
 
 
-class ReplacedHFConfig(CorpusHFConfig):
-    """Replaced-token detection in a config of transformers."""
-
-    task: "ReplacedTokens"
-    default_head: ClassVar[Literal["replaced-token"]] = "replaced-token"
-
-
 class ReplacedReport(Report):
     """What a report shows of replaced-token detection."""
-
-    task: "ReplacedTokens"
 
     @property
     def curves(self) -> tuple[str, ...]:
@@ -152,9 +143,8 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
 
     name: ClassVar[str] = "replaced-token-detection"
     parts: ClassVar[tuple[type[Part], ...]] = (
-        ReplacedRendering,
+        ReplacedFormats,
         ReplacedFitting,
-        ReplacedHFConfig,
         ReplacedReport,
         *CorpusTask.parts,
     )

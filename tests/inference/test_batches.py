@@ -23,7 +23,7 @@ from bert_tasks.inference.batches import prediction_schema
 from bert_tasks.inference.output import reserved_names
 from bert_tasks.tasks import SequenceClassification, TokenClassification
 from bert_tasks.tasks.base import Prediction
-from bert_tasks.tasks.sequence_classification.task import TextRendering
+from bert_tasks.tasks.sequence_classification.task import TextFormats
 from support.small_checkpoints import save_checkpoint
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
@@ -117,7 +117,7 @@ def test_equals_predict_for_every_task_and_kind_of_batch(name: str, encoder: Pat
 
 
 def test_a_task_without_a_stated_schema_has_a_column_of_json() -> None:
-    class UntypedRendering(TextRendering):
+    class UntypedRendering(TextFormats):
         prediction_type = Prediction
         prediction_fields = ()
 

@@ -22,7 +22,7 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import encoder_config, family_of, parameter_map
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
-from bert_tasks.tasks.masked_language_modeling.task import MaskedHFConfig
+from bert_tasks.tasks.masked_language_modeling.task import MaskedFormats
 from support.hf_models import FAMILIES, PREFIX, HFBatch, hf_config, random_batch, widen
 from support.small_checkpoints import save_checkpoint
 
@@ -40,7 +40,7 @@ DECODERS = {
 EVERY_HEAD = pytest.mark.parametrize(("family", "kind"), KINDS)
 
 
-class HeadTaskConfig(MaskedHFConfig):
+class HeadTaskConfig(MaskedFormats):
     @property
     def head(self) -> Any:
         return self.task.kind

@@ -19,7 +19,7 @@ from bert_tasks.encoder.packing import Layout, Selection
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.tasks.base import Part
-from bert_tasks.tasks.sequence_classification.task import TextHFConfig
+from bert_tasks.tasks.sequence_classification.task import TextFormats
 from support.training_runs import LABELS, load_model, make_rows, weights_of
 
 QUICK: dict[str, Any] = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
@@ -52,7 +52,7 @@ class TwoLayers(Head):
         return logits + 0.0 * self.norm.weight.sum() + 0.0 * self.norm.bias.sum()
 
 
-class NoHead(TextHFConfig):
+class NoHead(TextFormats):
     @property
     def head(self) -> None:
         return None

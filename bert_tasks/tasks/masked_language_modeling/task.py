@@ -27,8 +27,8 @@ from bert_tasks.encoder.heads import PretrainingHead, PretrainingOutput, Vocabul
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction
-from bert_tasks.tasks.masked_language_modeling import report
 from bert_tasks.tasks.masked_language_modeling.masking import mask_features
+from bert_tasks.tasks.masked_language_modeling.report import MaskedReport, measure
 from bert_tasks.tasks.masked_language_modeling.scoring import Score, TextScore, scored_copies, text_score
 from bert_tasks.tasks.masked_language_modeling.sentences import (
     NO_PAIR,
@@ -52,7 +52,6 @@ from bert_tasks.tasks.shared.corpus import (
 from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, UserHints, count_pieces
 from bert_tasks.tasks.shared.outputs import vocabulary_output
 from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.report import Report, ReportSections
 from bert_tasks.tasks.shared.windows import PairFrame, Windows
 
 MASKED_LM = "masked_lm"  # the term of the loss
@@ -154,10 +153,11 @@ class MaskedDetection(Detection):
         ]
 
 
-class MaskedCard(Card):
-    """Examples of masked language modelling for the server and model cards."""
+class MaskedFormats(CorpusHFConfig, Card, Rendering):
+    """Masked language modelling on cards, in files of predictions and in a config of transformers."""
 
     task: "MaskedLanguageModeling"
+    default_head: ClassVar[Literal["masked-lm"]] = "masked-lm"
     pipeline_tag: ClassVar[str] = "fill-mask"
 
     @property
@@ -167,12 +167,6 @@ class MaskedCard(Card):
             {"text": "We waited an hour and the soup was [MASK]."},
             {"text": "The [MASK] leaves at nine from platform [MASK]."},
         ]
-
-
-class MaskedRendering(Rendering):
-    """How predictions of masked language modelling are written."""
-
-    task: "MaskedLanguageModeling"
 
     @property
     def prediction_type(self) -> type[Prediction]:
@@ -193,9 +187,13 @@ class MaskedRendering(Rendering):
 
         return [_with_texts(prediction, tokenizer, text) for prediction in predictions]
 
+    @property
+    def head(self) -> Literal["masked-lm", "pretraining"]:
+        return "masked-lm" if self.task.sentence_objective == "none" else "pretraining"
 
-class MaskedFitting(CorpusFitting):
-    """What training needs to know of masked language modelling."""
+
+class MaskedFitting(CorpusFitting, Windows):
+    """What training needs to know of masked language modelling, and what the model reads for its predictions."""
 
     task: "MaskedLanguageModeling"
 
@@ -208,23 +206,6 @@ class MaskedFitting(CorpusFitting):
                 'follow comes from another one; give more documents, or set sentence_objective = "sop"'
             )
 
-
-class MaskedHFConfig(CorpusHFConfig):
-    """Masked language modelling in a config of transformers."""
-
-    task: "MaskedLanguageModeling"
-    default_head: ClassVar[Literal["masked-lm"]] = "masked-lm"
-
-    @property
-    def head(self) -> Literal["masked-lm", "pretraining"]:
-        return "masked-lm" if self.task.sentence_objective == "none" else "pretraining"
-
-
-class MaskedWindows(Windows):
-    """What features of masked language modelling leave out."""
-
-    task: "MaskedLanguageModeling"
-
     @property
     def libraries(self) -> tuple[str, ...]:
         return (SPLITTER,) if self.task.sentence_language else ()
@@ -233,28 +214,6 @@ class MaskedWindows(Windows):
         if self.task.score == "none":
             return (feature,)
         return scored_copies(feature, mask_id=mask_token_id(tokenizer, self.task.name), score=self.task.score)
-
-
-class MaskedReport(Report):
-    """What a report shows of masked language modelling."""
-
-    task: "MaskedLanguageModeling"
-    lower_is_better: ClassVar[frozenset[str]] = frozenset({"perplexity"})
-
-    def decisions(self, prediction: MaskPrediction) -> Sequence[int]:
-        """For each mask the best candidate."""
-        masks = (*prediction.masks, *(mask.candidates for mask in prediction.measured))
-        return [candidates[0].token for candidates in masks]
-
-    def same(self, predictions: Sequence[MaskPrediction], others: Sequence[MaskPrediction]) -> list[bool]:
-        """Raises DataError if no text has a mask."""
-        agreements = super().same(predictions, others)
-        if not agreements:
-            raise DataError("no text has a mask ([MASK] or <mask>), so that the predictions cannot be compared")
-        return agreements
-
-    def sections(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> ReportSections:
-        return report.masked_sections(list(zip(rows, predictions, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,11 +240,8 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     name: ClassVar[str] = "masked-language-modeling"
     parts: ClassVar[tuple[type[Part], ...]] = (
         MaskedDetection,
-        MaskedCard,
-        MaskedRendering,
+        MaskedFormats,
         MaskedFitting,
-        MaskedHFConfig,
-        MaskedWindows,
         MaskedReport,
         *CorpusTask.parts,
     )
@@ -506,7 +462,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         measured = [mask for one in predictions for mask in one.measured]
         if not measured:
             raise DataError("no token was masked: the texts are empty")
-        values = report.measure(predictions).values()
+        values = measure(predictions).values()
         found = {name: math.inf if value is None else value for name, value in values.items()}
         if pairs := [label == predicted for one in predictions for label, predicted in one.pairs]:
             found[f"{PAIR_TERMS[self.sentence_objective]}_accuracy"] = sum(pairs) / len(pairs)

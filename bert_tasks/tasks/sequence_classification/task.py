@@ -90,17 +90,12 @@ class SequencePrediction(Prediction):
     explanation: Explanation | None = None
 
 
-class TextCard(Card):
-    """Examples of classification of texts and pairs for the server and model cards."""
+class TextFormats(Card, Rendering, HFConfig):
+    """Classification of texts and pairs on cards, in files of predictions and in a config of transformers."""
 
     task: "TextClassification"
     pipeline_tag: ClassVar[str] = "text-classification"
-
-
-class TextRendering(Rendering):
-    """How predictions of classification of texts and pairs are written."""
-
-    task: "TextClassification"
+    default_head: ClassVar[Literal["sequence"]] = "sequence"
 
     @property
     def prediction_fields(self) -> tuple[str, ...]:
@@ -111,6 +106,47 @@ class TextRendering(Rendering):
                 return ("label", "labels", "score", "scores")
             case "single_label_classification":
                 return ("label", "score", "scores")
+
+    @property
+    def head(self) -> Literal["sequence"] | None:
+        return "sequence" if self.task.pooling == "cls" else None
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        labels = ("LABEL_0",) if self.task.problem_type == _REGRESSION else self.task.labels
+        return {**label_config(labels), "problem_type": self.task.problem_type}
+
+    def implied_fields(
+        self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
+    ) -> dict[str, Any]:
+        """Without a problem type one label means regression, as transformers infers it."""
+        names = labels if labels else ("LABEL_0", "LABEL_1")  # transformers' default: two classes
+        stated = hf_config.get("problem_type")
+        inferred = "regression" if len(names) == 1 else "single_label_classification"
+        problem = inferred if stated is None else stated
+        fields = {"problem_type": problem, "max_length": min(self.task.max_length, usable_length)}
+        return fields if problem == "regression" else {**fields, "labels": names}
+
+    def compatible_fields(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Values for each label follow the labels' order; fields that the problem type does not have are left out."""
+        compatible = super().compatible_fields(known, given)
+        if given.get("labels") and compatible.get("problem_type") == "regression":
+            del compatible["problem_type"]  # labels were given, so the model is a classifier
+        stored_problem = known.get("problem_type", self.task.problem_type)
+        problem = {**compatible, **given}.get("problem_type", self.task.problem_type)
+        compatible = {name: value for name, value in compatible.items() if problem in _APPLY_TO.get(name, (problem,))}
+        if problem != stored_problem or given.get("class_weights", "balanced") != "balanced":
+            compatible.pop("balanced_weights", None)  # they were computed for other settings
+        known_labels = known.get("labels", ())
+        labels = given.get("labels", known_labels)
+        if labels == known_labels:
+            return compatible
+        places = label_places(known_labels, labels)
+        for name, nothing in (("class_weights", None), ("balanced_weights", ()), ("thresholds", ())):
+            values = compatible.get(name)
+            if isinstance(values, tuple) and values:
+                compatible[name] = nothing if places is None else tuple(values[place] for place in places)
+        return compatible
 
 
 class TextFitting(Fitting):
@@ -159,54 +195,6 @@ class TextFitting(Fitting):
         labels = [[label in value for label in self.task.labels] for _, value in pairs]
         probabilities = [[prediction.scores[label] for label in self.task.labels] for prediction, _ in pairs]
         return replace(self.task, thresholds=tune_thresholds(labels, probabilities))
-
-
-class TextHFConfig(HFConfig):
-    """Classification of texts and pairs in a config of transformers."""
-
-    task: "TextClassification"
-    default_head: ClassVar[Literal["sequence"]] = "sequence"
-
-    @property
-    def head(self) -> Literal["sequence"] | None:
-        return "sequence" if self.task.pooling == "cls" else None
-
-    @property
-    def entries(self) -> dict[str, Any]:
-        labels = ("LABEL_0",) if self.task.problem_type == _REGRESSION else self.task.labels
-        return {**label_config(labels), "problem_type": self.task.problem_type}
-
-    def implied_fields(
-        self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
-    ) -> dict[str, Any]:
-        """Without a problem type one label means regression, as transformers infers it."""
-        names = labels if labels else ("LABEL_0", "LABEL_1")  # transformers' default: two classes
-        stated = hf_config.get("problem_type")
-        inferred = "regression" if len(names) == 1 else "single_label_classification"
-        problem = inferred if stated is None else stated
-        fields = {"problem_type": problem, "max_length": min(self.task.max_length, usable_length)}
-        return fields if problem == "regression" else {**fields, "labels": names}
-
-    def compatible_fields(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Values for each label follow the labels' order; fields that the problem type does not have are left out."""
-        compatible = super().compatible_fields(known, given)
-        if given.get("labels") and compatible.get("problem_type") == "regression":
-            del compatible["problem_type"]  # labels were given, so the model is a classifier
-        stored_problem = known.get("problem_type", self.task.problem_type)
-        problem = {**compatible, **given}.get("problem_type", self.task.problem_type)
-        compatible = {name: value for name, value in compatible.items() if problem in _APPLY_TO.get(name, (problem,))}
-        if problem != stored_problem or given.get("class_weights", "balanced") != "balanced":
-            compatible.pop("balanced_weights", None)  # they were computed for other settings
-        known_labels = known.get("labels", ())
-        labels = given.get("labels", known_labels)
-        if labels == known_labels:
-            return compatible
-        places = label_places(known_labels, labels)
-        for name, nothing in (("class_weights", None), ("balanced_weights", ()), ("thresholds", ())):
-            values = compatible.get(name)
-            if isinstance(values, tuple) and values:
-                compatible[name] = nothing if places is None else tuple(values[place] for place in places)
-        return compatible
 
 
 class TextExplainable(Explainable):
@@ -288,15 +276,7 @@ class TextClassification(Task[SequencePrediction]):
         thresholds: one per label, tuned on validation (several labels only); empty: 0.5.
     """
 
-    parts: ClassVar[tuple[type[Part], ...]] = (
-        TextDetection,
-        TextCard,
-        TextRendering,
-        TextFitting,
-        TextHFConfig,
-        TextExplainable,
-        TextReport,
-    )
+    parts: ClassVar[tuple[type[Part], ...]] = (TextDetection, TextFormats, TextFitting, TextExplainable, TextReport)
 
     texts: ClassVar[tuple[str, ...]] = ("text",)
     problem_type: ProblemType = "single_label_classification"
@@ -494,8 +474,8 @@ class TextClassification(Task[SequencePrediction]):
         return [(prediction, row[name]) for row, prediction in labelled(rows, predictions, name)]
 
 
-class SequenceCard(TextCard):
-    """Examples of sequence classification for the server and model cards."""
+class SequenceFormats(TextFormats):
+    """Sequence classification on cards, in files of predictions and in a config of transformers."""
 
     task: "SequenceClassification"
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -520,7 +500,7 @@ class SequenceClassification(TextClassification):
     """
 
     name: ClassVar[str] = "sequence-classification"
-    parts: ClassVar[tuple[type[Part], ...]] = (SequenceCard, *TextClassification.parts)
+    parts: ClassVar[tuple[type[Part], ...]] = (SequenceFormats, *TextClassification.parts)
     # A folder of transformers does not say how many texts its classifier reads.
     long_texts: Literal["truncate", "windows"] = "truncate"
     doc_stride: int = 32

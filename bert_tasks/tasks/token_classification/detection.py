@@ -53,7 +53,7 @@ class TokenDetection(Detection):
         for column in (column.name for column in profiles if column.name not in pairs[0]):
             is_copy = all(row.get(column) in (row.get(words), row.get(tags)) for row in some)
             if not is_copy and _are_tagged(some, words, column):
-                different = sorted({tag for row in some for tag in cell_value(row, column, "tags") or ()})
+                different = sorted({tag for row in some for tag in _names(row, column, "tags")})
                 spare.append(("tags", column, f"{counted(len(different), 'different tag')}: {listed(different)}"))
         # Rows of tags are rows of words for coarser tags, but not if they are tags of the chosen words.
         unlike = {words, *(column for _, column, _ in spare)}
@@ -69,7 +69,7 @@ class TokenDetection(Detection):
         return TaskGuess(
             task=self.task.name,
             columns=columns,
-            words=percentile([sum(map(pieces, cell_value(row, words, "words") or ())) for row in rows]),
+            words=percentile([sum(map(pieces, _names(row, words, "words"))) for row in rows]),
             labels=tuple(sorted({name for names in tagged for name in to_iob2(names)})),
             reasons=(
                 f"{words}, {tags}: as many words as tags in every row -> a tag for each word",
@@ -88,6 +88,11 @@ class TokenDetection(Detection):
         return [*super().settings(words, longest), Suggestion("doc_stride", overlap, comment)]
 
 
+def _names(row: Row, column: str, kind: str) -> list[str]:
+    names = cell_value(row, column, kind)
+    return [] if names is None else names
+
+
 def _is_usual(name: str, names: Sequence[str]) -> bool:
     return name.strip().lower() in names
 
@@ -95,9 +100,7 @@ def _is_usual(name: str, names: Sequence[str]) -> bool:
 def _are_tagged(rows: Sequence[Row], words: str, tags: str, *, is_usual: bool = False) -> bool:
     """Whether there are as many tags as words; columns that are not called so also need fewer different tags."""
     tagged = [
-        (cell_value(row, words, "words") or [], names)
-        for row in rows
-        if (names := cell_value(row, tags, "tags")) is not None
+        (_names(row, words, "words"), names) for row in rows if (names := cell_value(row, tags, "tags")) is not None
     ]
     vocabulary = {word for sentence, _ in tagged for word in sentence}
     different = {name for _, names in tagged for name in names}
