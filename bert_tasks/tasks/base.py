@@ -264,12 +264,13 @@ class Task(ABC, Generic[PredictionT]):
         """What the logits mean. It decides the divergence of distillation and the mean of an ensemble."""
         return "softmax"
 
-    @abstractmethod
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """Returns the count of each term of ``loss`` for a batch of these features, by the name of the term.
 
-        Training needs the counts of a whole step before its first backward pass.
+        Training needs the counts of a whole step before its first backward pass. Default: the number of labels, for one
+        term with the name of the task.
         """
+        return {self.name: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
 
     @abstractmethod
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:

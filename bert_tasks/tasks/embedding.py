@@ -67,16 +67,14 @@ class Embedding(Task[EmbeddingPrediction]):
     """
 
     name: ClassVar[str] = "embedding"
+    columns: ClassVar[tuple[Column, ...]] = (Column(name="text", kind="text"),)
+    output_kind: ClassVar[OutputKind] = "value"
     parts: ClassVar[tuple[type[Part], ...]] = (EmbeddingFormats,)
     pooling: EmbeddingPooling = "mean"
     normalize: bool = True
     depth: int
     prompt: str = ""
     lowercase: bool = False
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return (Column(name="text", kind="text"),)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         """One window for each row. Special tokens written in a text stay plain characters."""
@@ -107,10 +105,6 @@ class Embedding(Task[EmbeddingPrediction]):
 
     def metrics(self, predictions: Sequence[EmbeddingPrediction], rows: Sequence[Row]) -> dict[str, float]:
         _refuse_training()
-
-    @property
-    def output_kind(self) -> OutputKind:
-        return "value"
 
     @property
     def primary_metric(self) -> str:

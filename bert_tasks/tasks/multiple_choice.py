@@ -119,25 +119,23 @@ class ChoiceFormats(Card, HFConfig):
     has_labels: ClassVar[bool] = False
     default_head: ClassVar[Literal["choice"]] = "choice"
 
-    @property
-    def example_rows(self) -> Sequence[Row]:
-        return (
-            {
-                CONTEXT: "The pan was still hot. She wanted to move it to the table.",
-                QUESTION: "First she",
-                CHOICES: ["put on her gloves.", "switched on the radio.", "counted the chairs."],
-            },
-            {
-                CONTEXT: "The library opens at nine on weekdays and at ten on Saturdays.",
-                QUESTION: "When does it open on a Monday?",
-                CHOICES: ["at nine", "at ten"],
-            },
-            {
-                CONTEXT: "It had rained all night.",
-                QUESTION: "In the morning",
-                CHOICES: ["the street was wet.", "the street was sold.", "the street was hungry.", "nobody had slept."],
-            },
-        )
+    example_rows: ClassVar[Sequence[Row]] = (
+        {
+            CONTEXT: "The pan was still hot. She wanted to move it to the table.",
+            QUESTION: "First she",
+            CHOICES: ["put on her gloves.", "switched on the radio.", "counted the chairs."],
+        },
+        {
+            CONTEXT: "The library opens at nine on weekdays and at ten on Saturdays.",
+            QUESTION: "When does it open on a Monday?",
+            CHOICES: ["at nine", "at ten"],
+        },
+        {
+            CONTEXT: "It had rained all night.",
+            QUESTION: "In the morning",
+            CHOICES: ["the street was wet.", "the street was sold.", "the street was hungry.", "nobody had slept."],
+        },
+    )
 
     def pipeline_inputs(self, row: Row) -> Sequence[Any]:
         endings = [_ending(row.get(QUESTION), choice) for choice in row[CHOICES]]
@@ -226,6 +224,8 @@ class MultipleChoice(Task[ChoicePrediction]):
     label_base: Literal[0, 1] = 0
 
     name: ClassVar[str] = "multiple-choice"
+    output_kind: ClassVar[OutputKind] = "choice"
+    primary_metric: ClassVar[str] = "accuracy"
     parts: ClassVar[tuple[type[Part], ...]] = (ChoiceDetection, ChoiceFormats, ChoiceExplainable, ChoiceReport)
 
     def __post_init__(self) -> None:
@@ -243,14 +243,6 @@ class MultipleChoice(Task[ChoicePrediction]):
             Column(name=CHOICES, kind="choices"),
             Column(name=LABEL, kind="choice" if self.label_base == 0 else "choice from 1", required=False),
         )
-
-    @property
-    def output_kind(self) -> OutputKind:
-        return "choice"
-
-    @property
-    def primary_metric(self) -> str:
-        return "accuracy"
 
     def head(self, config: EncoderConfig) -> ChoiceHead:
         return ChoiceHead(config)
@@ -288,10 +280,6 @@ class MultipleChoice(Task[ChoicePrediction]):
             samples = samples.index_select(0, device_tensor(labelled, samples.device, torch.long))
         total = F.cross_entropy(samples, batch.labels.long(), reduction="sum")
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labelled))),)
-
-    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """The labelled rows."""
-        return {self.name: float(sum(bool(feature.get("labels")) for feature in features))}
 
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]

@@ -27,14 +27,11 @@ GROUP = "group"
 class PairFormats(TextFormats):
     """Pair classification on cards, in files of predictions and in a config of transformers."""
 
-    @property
-    def example_rows(self) -> Sequence[Row]:
-        pairs = (
-            ("A man is playing a guitar on stage.", "Someone is making music."),
-            ("The shop closes at six.", "The shop is open all night."),
-            ("Two dogs run through the snow.", "Animals are outdoors."),
-        )
-        return [{"text": text, "text_pair": other} for text, other in pairs]
+    example_rows: ClassVar[Sequence[Row]] = (
+        {"text": "A man is playing a guitar on stage.", "text_pair": "Someone is making music."},
+        {"text": "The shop closes at six.", "text_pair": "The shop is open all night."},
+        {"text": "Two dogs run through the snow.", "text_pair": "Animals are outdoors."},
+    )
 
 
 class PairReport(TextReport):

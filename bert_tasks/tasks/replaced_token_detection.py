@@ -104,9 +104,7 @@ class ReplacedFitting(CorpusFitting):
 class ReplacedReport(Report):
     """What a report shows of replaced-token detection."""
 
-    @property
-    def curves(self) -> tuple[str, ...]:
-        return ("auc", "generator_accuracy")
+    curves: ClassVar[tuple[str, ...]] = ("auc", "generator_accuracy")
 
     def decisions(self, prediction: ReplacedTokenPrediction) -> Sequence[bool]:
         """For each token whether it seems to be replaced."""
@@ -142,6 +140,8 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
     """
 
     name: ClassVar[str] = "replaced-token-detection"
+    output_kind: ClassVar[OutputKind] = "sigmoid"
+    primary_metric: ClassVar[str] = "auc"
     parts: ClassVar[tuple[type[Part], ...]] = (
         ReplacedFormats,
         ReplacedFitting,
@@ -159,14 +159,6 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
             raise ValueError(f"generator_size is {self.generator_size}, expected a share above 0 and at most 1")
         if not self.discriminator_weight > 0:
             raise ValueError(f"discriminator_weight is {self.discriminator_weight}, expected more than 0")
-
-    @property
-    def output_kind(self) -> OutputKind:
-        return "sigmoid"
-
-    @property
-    def primary_metric(self) -> str:
-        return "auc"
 
     def head(self, config: EncoderConfig) -> ReplacedTokenHead:
         return ReplacedTokenHead(config)

@@ -160,13 +160,11 @@ class MaskedFormats(CorpusHFConfig, Card, Rendering):
     default_head: ClassVar[Literal["masked-lm"]] = "masked-lm"
     pipeline_tag: ClassVar[str] = "fill-mask"
 
-    @property
-    def example_rows(self) -> Sequence[Row]:
-        return [
-            {"text": "Paris is the capital of [MASK]."},
-            {"text": "We waited an hour and the soup was [MASK]."},
-            {"text": "The [MASK] leaves at nine from platform [MASK]."},
-        ]
+    example_rows: ClassVar[Sequence[Row]] = [
+        {"text": "Paris is the capital of [MASK]."},
+        {"text": "We waited an hour and the soup was [MASK]."},
+        {"text": "The [MASK] leaves at nine from platform [MASK]."},
+    ]
 
     @property
     def prediction_type(self) -> type[Prediction]:
@@ -238,6 +236,8 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     """
 
     name: ClassVar[str] = "masked-language-modeling"
+    output_kind: ClassVar[OutputKind] = "vocabulary"
+    primary_metric: ClassVar[str] = "perplexity"
     parts: ClassVar[tuple[type[Part], ...]] = (
         MaskedDetection,
         MaskedFormats,
@@ -276,14 +276,6 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         if self.sentence_objective == "none":
             return super().columns
         return (*super().columns, Column(name="sentences", kind="texts", required=False))
-
-    @property
-    def output_kind(self) -> OutputKind:
-        return "vocabulary"
-
-    @property
-    def primary_metric(self) -> str:
-        return "perplexity"
 
     # The head, here and in transformers.
 
@@ -388,7 +380,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """The masked tokens, and the pairs."""
-        masked = {MASKED_LM: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
+        masked = {MASKED_LM: super().counts(features)[self.name]}
         if self.sentence_objective == "none":
             return masked
         pairs = sum(_pair_label(feature) != NO_PAIR for feature in features)

@@ -248,6 +248,8 @@ class SpanExtraction(Task[SpanPrediction]):
     """
 
     name: ClassVar[str] = "span-extraction"
+    output_kind: ClassVar[OutputKind] = "position"
+    primary_metric: ClassVar[str] = "f1"
     parts: ClassVar[tuple[type[Part], ...]] = (SpanDetection, SpanFormats, SpanFitting, SpanExplainable, SpanReport)
     max_length: int = 384
     doc_stride: int = 128
@@ -291,14 +293,6 @@ class SpanExtraction(Task[SpanPrediction]):
             Column(name="context", kind="text"),
             Column(name="answers", kind="answers", required=False),
         )
-
-    @property
-    def output_kind(self) -> OutputKind:
-        return "position"
-
-    @property
-    def primary_metric(self) -> str:
-        return "f1"
 
     def head(self, config: EncoderConfig) -> PerTokenHead:
         return PerTokenHead(config, 2, dropout=config.head.span_dropout)
@@ -370,10 +364,6 @@ class SpanExtraction(Task[SpanPrediction]):
         scores = position_logits(labelled, absent=-torch.inf)  # [2 B, T]
         total = F.cross_entropy(scores, batch.labels.long(), reduction="sum")
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(scores))),)
-
-    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """The start and the end of each labelled window."""
-        return {self.name: 2.0 * sum(bool(feature.get("labels")) for feature in features)}
 
     def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[K + 1, 4]`` for each window: "no answer" and the best spans, see ``window_candidates``."""

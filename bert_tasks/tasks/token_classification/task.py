@@ -106,14 +106,11 @@ class TokenFormats(Card, Rendering, HFConfig):
     renders_labels: ClassVar[bool] = True
     pipeline_tag: ClassVar[str] = "token-classification"
 
-    @property
-    def example_rows(self) -> Sequence[Row]:
-        texts = (
-            "Ada Lovelace met Charles Babbage in London in 1833 .",
-            "The European Commission met in Brussels on Monday .",
-            "Please book a table at Luigi 's for four on Friday evening .",
-        )
-        return [{"words": text.split()} for text in texts]
+    example_rows: ClassVar[Sequence[Row]] = (
+        {"words": ["Ada", "Lovelace", "met", "Charles", "Babbage", "in", "London", "in", "1833", "."]},
+        {"words": ["The", "European", "Commission", "met", "in", "Brussels", "on", "Monday", "."]},
+        {"words": ["Please", "book", "a", "table", "at", "Luigi", "'s", "for", "four", "on", "Friday", "evening", "."]},
+    )
 
     def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
         """Counts words that ``render`` changes. Tags are not changed: they would be other classes.
@@ -355,10 +352,6 @@ class TokenClassification(Task[TokenPrediction]):
         else:
             total = F.cross_entropy(logits, labels, reduction="sum")
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labels))),)
-
-    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """The number of labelled sub-words."""
-        return {self.name: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
 
     def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         return [crf.compressed(words) for words in logits] if self.crf else logits
