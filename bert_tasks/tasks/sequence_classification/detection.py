@@ -41,39 +41,33 @@ class TextDetection(Detection):
     row_needs: ClassVar[str] = "a text and a label or number"
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        count = len(self.task.texts)
-        if hints.label is None:
-            candidates = _label_columns([column for column in profiles if column.name not in hints.texts])
-        else:
-            candidates = [column for column in profiles if column.name == hints.label]
-        for label in candidates:
-            if hints.texts:
-                texts = [column for name in hints.texts for column in profiles if column.name == name]
-            else:
+        count, by_name = len(self.task.texts), {column.name: column for column in profiles}
+        labels = _label_columns([column for column in profiles if column.name not in hints.texts])
+        if hints.label is not None:
+            labels = [by_name[hints.label]]
+        for label in labels:
+            texts = [by_name[name] for name in hints.texts]
+            if not texts:
                 texts = _text_columns([column for column in profiles if column is not label])
             if not texts or (hints.task is not None and len(texts) < count):
                 continue
             longest = sorted(texts, key=lambda column: -column.words)[: 2 if hints.task is None else count]
-            chosen = [
-                column for column in texts if column in longest
-            ]  # in the order of the file, or of the pair's names
+            chosen = [column for column in texts if column in longest]  # in the order of the file, or of usual names
             if len(chosen) != count:
                 return None
             problem, reason = _problem_type(label, is_joined=hints.separator is not None)
-            several = problem == "multi_label_classification"
-            names = label.names if several else tuple(sorted(value for value, _ in label.common))
-            columns = dict(zip(("text", "text_pair"), (column.name for column in chosen), strict=False))
-            others = [column for column in candidates if column is not label]
+            several, names = problem == "multi_label_classification", [column.name for column in chosen]
+            values = label.names if several else tuple(sorted(value for value, _ in label.common))
             spare: tuple[tuple[str, str, str], ...] = ()
-            first = chosen[0]
-            if count == 2 and first.distinct <= first.rows / 2 and label.distinct == 2:  # it repeats with two labels
-                spare = (("group", first.name, "ranks the rows of each, by the second label, and reports map and mrr"),)
+            if count == 2 and chosen[0].distinct <= chosen[0].rows / 2 and label.distinct == 2:  # it repeats
+                spare = (("group", names[0], "ranks the rows of each, by the second label, and reports map and mrr"),)
+            others = [column for column in labels if column is not label]
             return TaskGuess(
                 task=self.task.name,
-                columns=columns | {"labels" if several else "label": label.name},
-                words=percentile([count_pieces(row, [column.name for column in chosen]) for row in rows]),
+                columns=dict(zip(self.task.texts, names, strict=True)) | {"labels" if several else "label": label.name},
+                words=percentile([count_pieces(row, names) for row in rows]),
                 settings={"problem_type": problem},
-                labels=() if problem == "regression" else names,
+                labels=() if problem == "regression" else values,
                 reasons=tuple(_reasons(chosen, label, problem, reason)),
                 alternatives=tuple(_alternatives(texts, chosen, label, others, hints)),
                 spare=spare,
@@ -122,11 +116,7 @@ def _text_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
 
 
 def _problem_type(label: ColumnProfile, *, is_joined: bool) -> tuple[str, str]:
-    """The problem type, and the reason for it.
-
-    Args:
-        is_joined: the user says that a cell may hold several labels.
-    """
+    """The problem type, and the reason for it. Cells hold several labels if ``is_joined``."""
     if label.is_sets or is_joined:
         joint = "in a list" if label.lists > 0 else f"in a cell, with {label.separator!r} between them"
         what = f"{counted(len(label.names), 'name')}, several {joint} ({listed(label.names)})"
