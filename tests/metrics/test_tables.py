@@ -81,11 +81,6 @@ def test_questions_with_and_without_an_answer():
     assert (one_kind.rows, one_kind.overall.keys()) == ((), {"exact", "f1", "total"})  # HasAns_f1 would be f1
 
 
-def test_regression_has_no_classes():
-    table = Report.of(SequenceClassification(problem_type="regression")).table({"loss": 1.0, "pearson": 0.5})
-    assert (table.rows, table.overall) == ((), {"loss": 1.0, "pearson": 0.5})
-
-
 def test_the_lines_of_a_table_are_aligned_with_a_column_for_the_support() -> None:
     metrics = {
         "accuracy": 0.75,

@@ -427,36 +427,6 @@ def test_each_token_of_text_without_spaces_is_a_word(of_kind):
             assert cut == sorted(set(cut))
 
 
-def test_both_kinds_of_text_in_one(of_kind):
-    _, tokenizer = of_kind
-    text = "the harbour图书馆letter morning"
-    words, _ = pieces_of(tokenizer, text)
-    read = [(members[0][2][0], members[-1][2][1]) for members in words.values()]
-    texts = [text[first:end].strip() for first, end in read]
-    assert texts[:2] == ["the", "harbour"]
-    assert texts[-2:] == ["letter", "morning"]
-    assert len(texts) >= 5
-
-
-def test_whole_words_are_masked_whole_by_every_kind(of_kind):
-    _, tokenizer = of_kind
-    rule = MaskingRule(whole_word_mask=True, mask_replace_prob=1.0, random_replace_prob=0.0)
-    encodings = [tokenizer.encode(text) for text in (*LINES, *UNSPACED)]
-    chosen = total = 0
-    for i, (text, encoding) in enumerate(zip((*LINES, *UNSPACED), encodings, strict=True)):
-        numbers = word_numbers(text, encoding.word_ids, encoding.offsets)
-        feature = {"row": 0, "input_ids": encoding.ids, "token_type_ids": [], "word_ids": numbers}
-        for epoch in range(40):
-            made = mask_feature(feature, generator(i, epoch), rule, IDS)
-            positions = set(made["gather_positions"])
-            hit = {numbers[position] for position in positions}
-            assert -1 not in hit
-            assert positions == {place for place, number in enumerate(numbers) if number in hit}
-            chosen += len(positions)
-            total += sum(number >= 0 for number in numbers)
-    assert chosen / total == pytest.approx(0.15, abs=0.01)
-
-
 def test_transformers_and_tokenizers_agree_on_words(by_kind):
     text = "Don't like pretraining, unbelievable  <mask> [MASK] café!"
     for tokenizer in by_kind.values():

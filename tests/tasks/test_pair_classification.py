@@ -3,11 +3,10 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import CheckpointError, DataError
@@ -39,19 +38,6 @@ ROWS: list[Row] = [{"text": first, "text_pair": second} for first, second in PAI
 def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
     chosen: PreTrainedTokenizerBase = request.getfixturevalue(request.param)
     return chosen
-
-
-def test_tokens_and_segments_are_those_of_transformers(tokenizer: PreTrainedTokenizerBase) -> None:
-    features = TASK.features(ROWS, tokenizer)
-    first, second = zip(*PAIRS, strict=True)
-    expected = tokenizer(
-        list(first), list(second), truncation="longest_first", max_length=32, return_token_type_ids=True
-    )
-    assert [feature["input_ids"] for feature in features] == expected["input_ids"]
-    assert [feature["token_type_ids"] for feature in features] == expected["token_type_ids"]
-    whole = [len(ids) for ids in tokenizer(list(first), list(second))["input_ids"]]
-    assert [feature["lost_tokens"] for feature in features] == [max(0, length - 32) for length in whole]
-    assert max(whole) > 32
 
 
 def test_segments_are_real_where_the_family_has_them(
@@ -139,34 +125,11 @@ def test_a_model_without_a_trained_head_answers_nothing(
         predict(tmp_path, [{"question": "Who?", "context": "Nobody."}], task=SpanExtraction)
 
 
-def test_a_saved_pair_model_stays_one(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
-    save_checkpoint(tmp_path / "base", "bert", wordpiece_tokenizer)
-    model = TaskModel.from_pretrained(tmp_path / "base", task=TASK)
-    model.save_pretrained(tmp_path / "saved")
-    assert TaskModel.from_pretrained(tmp_path / "saved").task == TASK
-    stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
-    assert stock.config.label2id == {label: index for index, label in enumerate(NLI)}
-
-
 def test_a_missing_second_text_is_an_error(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
     save_checkpoint(tmp_path, "bert", wordpiece_tokenizer)
     model = TaskModel.from_pretrained(tmp_path, task=TASK)
     with pytest.raises(DataError, match=r"row 0: missing text in column 'text_pair'. The row has 'text'."):
         model.predict([{"text": "alone"}])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"labels": ("a",)}, "at least 2"),
-        ({"max_length": 4}, "at least 5"),
-        ({"class_weights": "even"}, "'balanced'"),
-        ({"problem_type": "regression", "labels": ("a", "b")}, "do not apply"),
-    ],
-)
-def test_settings_are_checked_as_for_one_text(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PairClassification(**settings)
 
 
 def test_the_data_set_balanced_weights_and_thresholds() -> None:

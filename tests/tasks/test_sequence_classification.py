@@ -177,9 +177,6 @@ class TestDecode:
         assert prediction == SequencePrediction(label=None, score=1.5, scores={})
         assert prediction.to_json() == {"score": 1.5}
 
-    def test_no_rows(self) -> None:
-        assert SINGLE.decode([], [], []) == []
-
 
 def answered(label: str) -> SequencePrediction:
     return SequencePrediction(label=label, score=1.0, scores={name: float(name == label) for name in LABELS})
@@ -268,16 +265,6 @@ class TestFitting:
             assert metrics["f1_positive"] == 1.0
             assert metrics["f1_negative"] == 0.0
 
-    @pytest.mark.parametrize("task", [SINGLE, SEVERAL, NUMBER], ids=["single", "several", "regression"])
-    def test_primary_metric_is_one_of_the_metrics(self, task: SequenceClassification) -> None:
-        if task is NUMBER:
-            guesses = [SequencePrediction(label=None, score=score, scores={}) for score in (1.0, 2.0, 4.0)]
-            rows: list[dict[str, Any]] = [{"label": 1.0}, {"label": 2.0}, {"label": 3.0}]
-        else:
-            guesses = [several(0.9, 0.1, 0.2), several(0.1, 0.6, 0.4)]
-            rows = [{"label": "negative", "labels": ["negative"]}, {"label": "neutral", "labels": ["neutral"]}]
-        assert task.metrics(guesses, rows)[task.primary_metric] > 0.6
-
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"labels": ("a", "b", "a")}, "labels: 'a' appears more than once"),
@@ -319,17 +306,6 @@ class TestSettings:
         with pytest.raises(ValueError, match=message):
             SequenceClassification(**settings)
 
-    def test_stated_settings_leave_out_labels_and_thresholds(self) -> None:
-        assert Fitting.of(SINGLE).settings() == {
-            "max_length": 128,
-            "problem_type": "single_label_classification",
-            "pooling": "cls",
-            "long_texts": "truncate",
-            "doc_stride": 32,
-            "class_weights": None,
-            "label_smoothing": 0.0,
-        }
-
     def test_hf_config(self) -> None:
         assert HFConfig.of(SINGLE).entries == {
             "id2label": {"0": "negative", "1": "neutral", "2": "positive"},
@@ -341,15 +317,6 @@ class TestSettings:
             "label2id": {"LABEL_0": 0},
             "problem_type": "regression",
         }
-
-    def test_columns(self) -> None:
-        targets = {task.problem_type: task.columns[1] for task in (SINGLE, SEVERAL, NUMBER)}
-        assert {problem: (column.name, column.kind, column.required) for problem, column in targets.items()} == {
-            "single_label_classification": ("label", "label", False),
-            "multi_label_classification": ("labels", "labels", False),
-            "regression": ("label", "number", False),
-        }
-        assert all(task.columns[0].required for task in (SINGLE, SEVERAL, NUMBER))
 
 
 def test_a_report_draws_the_metrics_of_the_problem_type() -> None:

@@ -17,13 +17,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bert_tasks.cli import main
 from bert_tasks.data.profile import profile
 from bert_tasks.data.table import Truncation
-from bert_tasks.encoder.heads import PerTokenHead
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.errors import DataError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.shared.detection import NO_HINTS
@@ -37,7 +36,6 @@ from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanExtraction, SpanPrediction
 from support.hf_models import hf_class, hf_config, hf_model, widen
 from support.parity import ours_from
-from support.small_checkpoints import edit_config, save_checkpoint
 from support.small_tokenizers import LINES
 
 V1 = SpanExtraction(max_length=40, doc_stride=12, max_query_length=10, n_best_size=6, max_answer_length=5)
@@ -160,28 +158,6 @@ def loss_curve(model: torch.nn.Module, loss_of: Callable[[int], Tensor]) -> list
     return curve
 
 
-def plain_n_best(
-    task: SpanExtraction, logits: Sequence[Tensor], features: Sequence[Feature], context: str
-) -> list[tuple[str, float]]:
-    """Texts and scores of one question as transformers' example finds them, without "no answer"."""
-    found: list[tuple[float, str]] = []
-    for window, feature in zip(logits, features, strict=True):
-        flat = feature["offsets"]
-        assert flat is not None
-        starts, ends = ([float(value) for value in window[:, column]] for column in (0, 1))
-        best_starts, best_ends = (
-            sorted(range(len(values)), key=values.__getitem__)[: -task.n_best_size - 1 : -1]
-            for values in (starts, ends)
-        )
-        for start in best_starts:
-            for end in best_ends:
-                roles = flat[3 * start + 2], flat[3 * end + 2]
-                if roles[0] == 2 and roles[1] > 0 and start <= end < start + task.max_answer_length:
-                    found.append((starts[start] + ends[end], context[flat[3 * start] : flat[3 * end + 1]]))
-    found.sort(reverse=True)
-    return [(text, score) for score, text in found[: task.n_best_size]]
-
-
 def logits_for(features: Sequence[Feature], seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [4 * torch.randn(len(feature["input_ids"]), 2, generator=generator) for feature in features]
@@ -192,40 +168,6 @@ def decoded(task: SpanExtraction, rows: list[dict[str, Any]], logits: list[Tenso
 
 
 class TestDecode:
-    ROWS = (row(), row(LINES[6], question="why"), row("渡轮七点离开 😀e\u0301 旧港口", question="何時"), row(""))
-
-    @pytest.mark.parametrize("kind", ["wordpiece_tokenizer", "bpe_tokenizer", "unigram_tokenizer"])
-    @pytest.mark.parametrize("seed", range(4))
-    def test_n_best_is_that_of_a_plain_search(self, kind: str, seed: int, request: pytest.FixtureRequest) -> None:
-        rows = list(self.ROWS)
-        features = V2.features(rows, request.getfixturevalue(kind))
-        logits = logits_for(features, seed)
-        assert len(features) > len(rows) + 2
-        for task in (V1, V2):
-            for number, guess in enumerate(decoded(task, rows, logits, features)):
-                own = [i for i, feature in enumerate(features) if feature["row"] == number]
-                parts, context = [logits[i] for i in own], rows[number]["context"]
-                expected = plain_n_best(task, parts, [features[i] for i in own], context)
-                if task is V2:
-                    null = min(float(part[0].sum()) for part in parts)
-                    odds = null - expected[0][1] if expected else null
-                    assert guess.null_score == pytest.approx(null, abs=1e-5)
-                    assert guess.null_odds == pytest.approx(odds, abs=1e-5)
-                    assert guess.answer == ("" if odds > 0 or not expected else expected[0][0])
-                else:
-                    assert guess.answer == (expected[0][0] if expected else "")
-                texts = [(span.text, span.start_logit + span.end_logit) for span in guess.n_best]
-                spans = [pair for pair in texts if pair[0]]
-                cut = len(spans)  # "no answer" may have taken a place
-                assert cut in (len(expected), len(expected) - 1)
-                assert [text for text, _ in spans] == [text for text, _ in expected[:cut]]
-                assert [score for _, score in spans] == pytest.approx([score for _, score in expected[:cut]], abs=1e-5)
-                assert task is V1 or len(texts) == cut + 1
-                if spans:
-                    weights = [math.exp(score) for _, score in texts]
-                    shares = [weight / sum(weights) for weight in weights]
-                    assert [span.score for span in guess.n_best] == pytest.approx(shares, rel=1e-4)
-
     @settings(max_examples=20, deadline=None)
     @given(
         context=st.text(st.sampled_from("ab é\u0301港口😀👩\u200d\n\u3000.7"), max_size=70),
@@ -233,11 +175,11 @@ class TestDecode:
         negative=st.booleans(),
     )
     def test_offsets_give_the_exact_substring(
-        self, tokenizers: tuple[PreTrainedTokenizerBase, ...], context: str, seed: int, negative: bool
+        self, by_kind: dict[str, PreTrainedTokenizerBase], context: str, seed: int, negative: bool
     ) -> None:
         task = replace(V2 if negative else V1, n_best_size=V1.max_length)  # all starts and ends are paired
         rows = [row(context, id="x")]
-        for tokenizer in tokenizers:
+        for tokenizer in by_kind.values():
             features = task.features(rows, tokenizer)
             (guess,) = decoded(task, rows, logits_for(features, seed), features)
             assert context[guess.start : guess.end] == guess.answer == guess.answer.strip()
@@ -271,9 +213,6 @@ class TestDecode:
         whole = len(pickle.dumps(list(summaries)))
         assert whole < 3 * len(pickle.dumps(torch.stack(list(summaries)))) + 500 * len(features)
 
-    def test_no_rows(self) -> None:
-        assert V1.decode([], [], []) == []
-
     def test_json(self) -> None:
         null = Span(text="", start=0, end=0, start_logit=0.5, end_logit=0.25, score=0.25)
         best = Span(text="at", start=3, end=5, start_logit=2.0, end_logit=1.0, score=0.75)
@@ -291,22 +230,7 @@ class TestDecode:
         assert (content["null_score"], content["null_odds"]) == (0.75, -2.25)
 
 
-@pytest.fixture(scope="module")
-def tokenizers(
-    wordpiece_tokenizer: PreTrainedTokenizerBase,
-    bpe_tokenizer: PreTrainedTokenizerBase,
-    unigram_tokenizer: PreTrainedTokenizerBase,
-) -> tuple[PreTrainedTokenizerBase, ...]:
-    return wordpiece_tokenizer, bpe_tokenizer, unigram_tokenizer
-
-
 class TestMetrics:
-    def test_first_version(self) -> None:
-        guesses = [predicted("the old harbour"), predicted("nobody"), predicted("x"), predicted("unscored")]
-        rows = [row("", ("harbour", 0), ("old harbour", 0)), row("", ("Nobody!", 0)), row("", ("y", 0)), row()]
-        del rows[3]["answers"]
-        assert V1.metrics(guesses, rows) == pytest.approx({"exact_match": 200 / 3, "f1": 200 / 3})
-
     def test_second_version_scores_the_answers_whatever_the_threshold(self) -> None:
         guesses = [
             predicted("harbour", null_odds=-2.0),
@@ -346,11 +270,6 @@ class TestMetrics:
         assert Fitting.of(V1).fit_to_train([*rows[:1], {"question": "", "context": "", "answers": None}]) is V1
         assert Fitting.of(V2).fit_to_train(rows) is V2
 
-    @pytest.mark.parametrize("task", [V1, V2], ids=["v1", "v2"])
-    def test_primary_metric_is_one_of_the_metrics(self, task: SpanExtraction) -> None:
-        metrics = task.metrics([predicted("x y", null_odds=-1.0)], [row("", ("y", 0))])
-        assert metrics[task.primary_metric] == pytest.approx(200 / 3)
-
 
 class TestRender:
     def read(self, files: Mapping[str, str]) -> dict[str, Any]:
@@ -375,10 +294,6 @@ class TestRender:
                 Rendering.of(V1).check(".json", rows)
         assert Rendering.of(V1).check(".json", [{"id": "0"}, {}, {"id": "2"}]) == ()
 
-    def test_other_formats_are_refused(self) -> None:
-        with pytest.raises(UsageError, match=r"span-extraction has no output format '\.xml'"):
-            Rendering.of(V1).render(".xml", [], [])
-
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"labels": ("a", "b")}, "labels do not apply to span extraction"),
@@ -399,16 +314,6 @@ class TestSettings:
         with pytest.raises(ValueError, match=message):
             SpanExtraction(**stated)
 
-    def test_stated_settings_leave_out_the_threshold(self) -> None:
-        assert Fitting.of(SpanExtraction(doc_stride=316)).settings() == {
-            "max_length": 384,
-            "doc_stride": 316,
-            "max_query_length": 64,
-            "n_best_size": 20,
-            "max_answer_length": 30,
-            "version_2_with_negative": False,
-        }
-
     @pytest.mark.parametrize("usable", [6, 7, 10, 48, 128, 384, 512, 4096])
     def test_fit_small_models(self, usable: int) -> None:
         task = SpanExtraction(**HFConfig.of(SpanExtraction).implied_fields({}, ("a", "b", "c"), usable))
@@ -416,14 +321,6 @@ class TestSettings:
         assert task.max_length - task.max_query_length - 4 > task.doc_stride
         if usable >= 384:
             assert task == SpanExtraction()
-
-    def test_columns(self) -> None:
-        assert [(column.name, column.kind, column.is_label, column.required) for column in V1.columns] == [
-            ("id", "id", False, False),
-            ("question", "text", False, True),
-            ("context", "text", False, True),
-            ("answers", "answers", True, False),
-        ]
 
 
 @pytest.fixture
@@ -439,57 +336,6 @@ def stock_folder(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -
 
 
 class TestFolders:
-    def test_a_stock_folder_predicts(self, stock_folder: tuple[Path, PreTrainedModel]) -> None:
-        folder, stock = stock_folder
-        edit_config(folder, id2label={"0": "B", "1": "A"}, label2id={"B": 0, "A": 1})
-        model = TaskModel.from_pretrained(folder)
-        task = model.task
-        assert task == SpanExtraction(max_length=48, max_query_length=12, doc_stride=16)
-        assert isinstance(task, SpanExtraction)
-        rows = [row(" ".join(LINES)), row(LINES[3]), row("")]
-        guesses = model.predict(rows)
-        assert model.tokenizer is not None
-        features = task.features(rows, model.tokenizer)
-        assert len(features) > 10
-        logits = []
-        for feature in features:
-            ids, segments = (torch.tensor([feature[name]]) for name in ("input_ids", "token_type_ids"))
-            with torch.no_grad():
-                output = stock(input_ids=ids, token_type_ids=segments)
-            logits.append(torch.stack([output.start_logits[0], output.end_logits[0]], dim=-1))
-        for guess, expected in zip(guesses, decoded(task, rows, logits, features), strict=True):
-            assert isinstance(guess, SpanPrediction)
-            assert (guess.answer, guess.start) == (expected.answer, expected.start)
-            assert guess.score == pytest.approx(expected.score, rel=1e-3)
-
-    @pytest.mark.parametrize("family", ["bert", "roberta", "albert"])
-    def test_stock_transformers_opens_what_is_saved(
-        self, family: str, tokenizers: tuple[PreTrainedTokenizerBase, ...], tmp_path: Path
-    ) -> None:
-        tokenizer = dict(zip(("bert", "roberta", "albert"), tokenizers, strict=True))[family]
-        save_checkpoint(tmp_path / "base", family, tokenizer, wide=True)
-        task = SpanExtraction(**Fitting.of(V2).settings(), null_threshold=-1.25)
-        model = TaskModel.from_pretrained(tmp_path / "base", task=task)
-        assert isinstance(model.head, PerTokenHead)
-        model.save_pretrained(tmp_path / "saved")
-        again = TaskModel.from_pretrained(tmp_path / "saved")
-        assert again.task == task
-        assert again.predict([row()]) == model.predict([row()])
-        stock = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "saved").eval()
-        assert stock.config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
-        ids = torch.tensor([task.features([row()], tokenizer)[0]["input_ids"]])
-        with torch.no_grad():
-            theirs, ours = stock(input_ids=ids), model(ids)
-        assert (torch.stack([theirs.start_logits, theirs.end_logits], dim=-1) - ours).abs().max() < 5e-5
-
-    def test_answers_do_not_depend_on_the_batch(self, stock_folder: tuple[Path, PreTrainedModel]) -> None:
-        model = TaskModel.from_pretrained(stock_folder[0])
-        assert model.tokenizer is not None
-        features = model.task.features([row(" ".join(LINES)), row("a")], model.tokenizer)
-        wide, narrow = (model.forward_windows(features, max_tokens=limit) for limit in (10_000, 1))
-        for left, right in zip(wide, narrow, strict=True):
-            torch.testing.assert_close(left, right, rtol=0.0, atol=2e-5)
-
     def test_a_stock_folder_is_evaluated_by_the_rules_of_version_2(
         self,
         stock_folder: tuple[Path, PreTrainedModel],

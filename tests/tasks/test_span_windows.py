@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -185,11 +184,6 @@ class TestWindows:
             assert max(len(feature["input_ids"]) for feature in own) <= 40
         assert features[0]["lost_tokens"] > 0
 
-    def test_special_tokens_in_texts_stay_text(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        (feature,) = SpanExtraction().features([row("[SEP] </s> <s>", "[CLS] a[SEP]b</s>c <s>")], tokenizer)
-        special = Counter(i for i in feature["input_ids"] if i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
-        assert special == Counter(i for i in tokenizer("a", "a")["input_ids"] if i in special)
-
     @pytest.mark.parametrize(("question", "context"), [("", ""), ("who", ""), ("", "here"), (" ", "\n \u3000")])
     def test_empty_texts_have_one_window(self, tokenizer: PreTrainedTokenizerBase, question: str, context: str) -> None:
         (feature,) = SMALL.features([row(question, context, ("here", 0))], tokenizer)
@@ -198,9 +192,6 @@ class TestWindows:
         visible = [context[start:end] for start, end, role in triples(feature) if role]
         assert "".join(visible) == context.strip()
         assert (feature["labels"] == [0.0, 0.0]) == (context.strip() == "")
-
-    def test_no_rows(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        assert SMALL.features([], tokenizer) == []
 
     def test_settings_are_checked_with_the_tokenizers_special_tokens(self, tokenizer: PreTrainedTokenizerBase) -> None:
         task = SpanExtraction(max_length=40, max_query_length=12, doc_stride=24)

@@ -14,7 +14,6 @@ from bert_tasks import TaskModel, evaluate
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.tasks.masked_language_modeling import task as task_module
-from bert_tasks.tasks.masked_language_modeling.scoring import text_score
 from support.hf_models import hf_config, widen
 from support.small_tokenizers import LINES
 
@@ -115,12 +114,6 @@ def test_batches_bound_the_copies_that_exist_at_once(folder: Path, monkeypatch: 
     assert [one.score for one in found] == pytest.approx([one.score for one in expected], rel=1e-5)
     assert max(sizes) <= 50
     assert made == sum(one.tokens for one in found)
-
-
-def test_a_text_that_is_hardly_possible_has_a_finite_score() -> None:
-    assert text_score([-1e5, -1e4], "pppl") == math.exp(700)
-    assert text_score([-1e5, -1e4], "pll-word-l2r") == -1.1e5
-    assert text_score([], "pll-word-l2r") == 0
 
 
 def test_scores_are_for_predictions_only(folder: Path) -> None:

@@ -110,11 +110,6 @@ class TestDecode:
             "end": 16,
         }
 
-    def test_raw_labels_mark_no_entities(self) -> None:
-        task = TokenClassification(labels=("B-X", "NOUN"))
-        (found,) = task.decode([torch.tensor([[9.0, 0.0]])], [feature_of(0, [0])], [{"words": ["a"]}])
-        assert (found.tags, found.entities) == (("B-X",), ())
-
     @settings(max_examples=60, deadline=None)
     @given(st.lists(st.tuples(st.text("aé日本😀 -", max_size=4), st.sampled_from(LABELS)), max_size=12))
     def test_offsets_give_the_exact_words(self, pairs: list[tuple[str, str]]) -> None:
@@ -228,10 +223,6 @@ class TestRender:
         with pytest.raises(DataError, match="the tag 'B-a b' has white space"):
             Rendering.of(TASK).check(".conll", [{"words": ["a"], "tags": ["B-a b"]}])
 
-    def test_other_formats_are_refused(self) -> None:
-        with pytest.raises(UsageError, match=r"no output format '\.xml'"):
-            Rendering.of(TASK).render(".xml", self.ANSWERS, self.ROWS)
-
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"labels": ("O",)}, "labels holds 1 name, a tagger needs at least 2"),
@@ -263,14 +254,6 @@ class TestSettings:
             "id2label": {"0": "O", "1": "B-A"},
             "label2id": {"O": 0, "B-A": 1},
         }
-
-    def test_columns(self) -> None:
-        assert [(c.name, c.kind, c.required, c.is_label) for c in TASK.columns] == [
-            ("words", "words", True, False),
-            ("tags", "tags", False, True),
-            ("document", "id", False, False),
-            ("text", "text", False, False),
-        ]
 
     @pytest.mark.parametrize("usable", [3, 4, 16, 48, 512])
     def test_settings_implied_by_a_checkpoint_fit_it(self, usable: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import UsageError
@@ -104,31 +104,6 @@ def test_rows_without_words_alone_in_a_batch(model: TaskModel) -> None:
     assert (loss.total.item(), loss.count.item()) == (0.0, 0.0)
     loss.total.backward()
     model.zero_grad()
-
-
-def test_every_word_is_answered(model: TaskModel) -> None:
-    rows = [{"words": words} for words in (["", "\u200b"], [], " ".join(LINES).split(), ["x" * 500, "y"])]
-    for prediction, row in zip(model.predict(rows), rows, strict=True):
-        assert prediction.words == tuple(row["words"])
-        assert len(prediction.tags) == len(prediction.scores) == len(row["words"])
-        assert all(0.2 <= score <= 1.0 for score in prediction.scores)
-
-
-def test_stock_transformers_gives_the_same_tags(
-    model: TaskModel, reference: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    model.save_pretrained(tmp_path)
-    stock = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
-    assert stock.config.id2label == dict(enumerate(LABELS))
-    for line in LINES[:4]:
-        words = line.split()
-        encoding = reference(words, is_split_into_words=True, return_tensors="pt")
-        firsts = [encoding.word_ids().index(word) for word in range(len(words))]
-        with torch.no_grad():
-            logits = stock(**encoding).logits[0, firsts]
-        (found,) = model.predict([{"words": words}])
-        assert list(found.tags) == [LABELS[index] for index in logits.argmax(1).tolist()]
-        assert list(found.scores) == pytest.approx(logits.softmax(1).max(1).values.tolist(), abs=1e-5)
 
 
 def test_context_changes_answers_and_batches_do_not(checkpoint: Path) -> None:

@@ -84,21 +84,6 @@ class TestSubWords:
             assert pieces(split) == (aligned(words, reference) if words else [])
             assert split.lost == 0
 
-    def test_ordinary_sentences_are_what_one_call_gives(
-        self, tokenizer: PreTrainedTokenizerBase, reference: PreTrainedTokenizerBase
-    ) -> None:
-        """Special tokens around, no word on its own: the ids that transformers' examples train on."""
-        for line in LINES:
-            (split,) = split_words([line.split()], tokenizer, longest=100)
-            rules = WindowRules.of(tokenizer, max_length=400, overlap=0)
-            ((window,),) = document_windows([split], rules)
-            encoding = reference(line.split(), is_split_into_words=True)
-            assert window.ids == encoding["input_ids"]
-            word_ids = encoding.word_ids()
-            assert window.spans == [
-                range(word_ids.index(word), word_ids.index(word) + word_ids.count(word)) for word in window.words
-            ]
-
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(words=st.lists(st.text(max_size=6), min_size=1, max_size=6))
     def test_every_word_has_some(
@@ -117,9 +102,6 @@ class TestSubWords:
         assert pieces(short) == [piece[:6] for piece in pieces(full)]
         assert short.lost == len(full.ids) - len(short.ids) > 0
         assert full.lost == 0
-
-    def test_no_rows_or_only_empty_ones(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        assert split_words([[], []], tokenizer, longest=9) == [SubWords(ids=[], starts=[0], lost=0)] * 2
 
     def test_a_tokenizer_without_unknown_token_is_refused_where_it_is_needed(
         self, bpe_folder: str, wordpiece_tokenizer: PreTrainedTokenizerBase
@@ -155,10 +137,6 @@ class TestCut:
         if sum(lengths) <= room:
             assert windows == [range(len(lengths))]
 
-    def test_windows_of_single_tokens_overlap_by_doc_stride(self) -> None:
-        windows = cut(starts_of([1] * 20), room=10, overlap=4)
-        assert windows == [range(10), range(6, 16), range(12, 20)]
-
     @settings(max_examples=80, deadline=None)
     @given(LENGTHS, st.integers(7, 20), st.integers(0, 19))
     def test_each_word_is_read_once_where_it_has_most_context(
@@ -177,11 +155,6 @@ class TestCut:
                 }
                 best = max(sides.values())
                 assert window == next(other for other in windows if sides.get(other) == best)
-
-    def test_words_between_windows(self) -> None:
-        starts = starts_of([1] * 20)
-        assert read_words(starts, cut(starts, room=10, overlap=4)) == [range(8), range(8, 14), range(14, 20)]
-        assert read_words(starts, cut(starts, room=10, overlap=3)) == [range(9), range(9, 16), range(16, 20)]
 
 
 class TestContext:
