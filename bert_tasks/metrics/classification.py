@@ -106,12 +106,9 @@ def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
     sides = [values.astype(np.float64) for values in _aligned(labels, predictions)]
     if any(not np.isfinite(side).all() or side.min() == side.max() for side in sides):
         return float("nan")
-    standardized: list[Floats] = []
-    for side in sides:
-        scaled = side / np.abs(side).max()  # squares neither overflow nor vanish
-        centred = scaled - scaled.mean()
-        standardized.append(centred / np.sqrt(np.square(centred).sum()))  # a dot product's digits depend on threads
-    return float(np.clip((standardized[0] * standardized[1]).sum(), -1.0, 1.0))
+    x, y = (side - side.mean() for side in sides)
+    # Sums, because the digits of a dot product depend on the number of threads.
+    return float(np.clip((x * y).sum() / np.sqrt(np.square(x).sum() * np.square(y).sum()), -1.0, 1.0))
 
 
 def spearmanr(labels: ArrayLike, predictions: ArrayLike) -> float:

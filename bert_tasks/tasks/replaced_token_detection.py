@@ -27,7 +27,9 @@ from bert_tasks.metrics.formulas import MetricFormula, replaced_token_measure
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
-from bert_tasks.tasks.shared.corpus import CorpusFitting, CorpusHFConfig, CorpusTask
+from bert_tasks.tasks.shared.corpus import CorpusTask
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.report import (
     MOST_EXAMPLES,
@@ -72,10 +74,11 @@ class ReplacedTokenPrediction(Prediction):
         return max((abs((token != original) - score) for token, original, score in known), default=0.0)
 
 
-class ReplacedFormats(CorpusHFConfig, Rendering):
+class ReplacedFormats(Rendering, HFConfig):
     """Replaced-token detection in files of predictions and in a config of transformers."""
 
     default_head: ClassVar[Literal["replaced-token"]] = "replaced-token"
+    has_labels: ClassVar[bool] = False
 
     def with_texts(
         self, predictions: Sequence[ReplacedTokenPrediction], tokenizer: PreTrainedTokenizerBase
@@ -92,10 +95,10 @@ class ReplacedFormats(CorpusHFConfig, Rendering):
         ]
 
 
-class ReplacedFitting(CorpusFitting):
+class ReplacedFitting(Fitting):
     """What training needs to know of replaced-token detection."""
 
-    task: "ReplacedTokens"
+    sample: ClassVar[Literal["row", "window"]] = "window"
 
     def generator(self) -> tuple[MaskedLanguageModeling, float]:
         return MaskedLanguageModeling(max_length=self.task.max_length), self.task.generator_size
@@ -142,12 +145,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
     name: ClassVar[str] = "replaced-token-detection"
     output_kind: ClassVar[OutputKind] = "sigmoid"
     primary_metric: ClassVar[str] = "auc"
-    parts: ClassVar[tuple[type[Part], ...]] = (
-        ReplacedFormats,
-        ReplacedFitting,
-        ReplacedReport,
-        *CorpusTask.parts,
-    )
+    parts: ClassVar[tuple[type[Part], ...]] = (ReplacedFormats, ReplacedFitting, ReplacedReport)
     mask_replace_prob: float = 0.85
     random_replace_prob: float = 0.0
     generator_size: float = 0.25

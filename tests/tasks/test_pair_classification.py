@@ -1,6 +1,5 @@
 """Two texts: the tokens that transformers makes of them, labels by name, ranking within groups."""
 
-import json
 import math
 from pathlib import Path
 
@@ -9,10 +8,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Row
-from bert_tasks.errors import CheckpointError, DataError
-from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction
+from bert_tasks.tasks import PairClassification, SequenceClassification
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from bert_tasks.tasks.shared.features import collate
 from bert_tasks.tasks.shared.fitting import Fitting
@@ -32,12 +29,6 @@ PAIRS = [
     ("", ""),
 ]
 ROWS: list[Row] = [{"text": first, "text_pair": second} for first, second in PAIRS]
-
-
-@pytest.fixture(params=("wordpiece_tokenizer", "bpe_tokenizer", "unigram_tokenizer"))
-def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
-    chosen: PreTrainedTokenizerBase = request.getfixturevalue(request.param)
-    return chosen
 
 
 def test_segments_are_real_where_the_family_has_them(
@@ -100,36 +91,6 @@ def test_labels_in_capitals_are_the_same_names(tmp_path: Path, wordpiece_tokeniz
         assert isinstance(left, SequencePrediction)
         assert isinstance(right, SequencePrediction)
         assert str(left.label).lower() == right.label
-
-
-def test_a_folder_of_transformers_is_read_as_pairs_where_pairs_are_read(
-    tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase
-) -> None:
-    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="sequence", labels=NLI, wide=True)
-    file = tmp_path / "dev.jsonl"
-    lines = [json.dumps({"first": row["text"], "second": row["text_pair"]}) for row in ROWS[:3]]
-    file.write_text("\n".join(lines))
-    names = {"text": "first", "text_pair": "second"}
-    pairs = predict(tmp_path, file, columns=names)
-    model = TaskModel.from_pretrained(tmp_path, task=PairClassification)
-    assert pairs == predict(model, file, columns=names)
-    assert pairs != predict(tmp_path, file, columns={"text": "first"})
-    assert predict(tmp_path, file, columns=names, task=PairClassification) == pairs
-
-
-def test_a_model_without_a_trained_head_answers_nothing(
-    tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase
-) -> None:
-    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer)
-    with pytest.raises(CheckpointError, match=r"no trained head for span-extraction .*would be new"):
-        predict(tmp_path, [{"question": "Who?", "context": "Nobody."}], task=SpanExtraction)
-
-
-def test_a_missing_second_text_is_an_error(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
-    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer)
-    model = TaskModel.from_pretrained(tmp_path, task=TASK)
-    with pytest.raises(DataError, match=r"row 0: missing text in column 'text_pair'. The row has 'text'."):
-        model.predict([{"text": "alone"}])
 
 
 def test_the_data_set_balanced_weights_and_thresholds() -> None:

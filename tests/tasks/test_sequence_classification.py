@@ -22,7 +22,6 @@ from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification, SequencePrediction, sample_logits
 from bert_tasks.tasks.shared.features import collate
 from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.report import Report
 
 LABELS = ("negative", "neutral", "positive")
@@ -305,24 +304,6 @@ class TestSettings:
     def test_refused(self, settings: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             SequenceClassification(**settings)
-
-    def test_hf_config(self) -> None:
-        assert HFConfig.of(SINGLE).entries == {
-            "id2label": {"0": "negative", "1": "neutral", "2": "positive"},
-            "label2id": {"negative": 0, "neutral": 1, "positive": 2},
-            "problem_type": "single_label_classification",
-        }
-        assert HFConfig.of(NUMBER).entries == {
-            "id2label": {"0": "LABEL_0"},
-            "label2id": {"LABEL_0": 0},
-            "problem_type": "regression",
-        }
-
-
-def test_a_report_draws_the_metrics_of_the_problem_type() -> None:
-    assert Report.of(SINGLE).curves == ("accuracy", "macro_f1")
-    assert Report.of(SEVERAL).curves == ("micro_f1", "f1")
-    assert Report.of(NUMBER).curves == ("pearson", "spearmanr")
 
 
 def test_predictions_that_stay_the_same() -> None:

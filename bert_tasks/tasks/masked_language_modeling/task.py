@@ -42,14 +42,14 @@ from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Wi
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.corpus import (
     MASK,
-    CorpusFitting,
-    CorpusHFConfig,
     CorpusTask,
     mask_token_id,
     tokenized_texts,
     window_feature,
 )
 from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, UserHints, count_pieces
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.outputs import vocabulary_output
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import PairFrame, Windows
@@ -153,11 +153,12 @@ class MaskedDetection(Detection):
         ]
 
 
-class MaskedFormats(CorpusHFConfig, Card, Rendering):
+class MaskedFormats(Card, Rendering, HFConfig):
     """Masked language modelling on cards, in files of predictions and in a config of transformers."""
 
     task: "MaskedLanguageModeling"
     default_head: ClassVar[Literal["masked-lm"]] = "masked-lm"
+    has_labels: ClassVar[bool] = False
     pipeline_tag: ClassVar[str] = "fill-mask"
 
     example_rows: ClassVar[Sequence[Row]] = [
@@ -190,10 +191,11 @@ class MaskedFormats(CorpusHFConfig, Card, Rendering):
         return "masked-lm" if self.task.sentence_objective == "none" else "pretraining"
 
 
-class MaskedFitting(CorpusFitting, Windows):
+class MaskedFitting(Fitting, Windows):
     """What training needs to know of masked language modelling, and what the model reads for its predictions."""
 
     task: "MaskedLanguageModeling"
+    sample: ClassVar[Literal["row", "window"]] = "window"
 
     def check_split(self, rows: RowTable, source: str) -> None:
         if self.task.sentence_language:
@@ -238,13 +240,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     name: ClassVar[str] = "masked-language-modeling"
     output_kind: ClassVar[OutputKind] = "vocabulary"
     primary_metric: ClassVar[str] = "perplexity"
-    parts: ClassVar[tuple[type[Part], ...]] = (
-        MaskedDetection,
-        MaskedFormats,
-        MaskedFitting,
-        MaskedReport,
-        *CorpusTask.parts,
-    )
+    parts: ClassVar[tuple[type[Part], ...]] = (MaskedDetection, MaskedFormats, MaskedFitting, MaskedReport)
     max_ngram: int = 1
     mask_smoothing: float = 0.0
     masking: Literal["dynamic", "static"] = "dynamic"
@@ -301,7 +297,15 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         """With a sentence objective windows hold whole sentences."""
         if self.sentence_objective == "none":
             return super().features(rows, tokenizer)
-        return list(self._sentence_features(rows, tokenizer))
+        rules, mask_id = self.window_rules(tokenizer), mask_token_id(tokenizer, self.name)
+        room, features = self.max_length - PairFrame.of(tokenizer).size, list[Feature]()
+        sentences = [_sentences(row, self.sentence_language) for row in rows]
+        tokens = iter(tokenized_texts([sentence for row in sentences for sentence in row], tokenizer))
+        for number, row in enumerate(sentences):
+            for window in sentence_windows(list(islice(tokens, len(row))), document=number, room=room):
+                starts = [len(rules.prefix) + start for start in window.starts]
+                features.append({**window_feature(window, rules, mask_id), "sentence_starts": starts})
+        return features
 
     def windows(
         self, documents: Sequence[DocumentTokens], room: int, tokenizer: PreTrainedTokenizerBase
@@ -317,16 +321,6 @@ class MaskedLanguageModeling(CorpusTask[Any]):
             for window in cut_documents(part, room=room, separator=separator):
                 yield replace(window, document=first + window.document)
             first += len(part)
-
-    def _sentence_features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Iterator[Feature]:
-        rules, mask_id = self.window_rules(tokenizer), mask_token_id(tokenizer, self.name)
-        room = self.max_length - PairFrame.of(tokenizer).size
-        sentences = [_sentences(row, self.sentence_language) for row in rows]
-        tokens = iter(tokenized_texts([sentence for one in sentences for sentence in one], tokenizer))
-        for number, one in enumerate(sentences):
-            for window in sentence_windows(list(islice(tokens, len(one))), document=number, room=room):
-                starts = [len(rules.prefix) + start for start in window.starts]
-                yield {**window_feature(window, rules, mask_id), "sentence_starts": starts}
 
     def prepare(
         self,
@@ -358,7 +352,13 @@ class MaskedLanguageModeling(CorpusTask[Any]):
 
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
         """Cross entropy of the masked tokens of windows that were prepared, and that of their pairs."""
-        masked = self._masked_loss(vocabulary_output(logits), batch)
+        vocabulary, counts = vocabulary_output(logits), batch.layout.gather_counts
+        if not all(batch.label_counts):
+            kept = [count if labels else 0 for count, labels in zip(counts, batch.label_counts, strict=True)]
+            sizes = [size for count, part in zip(counts, kept, strict=True) for size in (part, count - part)]
+            vocabulary = VocabularyOutput.cat(vocabulary.split(sizes)[::2])
+        total = vocabulary.cross_entropy(batch.labels.long())
+        masked = LossTerm(name=MASKED_LM, total=total, count=total.new_full((), len(vocabulary)).detach())
         # A teacher's head may have pairs that its student does not learn, or none.
         if self.sentence_objective == "none" or not isinstance(logits, PretrainingOutput):
             return (masked,)
@@ -368,15 +368,6 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         total = cross_entropy(logits.pairs, labels.long(), ignore_index=int(NO_PAIR), reduction="sum")
         count = (labels != NO_PAIR).sum().to(total.dtype)
         return masked, LossTerm(name=PAIR_TERMS[self.sentence_objective], total=total, count=count)
-
-    def _masked_loss(self, logits: VocabularyOutput, batch: PackedBatch) -> LossTerm:
-        counts, labelled = batch.layout.gather_counts, [count > 0 for count in batch.label_counts]
-        if not all(labelled):
-            wanted = [count if is_labelled else 0 for count, is_labelled in zip(counts, labelled, strict=True)]
-            sizes = [size for count, kept in zip(counts, wanted, strict=True) for size in (kept, count - kept)]
-            logits = VocabularyOutput.cat(logits.split(sizes)[::2])
-        total = logits.cross_entropy(batch.labels.long())
-        return LossTerm(name=MASKED_LM, total=total, count=total.new_full((), len(logits)).detach())
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """The masked tokens, and the pairs."""

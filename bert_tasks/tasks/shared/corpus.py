@@ -7,34 +7,17 @@ masked_language_modeling/masking.py, where windows begin and end in its windows.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.errors import UsageError
-from bert_tasks.tasks.base import Feature, Part, PredictionT, Task
+from bert_tasks.tasks.base import Feature, PredictionT, Task
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, MaskingRule, word_numbers
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.windows import WindowRules
 
 MASK = re.compile(r"\[MASK\]|<mask>")  # what stands for the tokenizer's mask token in a text, whatever it is called
-
-
-class CorpusFitting(Fitting):
-    """What training needs to know of tasks on a corpus."""
-
-    task: "CorpusTask"
-    sample: ClassVar[Literal["row", "window"]] = "window"
-
-
-class CorpusHFConfig(HFConfig):
-    """Tasks on a corpus in a config of transformers."""
-
-    task: "CorpusTask"
-    has_labels: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +29,6 @@ class CorpusTask(Task[PredictionT]):
         max_length: of a window: documents are cut into windows of so many tokens, and nothing is dropped.
         mlm_probability, mask_replace_prob, random_replace_prob, whole_word_mask: see ``MaskingRule``.
     """
-
-    parts: ClassVar[tuple[type[Part], ...]] = (
-        CorpusFitting,
-        CorpusHFConfig,
-    )
 
     mlm_probability: float = 0.15
     mask_replace_prob: float = 0.8

@@ -42,7 +42,9 @@ class HFConfig(Part):
     @property
     def entries(self) -> dict[str, Any]:
         """The entries of transformers' config: id2label, label2id, problem_type."""
-        return label_config(self.task.labels) if self.has_labels else unnamed_outputs()
+        if self.has_labels:
+            return label_config(self.task.labels)
+        return {**label_config(("LABEL_0", "LABEL_1")), "problem_type": None}  # transformers' names of two outputs
 
     def implied_fields(
         self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
@@ -68,11 +70,6 @@ def label_config(labels: Sequence[str]) -> dict[str, Any]:
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
     }
-
-
-def unnamed_outputs() -> dict[str, Any]:
-    """The config of two outputs without labels: transformers' default names, not those of a fine-tuned model."""
-    return {**label_config(("LABEL_0", "LABEL_1")), "problem_type": None}
 
 
 def label_places(file_labels: Sequence[str], labels: Sequence[str]) -> list[int] | None:

@@ -133,33 +133,33 @@ class Axis:
     @classmethod
     def around(cls, name: str, values: Iterable[float], scale: Scale = "linear") -> Self:
         """From the next round number below all values to the next one above them."""
-        found = list(values)
-        tight = cls(name=name, low=min(found), high=max(found), scale=scale)
-        steps = tight.ticks
-        width = steps[1] - steps[0] if len(steps) > 1 else tight.high - tight.low
-        low, high = math.floor(tight.low / width + 1e-9) * width, math.ceil(tight.high / width - 1e-9) * width
-        return cls(name=name, low=low, high=high, scale=scale)
+        numbers = list(values)
+        tight = cls(name=name, low=min(numbers), high=max(numbers), scale=scale)
+        low, high = math.floor(tight.low / tight.step + 1e-9), math.ceil(tight.high / tight.step - 1e-9)
+        return cls(name=name, low=low * tight.step, high=high * tight.step, scale=scale)
+
+    @property
+    def step(self) -> float:
+        """The distance of two ticks: 1, 2 or 5 times a power of ten."""
+        raw = (self.high - self.low) / 5
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+        return max(1.0, step) if self.scale == "whole" else step
+
+    @property
+    def ticks(self) -> list[float]:
+        """About six round numbers on the axis."""
+        first, last = math.ceil(self.low / self.step - 1e-9), math.floor(self.high / self.step + 1e-9)
+        return [round(number * self.step, 12) for number in range(first, last + 1)]
 
     def tick_text(self, tick: float) -> str:
         """The number that a tick stands for, with as many decimals as the steps of the axis have."""
-        ticks = self.ticks
-        step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
-        largest = max(map(abs, ticks))
+        step, largest = self.step, max(map(abs, self.ticks))
         if max(largest, 1e3 * step) < 1e15 and max(step, 0.1 * largest) >= 1e-4:
             text = f"{tick:,.{max(0, math.ceil(-math.log10(step) - 1e-9))}f}"
         else:
             text = f"{tick:g}"
         return text.replace("-", "\N{MINUS SIGN}") if tick < 0 else text
-
-    @property
-    def ticks(self) -> list[float]:
-        """About six round numbers on the axis: steps of 1, 2 or 5 times a power of ten."""
-        raw = (self.high - self.low) / 5
-        power = 10.0 ** math.floor(math.log10(raw))
-        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-        step = max(1.0, step) if self.scale == "whole" else step
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,8 +158,7 @@ class SpanFitting(Fitting, Windows):
     def fit_to_train(self, rows: Iterable[Row]) -> Any:
         """The same task. Raises DataError for questions without an answer, unless the settings expect them."""
         if not self.task.version_2_with_negative:
-            for number, row in enumerate(rows):
-                _refuse_unanswerable(number, row)
+            _refuse_unanswerable(rows)
         return self.task
 
     def tune_on_validation(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> Any:
@@ -416,8 +415,7 @@ class SpanExtraction(Task[SpanPrediction]):
         if self.version_2_with_negative:
             spans, odds = [one.best.text for one in answered], list(map(_null_odds, answered))
             return {**squad_v2_metrics(labels, spans, odds), **squad_v2_metrics(labels, answers, None)}
-        for number, row in enumerate(rows):
-            _refuse_unanswerable(number, row)
+        _refuse_unanswerable(rows)
         return squad_v1_metrics(labels, answers)
 
 
@@ -462,15 +460,15 @@ def _answered_rows(
     return [one for _, one in pairs], [row["answers"]["text"] for row, _ in pairs]
 
 
-def _refuse_unanswerable(number: int, row: Row) -> None:
-    answers = row.get("answers")
-    if answers is not None and not answers["text"]:
-        name = row.get("id")
-        which = f"row {number}" if name is None else f"row {number} (id {name!r})"
-        raise DataError(
-            f"{which}: the question has no answer, expected at least one; set version_2_with_negative = true "
-            "(SQuAD 2.0), or leave such questions out"
-        )
+def _refuse_unanswerable(rows: Iterable[Row]) -> None:
+    for number, row in enumerate(rows):
+        answers, name = row.get("answers"), row.get("id")
+        if answers is not None and not answers["text"]:
+            place = f"row {number}" if name is None else f"row {number} (id {name!r})"
+            raise DataError(
+                f"{place}: the question has no answer, expected at least one; set version_2_with_negative = true "
+                "(SQuAD 2.0), or leave such questions out"
+            )
 
 
 def _file_ids(ids: Iterable[str | None]) -> list[str]:
