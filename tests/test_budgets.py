@@ -23,7 +23,7 @@ LINES = {
     "serving": (1094, 800),
     "glue_submission": (148, 150),
     "experiments": (1793, 1200),
-    "training": (4157, 2700),
+    "training": (4156, 2700),
     "inference": (1955, 1150),
     "recipe": (1476, 1000),
     "init": (632, 650),

@@ -82,11 +82,11 @@ def attend(
     if window is not None:
         return _attend_window(qkv, layout.sequence_of_row, window, dropout)
     regroup, qkv = layout.regroup, pad_groups(qkv, layout)  # [P, 3, A, D]
-    # The gradient of a split is one concatenation, that of a slice is as large as the whole.
+    # The gradient of a split is one concatenation, the gradient of a slice is as large as the whole.
     parts = torch.split(qkv, [group.rows for group in layout.groups])
     contexts = [
-        attend_padded(part, group.sequences, group.length, group.mask, dropout, scores, scale)
-        for group, part in zip(layout.groups, parts, strict=True)
+        attend_padded(rows, group.sequences, group.length, group.mask, dropout, scores, scale)
+        for group, rows in zip(layout.groups, parts, strict=True)
     ]
     context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)  # [P, H]
     return context if regroup is None else _unpad(context, regroup.scatter)
@@ -106,8 +106,8 @@ def attend_cls_query(query: Tensor, key_value: Tensor, layout: Packed, *, dropou
     queries = torch.split(query, [group.sequences for group in layout.groups])
     parts = torch.split(key_value, [group.rows for group in layout.groups])
     contexts = []
-    for group, first, part in zip(layout.groups, queries, parts, strict=True):
-        rows = part.view(group.sequences, group.length, *key_value.shape[1:])
+    for group, first, rows in zip(layout.groups, queries, parts, strict=True):
+        rows = rows.view(group.sequences, group.length, *key_value.shape[1:])
         key, value = rows.permute(2, 0, 3, 1, 4).unbind(0)  # [sequences, A, T, D]
         context = _attend_heads(first.unsqueeze(2), key, value, group.mask, dropout)  # [sequences, A, 1, D]
         contexts.append(context)
@@ -120,10 +120,10 @@ def pad_groups(rows: Tensor, layout: Packed) -> Tensor:
 
 
 def _attend_window(qkv: Tensor, sequence_of_row: Tensor, window: int, dropout: float) -> Tensor:
-    """``[N, 3, A, D] -> [N, H]`` of tokens that attend to those of their sequence at a distance of at most ``window``.
+    """``[N, 3, A, D] -> [N, H]`` of tokens that attend to neighbours in their sequence, at most ``window`` away.
 
     The packed rows are cut into blocks of 2 W queries, whatever sequences they belong to. The keys of a block are its
-    own rows and W rows on each side, among which a mask keeps those of the same sequence within the window.
+    own rows and W rows on each side, and a mask keeps the keys of the same sequence within the window.
     """
     rows, _, heads, size = qkv.shape
     block = 2 * window

@@ -1,6 +1,6 @@
 """The encoder's shape as data: one configuration serves all families, whose differences are its fields.
 
-Names are those of Hugging Face's configurations where it has one. families/ translates a config.json into these fields.
+Names are Hugging Face's, where its configurations have one. families/ translates a config.json into these fields.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import Literal
 
 Activation = Literal["gelu", "gelu_new", "relu", "tanh"]
 PairObjective = Literal["nsp", "sop"]
-# Linear layers of the encoder that may have low-rank adapters; the last two are those of the feed-forward.
+# Linear layers of the encoder that may have low-rank adapters; the last two belong to the feed-forward.
 LoraTarget = Literal["query", "key", "value", "attention_output", "intermediate", "output"]
 
 
@@ -58,7 +58,7 @@ class DisentangledConfig:
         max_distance: the greatest distance that is told from others.
         content_to_position: queries are multiplied with keys made of distances.
         position_to_content: keys are multiplied with queries made of distances.
-        shared: these keys and queries come from the linear layers that make those of the contents.
+        shared: these keys and queries come from the linear layers of the contents.
         norm: the embeddings of distances are normalised.
     """
 
@@ -104,8 +104,8 @@ class EncoderConfig:
         attention_output_dropout: after the attention's output projection (0 in DistilBERT).
         feed_forward_dropout: after the feed-forward's second linear layer (0 in ALBERT); with a gate, before it.
         initializer_range: standard deviation of new weights.
-        initializer_cutoff: new weights are drawn from a normal distribution that is cut at so many standard deviations,
-            and narrower where a layer adds to its input (ModernBERT). None: from the whole distribution.
+        initializer_cutoff: new weights come from a normal distribution that is cut at this number of deviations, and
+            is narrower where a layer adds to its input (ModernBERT). None: from the whole distribution.
         second_segment: the segment id of the second text of a pair.
         norm: whether a layer normalises after each residual connection, or before attention and feed-forward. Then the
             first layer does not normalise before attention, because the embeddings are normalised, and one more norm

@@ -4,7 +4,7 @@
 torch carries too, uses AVX-512 there and is up to twice as fast, with the same rounding error. ``matmul_library``
 decides.
 
-**bfloat16.** Under autocast every product is oneDNN's, and two costs come close to that of the products. oneDNN
+**bfloat16.** Under autocast every product is oneDNN's, and two costs come close to the products' own. oneDNN
 compiles code for each number of rows, which takes longer than running it: rows are cut into blocks of few sizes
 (``_blocks``). And weights are converted: while ``constant_weights`` is open, each is converted once. The copies belong
 to the open context and to no parameter, because optimizers change parameters without telling.
@@ -63,21 +63,21 @@ def matmul_library() -> MatmulLibrary:
 
     MKL leaves the AVX-512 instructions of processors that are not Intel's unused, and oneDNN does not; elsewhere both
     are equally fast. Nothing is timed, so equal machines and variables compute equal results. The variable
-    ``BERT_TASKS_MATMUL`` decides in place of the processor, and ``ONEDNN_MAX_CPU_ISA`` limits the instructions. A torch
+    ``BERT_TASKS_MATMUL`` decides instead of the processor, and ``ONEDNN_MAX_CPU_ISA`` limits the instructions. A torch
     without oneDNN uses its own library. Where the answer is oneDNN, the first call limits its caches.
 
     Raises:
         UsageError: ``BERT_TASKS_MATMUL`` is neither ``mkl`` nor ``onednn``.
     """
-    chosen = os.environ.get("BERT_TASKS_MATMUL", "")
-    if chosen not in ("", *get_args(MatmulLibrary)):
-        raise UsageError(f"the environment variable BERT_TASKS_MATMUL is {chosen!r}: expected 'mkl' or 'onednn'")
-    if not chosen:
+    library = os.environ.get("BERT_TASKS_MATMUL", "")
+    if library not in ("", *get_args(MatmulLibrary)):
+        raise UsageError(f"the environment variable BERT_TASKS_MATMUL is {library!r}: expected 'mkl' or 'onednn'")
+    if not library:
         limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
         has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
         is_limited = limit not in ("DEFAULT", "ALL") and not limit.startswith("AVX512")
-        chosen = "onednn" if has_avx512 and not is_limited and not _is_intel() else "mkl"
-    if chosen == "mkl":
+        library = "onednn" if has_avx512 and not is_limited and not _is_intel() else "mkl"
+    if library == "mkl":
         return "mkl"
     limit_primitive_caches()
     try:
@@ -95,9 +95,10 @@ def _is_intel() -> bool:
 
 def slow_bfloat16() -> str | None:
     """A note for the user where bfloat16 is slower than float32 on this machine's CPU; else None."""
-    found = torch.cpu.get_capabilities()
+    capabilities = torch.cpu.get_capabilities()
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-    is_supported = found.get("avx512_bf16") or found.get("amx_bf16") or found.get("architecture") != "x86_64"
+    has_instructions = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
+    is_supported = has_instructions or capabilities.get("architecture") != "x86_64"
     if is_supported and limit not in _WITHOUT_BFLOAT16:
         return None
     reason = f"ONEDNN_MAX_CPU_ISA={limit} excludes" if is_supported else "this processor lacks"
@@ -328,7 +329,7 @@ def map_batches(
 
 @cache
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """The workers of a process, each with so many threads of torch.
+    """The workers of a process, each with ``threads`` threads of torch.
 
     They stay, because oneDNN keeps for each thread what it has prepared. A process that was forked has none of them.
     """

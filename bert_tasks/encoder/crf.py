@@ -53,9 +53,9 @@ class _Steps:
             ends=places.index_select(0, device_tensor(starts[1:], logits.device) - 1),
         )
 
-    def in_order(self, found: Sequence[Tensor]) -> Tensor:
+    def in_order(self, steps: Sequence[Tensor]) -> Tensor:
         """What was computed step by step, ``[K, ...]`` each, as ``[R, ...]`` in the order of the words."""
-        return torch.cat(list(found)).index_select(0, self.places)
+        return torch.cat(list(steps)).index_select(0, self.places)
 
 
 def log_likelihood(logits: Tensor, labels: Tensor, counts: Sequence[int]) -> Tensor:
@@ -98,29 +98,29 @@ def best_labels(logits: Tensor, counts: Sequence[int]) -> Tensor:
         scores.append(best.values)
         pointers.append(best.indices)
     nothing = logits.new_empty(0).long()
-    chosen: list[Tensor] = []  # [K] of each step, the last step first
+    labels: list[Tensor] = []  # [K] of each step, the last step first
     for words, score, pointer in zip(reversed(steps.words), reversed(scores), [None, *reversed(pointers)], strict=True):
-        continued = nothing if pointer is None else pointer.gather(1, chosen[-1][:, None]).squeeze(1)
+        continued = nothing if pointer is None else pointer.gather(1, labels[-1][:, None]).squeeze(1)
         ended = (score[len(continued) :] + words[len(continued) :, -1]).argmax(dim=1)
-        chosen.append(torch.cat([continued, ended]))
-    return steps.in_order(chosen[::-1])
+        labels.append(torch.cat([continued, ended]))
+    return steps.in_order(labels[::-1])
 
 
 def _forward(steps: _Steps) -> list[Tensor]:
     """Step -> ``[K, L]`` log sum over all paths up to a word with each label, that word included."""
-    found = [steps.words[0][:, 0]]
+    sums = [steps.words[0][:, 0]]
     for words in steps.words[1:]:
-        found.append(torch.logsumexp(found[-1][: len(words), :, None] + words[:, 1:-1], dim=1))
-    return found
+        sums.append(torch.logsumexp(sums[-1][: len(words), :, None] + words[:, 1:-1], dim=1))
+    return sums
 
 
 def _backward(steps: _Steps) -> list[Tensor]:
     """Step -> ``[K, L]`` log sum over all paths from a word with each label to the end, that word excluded."""
-    found = [steps.words[-1][:, -1]]
+    sums = [steps.words[-1][:, -1]]
     for words, following in zip(steps.words[-2::-1], steps.words[:0:-1], strict=True):
-        continued = torch.logsumexp(following[:, 1:-1] + found[-1][:, None, :], dim=2)
-        found.append(torch.cat([continued, words[len(following) :, -1]]))
-    return found[::-1]
+        continued = torch.logsumexp(following[:, 1:-1] + sums[-1][:, None, :], dim=2)
+        sums.append(torch.cat([continued, words[len(following) :, -1]]))
+    return sums[::-1]
 
 
 def compressed(logits: Tensor) -> Tensor:

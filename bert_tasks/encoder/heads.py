@@ -345,7 +345,7 @@ class VocabularyOutput(HeadOutput):
 
     Attributes:
         hidden: ``[R, E]`` what is multiplied with the table, in the precision of the product.
-        table: ``[V, E]`` the word embeddings; None: ``hidden`` are the logits, such as those of an exported graph.
+        table: ``[V, E]`` the word embeddings; None: ``hidden`` are the logits, for example of an exported graph.
         bias: ``[V]``.
         precision: The dtype of the logits after the product. Softmax is computed in it.
     """
@@ -380,7 +380,7 @@ class VocabularyOutput(HeadOutput):
         return replace(self, precision=torch.float64)
 
     def split(self, counts: Sequence[int]) -> tuple[Self, ...]:
-        """So many rows each."""
+        """Returns outputs with these numbers of rows."""
         return tuple(replace(self, hidden=part) for part in torch.split(self.hidden, list(counts)))
 
     @property
@@ -406,16 +406,16 @@ class VocabularyOutput(HeadOutput):
     def sample(self, uniforms: Tensor) -> Tensor:
         """An id for each row, drawn by the inverse of the distribution function: ``[R]`` in [0, 1) ``-> [R]``."""
         drawn = []
-        for rows, wanted in zip(self.log_softmax(), torch.split(uniforms, self.chunk_rows), strict=True):
+        for rows, shares in zip(self.log_softmax(), torch.split(uniforms, self.chunk_rows), strict=True):
             sums = rows.double().exp().cumsum(dim=1)
-            limits = wanted.double().unsqueeze(1) * sums.narrow(1, -1, 1)
+            limits = shares.double().unsqueeze(1) * sums.narrow(1, -1, 1)
             drawn.append((sums <= limits).sum(dim=1).clamp(max=sums.shape[1] - 1))
         return torch.cat(drawn)
 
     def log_probabilities(self, ids: Tensor) -> Tensor:
         """The logarithm of the probability of one id in each row: ``[R] -> [R]``."""
         pairs = zip(self.log_softmax(), torch.split(ids, self.chunk_rows), strict=True)
-        return torch.cat([rows.gather(1, chosen.unsqueeze(1)).squeeze(1) for rows, chosen in pairs])
+        return torch.cat([rows.gather(1, labels.unsqueeze(1)).squeeze(1) for rows, labels in pairs])
 
     def cross_entropy(self, labels: Tensor) -> Tensor:
         """The sum of the cross entropies of all rows, with gradients for the states, the table and the bias.
@@ -457,16 +457,16 @@ class _CrossEntropy(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=dtype)
         of_hidden: list[Tensor] = []
         of_table = of_bias = None
-        for rows, chosen in zip(torch.split(hidden, chunk), torch.split(labels.unsqueeze(1), chunk), strict=True):
+        for rows, targets in zip(torch.split(hidden, chunk), torch.split(labels.unsqueeze(1), chunk), strict=True):
             scores = linear(rows, weight, shift).to(dtype)  # [chunk, V]
             scores.sub_(scores.amax(dim=1, keepdim=True))
-            of_labels = scores.gather(1, chosen)
+            of_labels = scores.gather(1, targets)
             sums = scores.exp_().sum(dim=1, keepdim=True)  # in place, because a chunk of logits is large
             total += (sums.log() - of_labels).sum()
             if not with_gradients:
                 continue
             excess = scores.div_(sums)  # the probabilities, minus 1 for the label
-            excess.scatter_add_(1, chosen, excess.new_full((), -1.0).expand(len(rows), 1))
+            excess.scatter_add_(1, targets, excess.new_full((), -1.0).expand(len(rows), 1))
             excess = excess.to(hidden.dtype)
             of_hidden.append(linear(excess, weight.t(), None))
             products = linear(excess.t(), rows.t(), None).to(table.dtype), excess.sum(0).to(bias.dtype)
@@ -520,9 +520,9 @@ class VocabularyHead(Head):
     def output_of(self, hidden: Tensor, embeddings: Tensor) -> VocabularyOutput:
         """``[R, H] ->`` the output of R rows."""
         states = self.norm(linear_activation(self.dense, hidden, self.activation))
-        kind = states.device.type
-        has_autocast = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
-        if has_autocast and torch.get_autocast_dtype(kind) == torch.bfloat16:
+        device = states.device.type
+        has_autocast = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+        if has_autocast and torch.get_autocast_dtype(device) == torch.bfloat16:
             states = states.bfloat16()  # layer norm may leave float32, in which the product takes longer
         return VocabularyOutput(hidden=states, table=embeddings, bias=self.bias, precision=states.dtype)
 
@@ -541,7 +541,7 @@ class PretrainingOutput(HeadOutput):
     pairs: Tensor
 
     def split(self, counts: Sequence[int]) -> tuple[Self, ...]:
-        """Of each sequence so many tokens and its pair."""
+        """Returns the tokens and the pair of each sequence."""
         parts = zip(self.vocabulary.split(counts), self.pairs.unbind(), strict=True)
         return tuple(replace(self, vocabulary=tokens, pairs=pair) for tokens, pair in parts)
 
@@ -598,8 +598,8 @@ class ReplacedTokenOutput(HeadOutput):
 
     def split(self, counts: Sequence[int]) -> tuple[Tensor, ...]:
         """``[T, 4]`` of each sequence: logit, replaced, masked, id."""
-        known = (one.to(self.dtype) for one in (self.replaced, self.masked, self.ids))
-        table = torch.stack([self.logits, *known], dim=1)
+        columns = [column.to(self.dtype) for column in (self.logits, self.replaced, self.masked, self.ids)]
+        table = torch.stack(columns, dim=1)
         return torch.split(table, list(self.lengths))
 
 

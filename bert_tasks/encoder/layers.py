@@ -137,7 +137,7 @@ class Layer(nn.Module):
         selection: Selection | None = None,
         positions: Positions | None = None,
     ) -> Tensor:
-        """``[N, H] -> [N, H]``, or ``[R, H]`` of the selected tokens; keys and values are those of all tokens."""
+        """``[N, H] -> [N, H]``, or ``[R, H]`` of the selected tokens; keys and values are of all tokens."""
         context = self.attention(self.before_attention(hidden), layout, selection, positions)  # [R, H]
         if selection is not None:
             hidden = hidden.index_select(0, selection.rows)
@@ -205,10 +205,10 @@ class Convolution(nn.Module):
         reach, count = len(weights) // 2, embedded.shape[0]
         wide, numbers = F.pad(embedded, (0, 0, reach, reach)), F.pad(sequences, (reach, reach), value=-1)
         mixed = torch.zeros_like(embedded)
-        for place, weight in enumerate(weights):
-            is_inside = numbers.narrow(0, place, count) == sequences  # else there is no such neighbour
-            neighbours = wide.narrow(0, place, count) * is_inside[:, None]
-            mixed = mixed + linear(neighbours, weight, self.convolution.bias if place == reach else None)
+        for offset, weight in enumerate(weights):
+            is_inside = numbers.narrow(0, offset, count) == sequences  # else there is no such neighbour
+            neighbours = wide.narrow(0, offset, count) * is_inside[:, None]
+            mixed = mixed + linear(neighbours, weight, self.convolution.bias if offset == reach else None)
         if selection is not None:
             mixed = mixed.index_select(0, selection.rows)
         normalised: Tensor = self.norm(hidden + ACTIVATIONS[self.activation](self.dropout(mixed)))
@@ -219,7 +219,7 @@ class TransformerEncoder(nn.Module):
     """Embeddings and all layers.
 
     Attributes:
-        gradient_checkpointing: compute each layer again in the backward pass in place of keeping its activations.
+        gradient_checkpointing: compute each layer again in the backward pass instead of keeping its activations.
         graphs: CUDA graphs that run all layers in training; None: the layers run one after another.
 
     Raises:
@@ -233,11 +233,11 @@ class TransformerEncoder(nn.Module):
                 f"the encoder needs positions = {config.positions!r} with attention_window or without bias; this "
                 "version computes that with positions = 'rotary' only"
             )
-        kind = PreNormLayer if config.norm == "pre" else Layer
+        layer_class = PreNormLayer if config.norm == "pre" else Layer
         self.layer_order = config.layer_order
         self.embeddings = Embeddings(config)
         self.positions = position_module(config)
-        self.layers = nn.ModuleList(kind(config, index) for index in range(max(config.layer_order) + 1))
+        self.layers = nn.ModuleList(layer_class(config, index) for index in range(max(config.layer_order) + 1))
         self.norm: nn.LayerNorm | None = None
         if config.norm == "pre":
             self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
@@ -283,7 +283,7 @@ class TransformerEncoder(nn.Module):
         hidden_states: list[Tensor] | None = None,
         depth: int | None = None,
     ) -> Tensor:
-        """``[N, H]`` from ``embeddings ->`` what ``forward`` returns; the other arguments are those of ``forward``."""
+        """``[N, H]`` from ``embeddings ->`` what ``forward`` returns; the other arguments are as in ``forward``."""
         is_whole = hidden_states is None and depth is None and not self.gradient_checkpointing
         if self.graphs is not None and self.training and is_whole and isinstance(layout, Packed):
             output = self.graphs.run(embedded, position_ids, layout)
@@ -298,13 +298,13 @@ class TransformerEncoder(nn.Module):
         order = self.layer_order[:depth]
         last = len(order) - 1
         for position, index in enumerate(order):
-            layer, wanted = self.layers[index], selection if position == last else None
+            layer, read = self.layers[index], selection if position == last else None
             if self.gradient_checkpointing and self.training:
-                hidden = checkpoint(layer, hidden, layout, wanted, positions, use_reentrant=False)
+                hidden = checkpoint(layer, hidden, layout, read, positions, use_reentrant=False)
             else:
-                hidden = layer(hidden, layout, wanted, positions)
+                hidden = layer(hidden, layout, read, positions)
             if position == 0 and self.convolution is not None:
-                hidden = self.convolution(embedded, hidden, layout, wanted)
+                hidden = self.convolution(embedded, hidden, layout, read)
             if position == len(self.layer_order) - 1 and self.norm is not None:
                 hidden = self.norm(hidden)
             if hidden_states is not None:
@@ -335,18 +335,18 @@ class TransformerEncoder(nn.Module):
 
 def initialize(module: nn.Module, config: EncoderConfig) -> None:
     """Draws the weights of an encoder or a head as transformers does; biases are 0 and norms the identity."""
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Linear | nn.Embedding | nn.Conv1d):
+    for name, submodule in module.named_modules():
+        if isinstance(submodule, nn.Linear | nn.Embedding | nn.Conv1d):
             cutoff = config.initializer_cutoff
             if cutoff is None or config.initializer_range == 0:
-                nn.init.normal_(part.weight, std=config.initializer_range)
+                nn.init.normal_(submodule.weight, std=config.initializer_range)
             else:
                 std = _initial_std(name, config)
-                nn.init.trunc_normal_(part.weight, std=std, a=-cutoff * std, b=cutoff * std)
-        elif isinstance(part, nn.LayerNorm):
-            nn.init.ones_(part.weight)
-        if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
-            nn.init.zeros_(part.bias)
+                nn.init.trunc_normal_(submodule.weight, std=std, a=-cutoff * std, b=cutoff * std)
+        elif isinstance(submodule, nn.LayerNorm):
+            nn.init.ones_(submodule.weight)
+        if isinstance(submodule, nn.Linear | nn.LayerNorm) and submodule.bias is not None:
+            nn.init.zeros_(submodule.bias)
 
 
 def _initial_std(name: str, config: EncoderConfig) -> float:
@@ -355,7 +355,7 @@ def _initial_std(name: str, config: EncoderConfig) -> float:
     As in transformers' ModernBERT: narrower before each residual connection and in the dense layer of a head, and
     1 / sqrt(H) in the last layer of a head.
     """
-    *parents, own = name.split(".")
-    if own == "dense" or (own == "output" and "layers" in parents):
+    *parents, last = name.split(".")
+    if last == "dense" or (last == "output" and "layers" in parents):
         return config.initializer_range / math.sqrt(2 * len(config.layer_order))
-    return 1 / math.sqrt(config.hidden_size) if own == "output" else config.initializer_range
+    return 1 / math.sqrt(config.hidden_size) if last == "output" else config.initializer_range

@@ -50,7 +50,7 @@ class Linear(nn.Linear):
             inputs: for each part ``[N, I]``; each N may differ.
             sizes: outputs of each part, O in all.
         """
-        # The gradient of a split is one concatenation, that of a slice is as large as the whole.
+        # The gradient of a split is one concatenation, the gradient of a slice is as large as the whole.
         weights, biases = torch.split(self.weight, list(sizes)), torch.split(self.bias, list(sizes))
         return [linear(rows, weight, bias) for rows, weight, bias in zip(inputs, weights, biases, strict=True)]
 

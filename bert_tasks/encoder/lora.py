@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA; Hu et al., arXiv:2106.09685): what they compute, and how they get into an encoder.
 
 An adapter adds ``alpha / rank * B A dropout(x)`` to a frozen linear layer. Queries, keys and values are one layer here;
-each of them has an adapter of its own, so that the results are those of the library peft on transformers' three layers.
+each of them has an adapter of its own, so that results equal the library peft's on transformers' three layers.
 An encoder has its adapters only while they are ``attached``. Otherwise its modules are the ordinary ones, whose weights
 ``merge`` sets to the sum of both, so that evaluation, saving and export know nothing of adapters.
 
@@ -51,7 +51,7 @@ class LoraLinear(Linear):
         dropout: float,
         generator: torch.Generator,
     ) -> None:
-        nn.Module.__init__(self)  # that of nn.Linear would make weights
+        nn.Module.__init__(self)  # nn.Linear's own would make weights
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.weight, self.bias = layer.weight, layer.bias
         self.blocks, self.scale, self.dropout = blocks, alpha / rank, Dropout(dropout)
@@ -68,16 +68,16 @@ class LoraLinear(Linear):
         """See ``Linear.parts``."""
         ends = accumulate(sizes)
         return [
-            self._with_change(own, rows, range(end - size, end))
-            for own, rows, size, end in zip(super().parts(inputs, sizes), inputs, sizes, ends, strict=True)
+            self._with_change(output, rows, range(end - size, end))
+            for output, rows, size, end in zip(super().parts(inputs, sizes), inputs, sizes, ends, strict=True)
         ]
 
     def merged(self) -> Tensor:
         """``[O, I]`` the weight with the change that the adapters make; computed in float32 at least."""
-        kind = torch.promote_types(self.weight.dtype, torch.float32)
-        whole = self.weight.to(kind, copy=True)
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        whole = self.weight.to(dtype, copy=True)
         for block, lora_a, lora_b in self._adapters():
-            change = lora_b.to(kind) @ lora_a.to(kind)  # [O, I]
+            change = lora_b.to(dtype) @ lora_a.to(dtype)  # [O, I]
             whole.narrow(0, block.start, len(block)).add_(change, alpha=self.scale)
         return whole.to(self.weight.dtype)
 
@@ -85,7 +85,7 @@ class LoraLinear(Linear):
         """Block, A and B of each adapter."""
         yield from zip(self.blocks.values(), self.lora_A.values(), self.lora_B.values(), strict=True)
 
-    def _with_change(self, own: Tensor, rows: Tensor, outputs: range) -> Tensor:
+    def _with_change(self, output: Tensor, rows: Tensor, outputs: range) -> Tensor:
         """``[N, O]`` some of the layer's outputs, plus what the adapters among them make of its rows ``[N, I]``.
 
         The adapters' outputs are made by one product, with the matrices B side by side and 0 outside their blocks.
@@ -97,12 +97,12 @@ class LoraLinear(Linear):
                 padding = (0, 0, block.start - outputs.start, outputs.stop - block.stop)
                 expanding.append(F.pad(lora_b, padding))  # [O, R]
         if not compact:
-            return own
-        return own + linear(torch.cat(compact, dim=-1) * self.scale, torch.cat(expanding, dim=1), None)
+            return output
+        return output + linear(torch.cat(compact, dim=-1) * self.scale, torch.cat(expanding, dim=1), None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _AdaptedLayer:
     """A layer with adapters: ``parent.name`` is ``plain`` or, while they are attached, ``adapted``."""
 
     parent: nn.Module
@@ -114,11 +114,11 @@ class _Place:
 class Adapters:
     """The adapters of an encoder.
 
-    They share the encoder's weights. While they are not attached, its weights are those that it had before, or after
-    ``merge`` those with the adapters' changes.
+    They share the encoder's weights. While they are not attached, it has its own weights, or after
+    ``merge`` weights with the adapters' changes.
 
     Args:
-        stack: on its device.
+        encoder: on its device.
         rank, alpha, dropout: see ``LoraLinear``.
         targets: the layers that have adapters, in every layer of the encoder.
         seed: of the matrices A.
@@ -126,7 +126,7 @@ class Adapters:
 
     def __init__(
         self,
-        stack: TransformerEncoder,
+        encoder: TransformerEncoder,
         *,
         rank: int,
         alpha: float,
@@ -135,34 +135,34 @@ class Adapters:
         seed: int,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self._places: list[_Place] = []
-        for layer in cast("Iterable[Layer]", stack.layers):
+        self._layers: list[_AdaptedLayer] = []
+        for layer in cast("Iterable[Layer]", encoder.layers):
             for parent, name, blocks in _targets(layer, targets):
                 plain: Linear = getattr(parent, name)
                 adapted = LoraLinear(plain, blocks, rank=rank, alpha=alpha, dropout=dropout, generator=generator)
-                self._places.append(_Place(parent=parent, name=name, plain=plain, adapted=adapted))
+                self._layers.append(_AdaptedLayer(parent=parent, name=name, plain=plain, adapted=adapted))
 
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Meanwhile the encoder has the adapters as modules, and its own weights: for the steps of training."""
-        for place in self._places:
-            setattr(place.parent, place.name, place.adapted)
+        for layer in self._layers:
+            setattr(layer.parent, layer.name, layer.adapted)
         try:
             yield
         finally:
-            for place in self._places:
-                setattr(place.parent, place.name, place.plain)
+            for layer in self._layers:
+                setattr(layer.parent, layer.name, layer.plain)
 
     @torch.no_grad()
     def merge(self) -> None:
         """Gives the encoder weights with the changes that the adapters make now; its own are kept beside them."""
-        for place in self._places:
-            place.plain.weight = nn.Parameter(place.adapted.merged(), requires_grad=False)
+        for layer in self._layers:
+            layer.plain.weight = nn.Parameter(layer.adapted.merged(), requires_grad=False)
 
     def remove(self) -> None:
-        """Gives the encoder its own weights again, and frees those that were merged."""
-        for place in self._places:
-            place.plain.weight = place.adapted.weight
+        """Gives the encoder its own weights again, and frees the merged ones."""
+        for layer in self._layers:
+            layer.plain.weight = layer.adapted.weight
 
 
 def _targets(layer: Layer, targets: Sequence[LoraTarget]) -> Iterator[tuple[nn.Module, str, dict[str, range]]]:

@@ -149,7 +149,7 @@ class PackedBatch(_Movable):
             neighbours.
         labels: the labels of all sequences one after another, float64; empty without labels.
         label_counts: how many of ``labels`` belong to each sequence.
-        fields: further numbers that a task's loss reads, by name: those of all sequences one after another, float64.
+        fields: further numbers that a task's loss reads, by name: of all sequences one after another, float64.
     """
 
     input_ids: Tensor

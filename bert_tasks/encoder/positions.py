@@ -1,4 +1,4 @@
-"""How attention knows the order of tokens, beside or in place of a table of absolute positions.
+"""How attention knows the order of tokens, beside or instead of a table of absolute positions.
 
 A kind of positions is a module that the encoder owns (``position_module``). It is called once per forward pass, and the
 attention of every layer asks its result what changes in queries, keys and scores.
@@ -100,7 +100,7 @@ class RotaryAngles:
 
     def __init__(self, position_ids: Tensor) -> None:
         self.position_ids = position_ids
-        self._known: dict[tuple[float, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self._angles: dict[tuple[float, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, None]:
         """Turns queries and keys ``[N, 3, A, D]``; values stay. ``attention.theta`` is the base of the wavelengths."""
@@ -114,13 +114,13 @@ class RotaryAngles:
     def _cosines_and_sines(self, theta: float, qkv: Tensor) -> tuple[Tensor, Tensor]:
         """``[N, 1, 1, D / 2]`` each, in float32 at least: half precision has too few digits for positions."""
         dtype, size = torch.promote_types(qkv.dtype, torch.float32), qkv.shape[-1]
-        known = self._known.get((theta, dtype))
-        if known is None:
+        angles = self._angles.get((theta, dtype))
+        if angles is None:
             steps = torch.arange(0, size, 2, dtype=dtype, device=qkv.device)
             frequencies = 1.0 / theta ** (steps / size)  # [D / 2]
-            angles = (self.position_ids.to(dtype)[:, None] * frequencies)[:, None, None, :]
-            known = self._known[theta, dtype] = angles.cos(), angles.sin()
-        return known
+            turns = (self.position_ids.to(dtype)[:, None] * frequencies)[:, None, None, :]
+            angles = self._angles[theta, dtype] = turns.cos(), turns.sin()
+        return angles
 
 
 def rotate_halves(rows: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +158,7 @@ apply_rotary: Callable[[Tensor, Tensor, Tensor], Tensor] = ApplyRotary.apply
 
 
 class DisentangledPositions(nn.Module):
-    """Embeddings of distances, of which every layer makes keys and queries (DeBERTa, He et al., arXiv:2006.03654).
+    """Embeddings of distances, from which every layer makes keys and queries (DeBERTa, He et al., arXiv:2006.03654).
 
     Distances are counted in the rows of a sequence, whatever its position ids are, and in a padded layout in columns.
     """
@@ -172,10 +172,11 @@ class DisentangledPositions(nn.Module):
 
     def forward(self, position_ids: Tensor, layout: Layout) -> "DisentangledScores":
         """``[N]`` position ids, which are not used."""
-        span, own = self.config.span, self.config.buckets // 2 if self.config.buckets else self.config.max_distance
+        span = self.config.span
+        exact = self.config.buckets // 2 if self.config.buckets else self.config.max_distance
         length = max(layout.lengths) if isinstance(layout, Packed) else layout.length
         table, first = self.embeddings.weight, 0
-        if isinstance(layout, Packed) and length <= own:  # layers need not compute with the embeddings of others
+        if isinstance(layout, Packed) and length <= exact:  # layers need not compute with the embeddings of others
             first = span - length
             table = table.narrow(0, first, 2 * length)
         distances = torch.arange(-length, length, device=table.device)
@@ -224,9 +225,9 @@ class DisentangledScores:
             made_queries = None if attention.position_query is None else attention.position_query(table)
         scale, heads = self.config.scale(qkv.shape[-1]), attention.heads
 
-        def of_distances(made: Tensor, rows: Tensor) -> Tensor:
+        def of_distances(states: Tensor, rows: Tensor) -> Tensor:
             """``[S, H] -> [A, D, 2T]``"""
-            return (made.index_select(0, rows) * scale).view(len(rows), heads, -1).permute(1, 2, 0)
+            return (states.index_select(0, rows) * scale).view(len(rows), heads, -1).permute(1, 2, 0)
 
         down, up = self.rows.unbind(0)
         keys = of_distances(made_keys, down) if self.config.content_to_position else None
@@ -271,7 +272,7 @@ _BUCKET_STARTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91)
 class RelativeBias(nn.Module):
     """A number for each head and bucket of distances, which all layers add to their scores (MPNet, after T5).
 
-    Buckets of keys before the query and of the query itself come first, those of keys after it second.
+    Buckets of keys before the query and of the query itself come first, buckets of keys after it second.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -279,7 +280,7 @@ class RelativeBias(nn.Module):
         self.bias = nn.Embedding(2 * (len(_BUCKET_STARTS) + 1), config.num_attention_heads)
 
     def forward(self, position_ids: Tensor, layout: Layout) -> "AddedBias":
-        """The scores of the longest sequence, of which shorter ones are a part. Position ids do not count."""
+        """Returns the scores of the longest sequence, which contain the scores of shorter ones."""
         length = max(layout.lengths) if isinstance(layout, Packed) else layout.length
         distances = torch.arange(1 - length, length, device=position_ids.device)  # [2T - 1] key - query
         buckets = (distances > 0) * (len(_BUCKET_STARTS) + 1)

@@ -8,7 +8,7 @@ processes, n samples in the batch and R processes:
     backward of a micro-batch   sum over k of  t_k x w_k x (C_ref / C_k) / n
     factor, with the clipping   R x n / C_ref
 
-C_ref is the first count that is not 0, and terms without a count are left out. Division by n keeps half precision in
+C_ref is the first count that is not 0, and terms without a count are skipped. Division by n keeps half precision in
 range, and the factor undoes it together with the mean over processes that DDP computes. One term has C_ref / C_k = 1.
 
 Owns also when training has diverged. It knows neither evaluation nor files.
@@ -150,13 +150,13 @@ class OptimizerSteps:
         share = rank_share(batch, self.samples.lengths, rank=rank, world_size=world)
         return (share, 1.0) if share else ([min(batch, key=self.samples.lengths.__getitem__)], 0.0)
 
-    def cut(self, step: int, chosen: Sequence[int]) -> list[list[Feature]]:
+    def cut(self, step: int, batch: Sequence[int]) -> list[list[Feature]]:
         """Returns the features of samples as a step sees them, in micro-batches that are cut between samples."""
         samples = self.samples
-        keys = FeatureKeys(seed=self.seed, epoch=self.order.epoch_of(step), numbers=samples.indices(chosen))
-        stored = cast("Sequence[Feature]", samples.features_of(chosen))
+        keys = FeatureKeys(seed=self.seed, epoch=self.order.epoch_of(step), numbers=samples.indices(batch))
+        stored = cast("Sequence[Feature]", samples.features_of(batch))
         prepared = iter(self.objective.prepare(stored, keys, cast("Sequence[Feature]", samples.features)))
-        windows = [list(islice(prepared, int(samples.starts[i + 1] - samples.starts[i]))) for i in chosen]
+        windows = [list(islice(prepared, int(samples.starts[i + 1] - samples.starts[i]))) for i in batch]
         lengths = [sum(len(feature["input_ids"]) for feature in sample) for sample in windows]
         parts = token_batches(range(len(windows)), lengths, max_tokens=self.optim.micro_batch_tokens)
         return [[feature for i in part for feature in windows[i]] for part in parts]
@@ -172,8 +172,8 @@ class OptimizerSteps:
         self.objective.train()
         optimizer.begin_step()
         torch.manual_seed(step_seed(self.seed, step, accelerator.process_index))
-        chosen, weight = self.choose(batch)
-        micro_batches = self.cut(step, chosen)
+        share, weight = self.choose(batch)
+        micro_batches = self.cut(step, share)
         ratios = self._ratios(micro_batches, weight)
         sums = []
         with optimizer.attached():  # the backward pass, too, may run layers
@@ -191,8 +191,8 @@ class OptimizerSteps:
         counts = [list(self.objective.counts(features).values()) for features in micro_batches]
         if len(counts[0]) == 1:
             return None
-        own = torch.tensor(counts, dtype=torch.float64).sum(dim=0) * weight
-        total = self.accelerator.reduce(own.to(self.accelerator.device, non_blocking=True), reduction="sum")
+        counted = torch.tensor(counts, dtype=torch.float64).sum(dim=0) * weight
+        total = self.accelerator.reduce(counted.to(self.accelerator.device, non_blocking=True), reduction="sum")
         return torch.where(total > 0, _reference_count(total) / total, 0.0)
 
     def _add_gradients(self, features: Sequence[Feature], scale: float, ratios: Tensor | None) -> Tensor:
@@ -230,9 +230,8 @@ class OptimizerSteps:
         means = totals / counts.clamp(min=1e-30)
         loss = torch.stack([mean * part for mean, part in zip(means, self._term_weights.values(), strict=True)]).sum()
         bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
-        kind = self.optim.lr_scheduler_type
         schedule = learning_rate_factor(
-            step, kind, total_steps=plan.total, warmup_steps=plan.warmup, decay_steps=plan.decay
+            step, self.optim.lr_scheduler_type, total_steps=plan.total, warmup_steps=plan.warmup, decay_steps=plan.decay
         )
         self.optimizer.step(schedule, bad)
         numbers = torch.stack([loss, norm.double(), bad.double(), stops])
@@ -296,7 +295,7 @@ def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_no
     Both happen in one multiplication, and nothing waits for the device.
 
     Args:
-        parameters: those without a gradient are left alone; sparse gradients are coalesced.
+        parameters: without a gradient they are not changed; sparse gradients are coalesced.
         factor: 0-dimensional, on the gradients' device: processes x samples of the batch over the global count of
             labels; 0 without labels.
         max_norm: None clips nothing.
@@ -304,8 +303,8 @@ def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_no
     Returns:
         The norm after ``factor`` and before clipping; not finite if a gradient is not.
     """
-    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    gradients = [gradient.values() if gradient.is_sparse else gradient for gradient in found]
+    present = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [gradient.values() if gradient.is_sparse else gradient for gradient in present]
     if not gradients:
         return factor.new_zeros(())
     norms = torch.stack(torch._foreach_norm(gradients))
