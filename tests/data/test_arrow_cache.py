@@ -34,15 +34,6 @@ def test_rows_in_order_come_from_the_file_in_batches(read: Read, monkeypatch: py
     assert list(table)[7] == table[7]
 
 
-def test_rows_are_there_after_their_cache_is_gone(read: Read) -> None:
-    table = read("text,label\na,x\nb,y\n")
-    expected = list(table)
-    assert table.file is not None
-    table.file.unlink()
-    assert list(table) == expected
-    assert list(table.select([1])) == expected[1:]
-
-
 def test_contents_and_options_change_the_fingerprint(read: Read) -> None:
     content = "text,label,other\na,x,y\n"
     tables = [
@@ -54,11 +45,6 @@ def test_contents_and_options_change_the_fingerprint(read: Read) -> None:
     ]
     assert len({table.fingerprint for table in tables}) == 5
     assert tables[1][0]["label"] == "y"
-
-
-def test_what_is_assumed_and_what_is_stated_are_the_same(read: Read) -> None:
-    tables = [read("text,label\na,x\n", **options) for options in ({}, {"encoding": "utf-8"})]
-    assert tables[0].fingerprint == tables[1].fingerprint
 
 
 def test_damaged_cached_rows_are_read_again(read: Read, tmp_path: Path) -> None:

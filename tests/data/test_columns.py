@@ -128,11 +128,6 @@ def test_no_cell_of_a_list_is_an_internal_error(cell: str) -> None:
             kind.parse(cell)
 
 
-def test_words_and_tags_may_be_python_lists() -> None:
-    assert KINDS["words"].parse("['EU', \"it's\"]") == ["EU", "it's"]
-    assert KINDS["tags"].parse("['B-ORG', 'O']") == ["B-ORG", "O"]
-
-
 PAIR = [
     Column(name="text", kind="text"),
     Column(name="text_pair", kind="text"),

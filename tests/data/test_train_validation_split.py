@@ -174,16 +174,6 @@ def test_rows_with_the_same_texts_are_on_one_side(
     assert abs(len(validation) - share * len(texts)) <= 2 * (largest + 1)  # two labels
 
 
-def test_shares_are_kept_with_duplicates() -> None:
-    """A sixth of the rows stands elsewhere too."""
-    texts = [(number % 120, "{}", "ab"[number % 2]) for number in range(144)]
-    table, columns = spread("texts", texts)
-    sizes = {len(train_validation_split(table, columns, 0.25, seed)[1]) for seed in range(8)}
-    assert sizes <= {35, 36, 37}
-    chosen = {tuple(row["line"] for row in train_validation_split(table, columns, 0.25, seed)[1]) for seed in range(8)}
-    assert len(chosen) == 8
-
-
 def test_a_sentence_of_many_documents_does_not_link_them() -> None:
     """Nor does it tear a document apart; in few documents it does link them."""
     often = [{"words": ["SCORES"], "tags": ["O"], "document": str(n)} for n in range(40)]

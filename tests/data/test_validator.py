@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import RowValidator
 
@@ -60,20 +58,6 @@ def test_what_is_not_there_is_not_checked() -> None:
     assert validate({"words": None, "tags": ["O"]}, TAGGED)[1] == ["missing words. Write an empty sentence as []."]
     row = {"question": "?", "context": None, "answers": {"text": ["a"], "answer_start": [0]}}
     assert validate(row, ASKED)[1] == ['missing text. Write an empty text as "".']
-
-
-def test_rows_in_memory_are_checked() -> None:
-    answers = ["France", "", None]
-    rows = [{"question": "?", "context": CONTEXT, "answers": answer} for answer in answers]
-    assert [row["answers"] for row in RowTable.from_rows(rows, columns=ASKED)] == [
-        {"text": ["France"], "answer_start": [30]},
-        {"text": [], "answer_start": []},
-        None,
-    ]
-    with pytest.raises(RowErrors) as error:
-        RowTable.from_rows([{"words": ["a"], "tags": ["O", "O"]}, {"words": "a b", "tags": "O O"}], "mine", TAGGED)
-    (line,) = str(error.value).splitlines()[1:]
-    assert line.startswith("  mine:1: 1 word and 2 tags in column 'tags': 'O O'. ")
 
 
 def test_rows_of_files_are_checked(read: Callable[..., RowTable]) -> None:

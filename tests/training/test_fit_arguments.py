@@ -91,8 +91,8 @@ def test_missing_values_of_a_frame_are_missing(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (DatasetDict(train=Dataset.from_list(ROWS)), "train: cannot read DatasetDict. Pass a Dataset, such as one split."),
-        (Dataset.from_list(ROWS).to_iterable_dataset(), "train: cannot read IterableDataset. Pass a Dataset, such as one split."),
+        (DatasetDict(train=Dataset.from_list(ROWS)), "train: cannot read DatasetDict. Pass a Dataset"),
+        (Dataset.from_list(ROWS).to_iterable_dataset(), "train: cannot read IterableDataset. Pass a Dataset"),
         (3, "train: expected a file, a list of dicts .* not int"),
         (
             pd.DataFrame({"text": ["a", 1], "label": ["b", "c"]}),
