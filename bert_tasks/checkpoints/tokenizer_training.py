@@ -222,19 +222,8 @@ def _trained(
 
 
 def _wordpiece_alphabet(characters: Sequence[str], outline: Tokenizer, room: int) -> tuple[list[str], list[str]]:
-    """Chooses the characters that get tokens: all of them, or the first ones if the vocabulary cannot hold all.
-
-    A character needs a second token, such as ``##a``, inside words. Punctuation and Chinese characters are words of
-    their own, so they need only one.
-
-    Args:
-        characters: The characters of the corpus, most frequent first.
-        outline: The tokenizer, whose normalizer and pre-tokenizer split texts into words.
-        room: The number of tokens that the characters may have.
-
-    Returns:
-        The characters that get a token, and those of them that get a second one.
-    """
+    """The most frequent characters that fit: those that get a token, and those that get a second one inside words."""
+    # Punctuation and Chinese characters are words of their own, so they need no second token such as "##a".
     alphabet, joined = list[str](), list[str]()
     for character in characters:
         words = outline.pre_tokenizer.pre_tokenize_str(outline.normalizer.normalize_str(2 * character))
@@ -247,11 +236,9 @@ def _wordpiece_alphabet(characters: Sequence[str], outline: Tokenizer, room: int
 
 
 def _ordered(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """The pieces of a Unigram vocabulary without what depends on the order in which the trainer met the words.
-
-    Sums in another order differ in their last digits. Characters that are pieces only because each character must be
-    one get the lowest score and 0, 1, 2, ... times a step more, in any order; here it is their own.
-    """
+    """The pieces of a Unigram vocabulary without what depends on the order in which the trainer met the words."""
+    # Sums in another order differ in their last digits. Characters that are pieces only because each character must be
+    # one get the lowest score and 0, 1, 2, ... times a step more, in any order; here it is their own.
     lowest = min(score for _, score in pieces)
     steps = {piece: (score - lowest) / _UNIGRAM_STEP for piece, score in pieces if len(piece) == 1}
     added = {piece: round(step) for piece, step in steps.items() if abs(step - round(step)) < 1e-3}
@@ -268,11 +255,7 @@ def _read_back(
     texts: Iterator[str],
     special: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Encodes and decodes the first texts with the tokenizer as stock transformers opens it.
-
-    Raises:
-        CheckpointError: it gives other ids than the one that was trained, or a text does not come back.
-    """
+    """Encodes and decodes the first texts with the tokenizer as stock transformers opens it, and counts tokens."""
     if opened is None or opened.convert_tokens_to_ids(list(special)) != list(range(len(special))):
         raise CheckpointError("the tokenizer that was saved has other special tokens: please report this")
     normalizer = trained.backend_tokenizer.normalizer

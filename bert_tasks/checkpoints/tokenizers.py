@@ -99,11 +99,9 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
 
 
 def _split_written_specials(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Makes a Unigram tokenizer read special tokens that are written in a text as characters.
-
-    With ``split_special_tokens`` they are no special tokens, but the Unigram model of ``tokenizers`` has them among its
-    pieces, so that a text could end a sequence. A space after their first character keeps the piece from being found.
-    """
+    """Makes a Unigram tokenizer read special tokens that are written in a text as characters."""
+    # With ``split_special_tokens`` they are no special tokens, but the Unigram model has them among its pieces, so that
+    # a text could end a sequence. A space after their first character keeps the piece from being found.
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     plain: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True}
     found = [
@@ -119,10 +117,8 @@ def _split_written_specials(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _class_config(folder: Path) -> PreTrainedConfig:
-    """Returns a configuration with the fields of config.json from which AutoTokenizer chooses a class.
-
-    transformers rejects a config.json for the type of any field, also of fields that no tokenizer depends on.
-    """
+    """A configuration with the fields of config.json from which AutoTokenizer chooses a class."""
+    # transformers rejects a config.json for the type of any field, also of fields that no tokenizer depends on.
     stated: dict[str, Any] = {}
     if os.path.lexists(folder / "config.json"):
         stated = read_json(checked_file(folder, "config.json"), max_bytes=_MAX_BYTES)
@@ -271,10 +267,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _raise_load_error(path: Path, error: BaseException | None) -> None:
-    """Raises a CheckpointError about ``path`` for what transformers and tokenizers raise about files.
-
-    tokenizers raises plain ``Exception`` for most of its errors and a ``BaseException`` of its own when it panics.
-    """
+    """Raises a CheckpointError about ``path`` for what transformers and tokenizers raise about files."""
+    # tokenizers raises plain ``Exception`` for most of its errors, and a ``BaseException`` of its own when it panics.
     known = (OSError, ValueError, ImportError, LookupError, TypeError, AttributeError, RuntimeError)
     if not (isinstance(error, known) or type(error) is Exception or type(error).__name__ == "PanicException"):
         return

@@ -6,7 +6,7 @@ spreads evenly and keeps together.
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -165,11 +165,7 @@ def divide(
 
 
 def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Sequence[Hashable]:
-    """The groups, where those that share a key become one.
-
-    The groups stay as they are if that would link more rows than the validation rows or the largest group have: short
-    sentences that many documents hold would make one group of them all.
-    """
+    """The groups, where those that share a key become one, unless that links too many rows."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -180,6 +176,7 @@ def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Se
     ]
     graph = coo_array((np.ones(len(groups)), ends), shape=(len(numbers), len(numbers)))
     linked: list[int] = connected_components(graph, directed=False)[1][ends[0]].tolist()
+    # Short sentences that many documents hold would make one group of them all.
     most = max([share * len(groups), *Counter(groups).values()])
     return linked if max(Counter(linked).values(), default=0) <= most else groups
 
@@ -274,15 +271,8 @@ def trained_names(spec: DataSpec, columns: Sequence[Column]) -> dict[str, str]:
 
 
 def _read_options(spec: DataSpec) -> ReadOptions:
-    return ReadOptions(
-        columns=spec.columns,
-        format=spec.format,
-        delimiter=spec.delimiter,
-        encoding=spec.encoding,
-        header=None if spec.header else False,
-        label_separator=None if spec.label_separator == LABEL_SEPARATOR else spec.label_separator,
-        document=None if spec.document == "blank-line" else spec.document,
-    )
+    options = {option.name: getattr(spec, option.name) for option in fields(ReadOptions)}
+    return ReadOptions(**{**options, "document": None if spec.document == "blank-line" else spec.document})
 
 
 def load_splits(

@@ -133,11 +133,7 @@ def _index(folder: Path) -> Path:
 
 
 def _model(bundle: TensorBundle, stated: Mapping[str, Any]) -> tuple[TF1Names, dict[str, tuple[str, bool]], str]:
-    """The model of a checkpoint: the one whose class config.json states, else the first one.
-
-    Returns:
-        Its names, its parameters (see ``TF1Names.parameters``), and the kind of its head.
-    """
+    """Names, parameters and kind of head of the model whose class config.json states, else of the first one."""
     variables = [variable.removeprefix("module/") for variable in bundle.entries]
     models = [names for names in MODELS if any(variable.startswith(names.marker) for variable in variables)]
     if not models:
@@ -177,11 +173,7 @@ def _config(
     head: str,
     stated: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Makes the config.json. The fields of a config.json beside the checkpoint win.
-
-    Raises:
-        CheckpointError: Google's configuration is missing or damaged, or a size is neither stated nor in the shapes.
-    """
+    """Makes the config.json. The fields of a config.json beside the checkpoint win."""
     family, folder = FAMILIES[names.family], bundle.path.parent
 
     def shape(parameter: str) -> tuple[int, ...]:
@@ -229,11 +221,7 @@ def _read_optional(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _write_vocabulary(source: Path, folder: Path) -> bool:
-    """Copies the vocabulary under the name that transformers reads, and says whether texts are lower-cased.
-
-    Raises:
-        CheckpointError: There are several vocabularies, or neither the tokens nor tokenizer_config.json say it.
-    """
+    """Copies the vocabulary under the name that transformers reads; returns False if there is none."""
     files = sorted(path for pattern in ("*.model", "vocab*.txt") for path in source.glob(pattern))
     if len(files) > 1:
         raise CheckpointError(f"{source} holds several vocabularies ({', '.join(f.name for f in files)}): leave one")
@@ -267,15 +255,9 @@ def _pieces(path: Path) -> list[str]:
 
 
 def _is_lower_cased(tokens: Iterable[str], *, keeps_accents: bool) -> bool | None:
-    """Whether texts are lower-cased before they are looked up, as far as the tokens show it.
-
-    A token with a capital letter would never be found otherwise. If all letters are small, the texts from which the
-    vocabulary was made were lower-cased. WordPiece then also removes accents, so that there must be none.
-
-    Args:
-        tokens: The tokens of the vocabulary.
-        keeps_accents: Whether texts that are not lower-cased keep their accents.
-    """
+    """Whether texts are lower-cased before they are looked up, as far as the tokens show it."""
+    # A token with a capital letter would never be found otherwise. If all letters are small, the texts from which the
+    # vocabulary was made were lower-cased. WordPiece then also removes accents, so that there must be none.
     plain = [token for token in tokens if not _SPECIAL.fullmatch(token)]
     if any(token != token.lower() for token in plain):
         return False
@@ -285,10 +267,8 @@ def _is_lower_cased(tokens: Iterable[str], *, keeps_accents: bool) -> bool | Non
 
 
 def _read_pieces_as_google(folder: Path) -> None:
-    """Makes ALBERT's tokenizer give the ids of Google's program, which differ from the conversion of transformers.
-
-    Symbols that users defined, such as ``(``, are pieces like others, and pieces such as ``2,`` are split again.
-    """
+    """Makes ALBERT's tokenizer give the ids of Google's program, which differ from the conversion of transformers."""
+    # Symbols that users defined, such as "(", are pieces like others, and pieces such as "2," are split again.
     (folder / "spiece.model").unlink()  # tokenizer.json alone is read
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text("utf-8"))

@@ -109,11 +109,7 @@ def open_bundle(path: Path) -> TensorBundle:
 
 
 def _table(content: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """The keys and values of a LevelDB table.
-
-    Raises:
-        ValueError, IndexError: The table is truncated, damaged or something else.
-    """
+    """The keys and values of a LevelDB table; raises ValueError or IndexError for another file."""
     if len(content) < _FOOTER_BYTES or content[-8:] != _MAGIC:
         raise ValueError("it does not end with a table's footer, so that it is truncated or something else")
     blocks, footer = content[:-_FOOTER_BYTES], content[-_FOOTER_BYTES:-8]
