@@ -258,15 +258,14 @@ class DataReport:
             if split.token_lengths:
                 figures = ", ".join(f"{name} {value:g}" for name, value in split.token_lengths.items())
                 lines.append(f"  tokens: {figures}")
-            if split.empty_texts:
-                lines.append(f"  {counted(split.empty_texts, 'empty text')}")
-            if split.duplicates:
-                lines.append(f"  {counted(split.duplicates, 'duplicate text')}")
-            if split.conflicts:
-                labels = "has a conflicting label" if split.conflicts == 1 else "have conflicting labels"
-                lines.append(f"  {counted(split.conflicts, 'duplicate')} {labels}")
-            if split.also_in_train:
-                lines.append(f"  {counted(split.also_in_train, 'text')} also in train")
+            conflict = "has a conflicting label" if split.conflicts == 1 else "have conflicting labels"
+            facts = (
+                (split.empty_texts, "empty text", ""),
+                (split.duplicates, "duplicate text", ""),
+                (split.conflicts, "duplicate", f" {conflict}"),
+                (split.also_in_train, "text", " also in train"),
+            )
+            lines += [f"  {counted(count, noun)}{rest}" for count, noun, rest in facts if count]
             lines += [f"  {note}" for note in split.notes]
         return lines
 

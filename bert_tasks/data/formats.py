@@ -203,8 +203,9 @@ class ConllFormat(Format):
         """True for a task that reads words. Without a task: the lines have the same number of columns, two or more."""
         if columns is not None:
             return first_column(columns, lambda kind: kind.is_pretokenized) is not None
-        complete = start.splitlines() if len(start) < _START_LENGTH else start.splitlines()[:-1]
-        rows = [cells for cells in map(str.split, complete) if cells and cells[0] not in ("#", "-DOCSTART-")]
+        rows = [
+            cells for cells in map(str.split, start.split("\n")[:-1]) if cells and cells[0] not in ("#", "-DOCSTART-")
+        ]
         return len(rows) > 1 and len({len(cells) for cells in rows}) == 1 and len(rows[0]) > 1
 
     def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:

@@ -64,24 +64,22 @@ class RowErrors(DataError):  # noqa: N818  (a collection)
     def __init__(self) -> None:
         super().__init__()
         self.count, self.advice = 0, ""
-        self._counts: dict[tuple[str, str], int] = {}  # (source, error) -> how many rows have it
-        self._lines: dict[tuple[str, str], list[int]] = {}  # the same -> the first of their lines
+        # (source, error) -> how many rows have it, and the first of their lines
+        self._entries: dict[tuple[str, str], tuple[int, tuple[int, ...]]] = {}
 
     def add(self, source: str, line: int, error: RowError) -> None:
         """Adds an error of the row at a line of a source."""
         self.count += 1
         key = (source, str(error))
-        if key in self._counts or len(self._counts) < SHOWN:
-            self._counts[key] = self._counts.get(key, 0) + 1
-            lines = self._lines.setdefault(key, [])
-            if len(lines) < _LINES_SHOWN and line not in lines:
-                lines.append(line)
+        if key in self._entries or len(self._entries) < SHOWN:
+            count, lines = self._entries.get(key, (0, ()))
+            is_shown = len(lines) < _LINES_SHOWN and line not in lines
+            self._entries[key] = (count + 1, (*lines, line) if is_shown else lines)
 
     def extend(self, others: "RowErrors") -> None:
         """Adds the errors of other files."""
         self.count += others.count
-        for key in list(others._counts)[: SHOWN - len(self._counts)]:
-            self._counts[key], self._lines[key] = others._counts[key], others._lines[key]
+        self._entries |= dict(islice(others._entries.items(), SHOWN - len(self._entries)))
 
     def raise_if_any(self) -> None:
         """Raises itself if it holds an error."""
@@ -91,14 +89,14 @@ class RowErrors(DataError):  # noqa: N818  (a collection)
     def __str__(self) -> str:
         heading = f"{counted(self.count, 'problem')} in the data. Fix these rows and run the command again"
         lines = [f"{heading}, or {self.advice}." if self.advice else f"{heading}."]
-        for (source, error), count in self._counts.items():
-            first, *others = self._lines[source, error]
-            more = ", ..." if count > len(others) + 1 else ""
-            also = (
-                f", also in line{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}{more}" if others else ""
-            )
-            lines.append(f"  {source}:{first}: {error}" + (f" ({count} times{also})" if count > 1 else ""))
-        hidden = self.count - sum(self._counts.values())
+        for (source, error), (count, (first, *others)) in self._entries.items():
+            lines.append(f"  {source}:{first}: {error}")
+            if count > 1:
+                more = ", ..." if count > len(others) + 1 else ""
+                plural = "s" if len(others) > 1 else ""
+                also = f", also in line{plural} {', '.join(map(str, others))}{more}" if others else ""
+                lines[-1] += f" ({count} times{also})"
+        hidden = self.count - sum(count for count, _ in self._entries.values())
         return "\n".join([*lines, *([f"  ... and {hidden} more"] if hidden else [])])
 
 

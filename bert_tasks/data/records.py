@@ -146,8 +146,7 @@ def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[Bou
     A byte order mark decides the encoding, whatever ``encoding`` says; without both it is utf-8. A file that is
     compressed with gzip is decompressed as it is read, whatever its name.
     """
-    is_utf8 = encoding is None or encoding.lower().replace("_", "-") in ("utf-8", "utf8")
-    codec = _UTF8 if encoding is None or is_utf8 else encoding
+    codec = _UTF8 if encoding is None or encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
     try:
         "".encode(codec)  # also refuses codecs that are not for text, such as base64
     except (LookupError, ValueError) as error:
@@ -172,11 +171,7 @@ def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[Bou
 
 def is_encodable(text: str) -> bool:
     """Whether the text has no undecodable bytes and no half characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
@@ -363,12 +358,9 @@ def table_records(
     _, cells, error = first
     if error is not None:
         raise DataError(f"{path}:1: the first line cannot be read: {error}") from error
-    if (headless and cells[0] != "index") or not header:
-        columns = headless if headless and cells[0] != "index" else tuple(map(str, range(len(cells))))
-        widest = "header" if columns == headless else "first line"
-        rows = chain([first], rows)
-    else:
-        columns, widest = tuple(cells), "header"
+    has_names = header and (not headless or cells[0] == "index")
+    if has_names:
+        columns = tuple(cells)
         undecodable = next((cell for cell in cells if not is_encodable(cell)), None)
         if undecodable is not None:
             raise DataError(
@@ -379,6 +371,10 @@ def table_records(
         if twice:
             names = ", ".join(twice)
             raise DataError(f"{path}:1: the header names {names} more than once; give each column its own name")
+    else:
+        columns = headless if headless else tuple(map(str, range(len(cells))))
+        rows = chain([first], rows)
+    widest = "header" if has_names or headless else "first line"
     return Records(columns, _table_rows(rows, columns, delimiter, widest, skips_short_rows=skips_short_rows))
 
 
