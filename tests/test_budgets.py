@@ -35,7 +35,7 @@ LINES = {
     "families": (1224, 1250),
     "metrics": (1193, 1000),
     "data": (5160, 2900),
-    "encoder": (3062, 2300),
+    "encoder": (3064, 2300),
     "foundations": (944, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
