@@ -118,7 +118,7 @@ class ChoiceFormats(Card, HFConfig):
     pipeline_tag: ClassVar[str] = "multiple-choice"
     has_labels: ClassVar[bool] = False
     default_head: ClassVar[Literal["choice"]] = "choice"
-
+    limits: ClassVar[tuple[str, ...]] = ("Longer texts are cut: context, question and choice together.",)
     example_rows: ClassVar[Sequence[Row]] = (
         {
             CONTEXT: "The pan was still hot. She wanted to move it to the table.",
@@ -141,10 +141,6 @@ class ChoiceFormats(Card, HFConfig):
         endings = [_ending(row.get(QUESTION), choice) for choice in row[CHOICES]]
         return [[row[CONTEXT]] * len(endings), endings]
 
-    @property
-    def limits(self) -> tuple[str, ...]:
-        return ("Longer texts are cut: context, question and choice together.",)
-
 
 class ChoiceExplainable(Explainable):
     """Which logit of multiple choice an explanation is about."""
@@ -157,8 +153,7 @@ class ChoiceExplainable(Explainable):
             return []
         encoding = encoded_texts(_pairs(rows), tokenizer, max_length=self.task.max_length, offsets=True)
         found: list[list[TokenSpan | None]] = []
-        for window, (number, _) in enumerate(_places(rows)):
-            question = rows[number].get(QUESTION)
+        for window, question in enumerate(row.get(QUESTION) for row in rows for _ in row[CHOICES]):
             # Where the choice begins in the second text, behind the question and a space.
             first = 0 if question is None or question == "" else len(question) + 1
             spans: list[TokenSpan | None] = []
@@ -252,22 +247,22 @@ class MultipleChoice(Task[ChoicePrediction]):
 
         Special tokens written in a text stay plain characters.
         """
-        places = _places(rows)
-        if not places:
+        if not rows:
             return []
         contexts, endings = _pairs(rows)
         encoding = encoded_texts((contexts, endings), tokenizer, max_length=self.max_length)
         lost = lost_tokens([contexts, endings], encoding["input_ids"], tokenizer, self.max_length)
+        numbers = [number for number, row in enumerate(rows) for _ in row[CHOICES]]
         labels = [None if row.get(LABEL) is None else [float(row[LABEL])] for row in rows]
         return [
             Feature(
                 row=number,
                 input_ids=encoding["input_ids"][position],
                 token_type_ids=encoding["token_type_ids"][position],
-                labels=None if place else labels[number],
+                labels=labels[number] if position == 0 or numbers[position - 1] != number else None,
                 lost_tokens=lost.get(position, 0),
             )
-            for position, (number, place) in enumerate(places)
+            for position, number in enumerate(numbers)
         ]
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
@@ -302,11 +297,6 @@ class MultipleChoice(Task[ChoicePrediction]):
 def _ending(question: str | None, choice: str) -> str:
     """The second text of the pair."""
     return choice if question is None or question == "" else f"{question} {choice}"
-
-
-def _places(rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """The number of the row and that of the choice, for each sequence."""
-    return [(number, place) for number, row in enumerate(rows) for place in range(len(row[CHOICES]))]
 
 
 def _pairs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:

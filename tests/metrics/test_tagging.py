@@ -96,38 +96,6 @@ def test_entity_metrics_equal_conlleval_counting(sides):
     assert all(type(value) is float for value in ours.values())
 
 
-def test_numbers_worked_out_by_hand():
-    labels = [["B-PER", "I-PER", "O", "B-LOC"], ["B-PER", "O"]]
-    predictions = [["I-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC"]]
-    metrics = tagging_metrics(labels, predictions)
-    assert metrics == pytest.approx(
-        {
-            "LOC_precision": 1 / 2,
-            "LOC_recall": 1.0,
-            "LOC_f1": 2 / 3,
-            "LOC_number": 1.0,
-            "PER_precision": 1.0,
-            "PER_recall": 1 / 2,
-            "PER_f1": 2 / 3,
-            "PER_number": 2.0,
-            "overall_precision": 2 / 3,
-            "overall_recall": 2 / 3,
-            "overall_f1": 2 / 3,
-            "overall_accuracy": 3 / 6,
-            "strict_overall_precision": 1 / 2,
-            "strict_overall_recall": 1 / 3,
-            "strict_overall_f1": 2 / 5,
-            "invalid_transitions": 1.0,
-        }
-    )
-
-
-def test_types_may_hold_hyphens():
-    sentences = [["B-per-nam", "I-per-nam", "B-per-nom"]]
-    metrics = tagging_metrics(sentences, sentences)
-    assert (metrics["per-nam_f1"], metrics["per-nam_number"], metrics["per-nom_f1"]) == (1.0, 1.0, 1.0)
-
-
 @pytest.mark.parametrize(
     ("tag", "raw", "key"),
     [("B-overall", False, "overall_f1"), ("I-strict_overall", False, "strict_overall_f1"), ("macro", True, "macro_f1")],

@@ -1,6 +1,5 @@
 """Token classification with a CRF: what no step allows is never said, sequences are learnt, folders keep it all."""
 
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from torch import Tensor
 from transformers import AutoModelForTokenClassification, PreTrainedTokenizerBase
 
 from bert_tasks.data.conll import forbidden_steps, invalid_transitions, label_scheme
-from bert_tasks.encoder import crf
 from bert_tasks.encoder.crf import best_labels, log_likelihood, marginals
 from bert_tasks.encoder.packing import pack
 from bert_tasks.model.task_model import TaskModel
@@ -112,30 +110,6 @@ def test_windows_of_a_row_are_decoded_as_one_chain(monkeypatch: pytest.MonkeyPat
     assert [prediction.tags for prediction in TASK.decode(summaries[2:3], [{**features[2], "row": 0}], words[1:2])] == [
         ()
     ]
-
-
-def test_the_matrices_that_are_decoded_at_once_take_at_most_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
-    labels = ("O", *(f"{role}-{number}" for number in range(100) for role in "BI"))
-    task = TokenClassification(labels=labels, crf=True)
-    count, words = len(labels), 150
-    features = [
-        Feature(row=row, input_ids=[], token_type_ids=[], gather_positions=[0] * words, word_ids=[0] * words)
-        for row in range(3)
-    ]
-    sizes = []
-    restore = crf.restored
-
-    def restored(windows: Sequence[Tensor]) -> Tensor:
-        matrices = restore(windows)
-        sizes.append(matrices.numel() * matrices.element_size())
-        return matrices
-
-    monkeypatch.setattr(crf, "restored", restored)
-    summary = torch.zeros(count + 2 + words, count)  # the matrix of a word, and how the others differ from it
-    found = task.decode([summary] * 3, features, [{"words": ["w"] * words}] * 3)
-    assert [len(one.tags) for one in found] == [words] * 3
-    assert len(sizes) > 1
-    assert max(sizes) <= 64 * 2**20
 
 
 def test_steps_that_the_scheme_forbids_are_never_predicted(model: TaskModel, checkpoint: Path) -> None:

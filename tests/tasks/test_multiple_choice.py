@@ -205,14 +205,6 @@ def test_the_spellings_of_rows(
 
 
 @pytest.mark.parametrize(
-    ("value", "choices", "index"),
-    [("1.0", ["dry", "wet"], 1), (" 0.0 ", ["dry", "wet"], 0), ("1.0", ["1.0", "2.0"], 0)],
-)
-def test_a_number_as_pandas_writes_it_is_its_whole_number(value: str, choices: list[str], index: int) -> None:
-    assert Choice().index(value, choices, ()) == index
-
-
-@pytest.mark.parametrize(
     "columns", [("choice1", "choice_1"), ("choice0", "choice1", "choice3"), ("choice2", "choice3")]
 )
 def test_columns_of_choices_are_numbered_one_by_one(columns: tuple[str, ...], tmp_path: Path) -> None:

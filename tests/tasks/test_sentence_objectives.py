@@ -150,27 +150,6 @@ def test_an_objective_that_the_head_is_not_for_is_refused(folders: dict[str, Pat
         TaskModel.from_pretrained(folders["albert"], task=task_of("nsp"))
 
 
-@pytest.mark.parametrize("objective", ["nsp", "sop"])
-def test_pairs_fill_max_length(folders: dict[str, Path], objective: str) -> None:
-    task = MaskedLanguageModeling(max_length=16, sentence_objective=objective)  # type: ignore[arg-type]  # a str
-    model = TaskModel.from_pretrained(folders["bert"], task=task)
-    assert max(len(one["input_ids"]) for epoch in range(4) for one in prepared(model, epoch=epoch)) == 16
-
-
-@pytest.mark.parametrize("family", ["bert", "albert"])
-def test_sentences_begin_where_the_features_say(folders: dict[str, Path], family: str) -> None:
-    model = TaskModel.from_pretrained(folders[family], task=task_of("sop"))
-    tokenizer = model.require_tokenizer()
-    found = []
-    for feature in model.task.features(ROWS, tokenizer):
-        starts = feature["sentence_starts"]
-        assert starts[0] == 1
-        ends = [*starts[1:], len(feature["input_ids"]) - 1]
-        found += [feature["input_ids"][start:end] for start, end in zip(starts, ends, strict=True)]
-    expected = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in LINES]
-    assert found == expected
-
-
 class TestSplitting:
     def test_texts_are_cut_into_their_sentences(self, folders: dict[str, Path]) -> None:
         model = TaskModel.from_pretrained(folders["bert"], task=task_of("nsp", sentence_language="en"))

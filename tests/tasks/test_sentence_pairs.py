@@ -1,18 +1,14 @@
 """Pairs of segments for next sentence and sentence order prediction: where they come from, and their labels."""
 
-import json
-import os
-import re
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bert_tasks.errors import DataError
 from bert_tasks.tasks.base import FeatureKeys
-from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, word_numbers
+from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
 from bert_tasks.tasks.masked_language_modeling.sentences import (
     IN_ORDER,
     NO_PAIR,
@@ -58,19 +54,6 @@ def numbered(sizes):
             sentences.append(DocumentTokens(ids=ids, words=[i * 2 // 3 for i in range(length)]))
             place += length
         documents.append(sentences)
-    return documents
-
-
-def tokenized(texts, tokenizer):
-    documents = []
-    for sentences in texts:
-        encoded = [tokenizer(one, add_special_tokens=False, return_offsets_mapping=True) for one in sentences]
-        documents.append(
-            [
-                DocumentTokens(ids=one["input_ids"], words=word_numbers(text, one.word_ids(), one["offset_mapping"]))
-                for text, one in zip(sentences, encoded, strict=True)
-            ]
-        )
     return documents
 
 
@@ -289,46 +272,6 @@ def test_pairs_follow_the_feature_and_the_epoch(corpus, template):
     assert alone == whole[3]
     other = drawn(corpus, template, "nsp", epoch=1)
     assert sum(one == two for one, two in zip(whole, other, strict=True)) < len(corpus) / 2
-
-
-def real_documents():
-    """Articles of SQuAD and paragraphs of XQuAD, cut into sentences."""
-    folder = os.environ.get("BERT_TASKS_DATA")
-    if folder is None:
-        return None
-    documents = []
-    for name in ("dev-v2.0.part.json", "xquad.en.json"):
-        articles = json.loads((Path(folder) / "squad" / name).read_text("utf-8"))["data"]
-        for article in articles:
-            text = " ".join(paragraph["context"] for paragraph in article["paragraphs"][:12])
-            documents.append(re.split(r"(?<=[.!?]) +(?=[A-Z])", text))
-    return documents
-
-
-@pytest.mark.parametrize("source", ["written", "real"])
-@pytest.mark.parametrize("objective", ["nsp", "sop"])
-def test_pairs_of_documents(wordpiece_tokenizer, template, source, objective):
-    texts = TEXTS if source == "written" else real_documents()
-    if texts is None:
-        pytest.skip("BERT_TASKS_DATA is not set")
-    documents = tokenized(texts, wordpiece_tokenizer)
-    made = windows_of(documents, template, room=125)
-    tokens = [token for feature in made for token in inner(feature)]
-    assert tokens == [token for sentences in documents for one in sentences for token in one.ids]
-    epochs = 40 if source == "written" else 3
-    labels = []
-    for epoch in range(epochs):
-        for feature, pair in zip(made, drawn(made, template, objective, epoch=epoch, max_length=128), strict=True):
-            first, second = segments(pair, template)
-            labels.append(label_of(pair))
-            if label_of(pair) == IN_ORDER:
-                assert first + second == inner(feature)
-            elif objective == "sop":
-                assert second + first == inner(feature)
-            else:
-                assert first == inner(feature)[: len(first)]
-    assert NO_PAIR not in labels
-    assert abs(sum(labels) - len(labels) / 2) <= 4 * (len(labels) / 4) ** 0.5
 
 
 def test_a_split_of_one_document_is_refused_before_training():

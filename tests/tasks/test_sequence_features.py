@@ -91,14 +91,6 @@ class TestFeatures:
             assert not special.intersection(content(feature["input_ids"], tokenizer))
             assert feature["lost_tokens"] == 0
 
-    def test_special_tokens_in_a_long_text_are_counted_as_text(
-        self, wordpiece_tokenizer: PreTrainedTokenizerBase
-    ) -> None:
-        task = SequenceClassification(labels=LABELS, max_length=8)
-        (feature,) = task.features([{"text": "[SEP] " * 5}], wordpiece_tokenizer)
-        (whole,) = SequenceClassification(labels=LABELS).features([{"text": "[SEP] " * 5}], wordpiece_tokenizer)
-        assert feature["lost_tokens"] == len(whole["input_ids"]) - 8
-
     def test_targets(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
         def targets(task: SequenceClassification, row: dict[str, Any]) -> list[float] | None:
             (feature,) = task.features([{"text": "a", **row}], wordpiece_tokenizer)

@@ -222,17 +222,6 @@ class TestContext:
         assert [window.ids[1] for window in found[2]] == [14, 22]
         assert found[2][-1].ids == [-1, *range(22, 34), -2]
 
-    def test_windows_without_words_to_read_are_not_made(self) -> None:
-        """Long words between short ones can leave a window nothing that the others do not read better."""
-        lengths = [3, 5, 5, 1, 2, 2, 1, 5]
-        row = SubWords(ids=range(sum(lengths)), starts=starts_of(lengths), lost=0)
-        held = cut(row.starts, room=10, overlap=8)
-        assert held[3] == range(3, 7)
-        assert read_words(row.starts, held)[3] == range(5, 5)
-        (windows,) = document_windows([row], WindowRules(prefix=(), suffix=(), room=10, overlap=8, context=0))
-        assert len(windows) == len(held) - 1
-        assert [word for window in windows for word in window.words] == list(range(8))
-
 
 def test_word_starts() -> None:
     assert word_starts([0, 0, 1, 3, 3, 3]) == [True, False, True, True, False, False]

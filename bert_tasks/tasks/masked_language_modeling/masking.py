@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,14 +99,9 @@ class MaskingIds:
     weights: NDArray[np.float64] | None = None
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """The ids of a tokenizer, without weights.
-
-        Raises:
-            ValueError: the tokenizer has no mask token.
-        """
-        if tokenizer.mask_token_id is None:
-            raise ValueError("the tokenizer has no mask token; expected the tokenizer of a masked language model")
+    @lru_cache(maxsize=8)
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "MaskingIds":
+        """The ids of a tokenizer, without weights."""
         excluded = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
         vocabulary = set(tokenizer.get_vocab().values())
         return cls(
@@ -181,7 +176,7 @@ def mask_features(
         static: mask the same tokens in every epoch.
         paired: what makes a pair of a window before it is masked, from the same random numbers.
     """
-    ids = _ids_of(tokenizer)
+    ids = MaskingIds.of(tokenizer)
     if rule.mask_smoothing and not keys.is_evaluation:
         weights = _weights_of if isinstance(corpus, Hashable) else _weights_of.__wrapped__
         ids = replace(ids, weights=weights(corpus, ids.vocab_size, rule.mask_smoothing))
@@ -193,11 +188,6 @@ def mask_features(
         seen = feature if paired is None else paired(feature, generator)
         masked.append(mask_feature(seen, generator, rule, ids))
     return masked
-
-
-@lru_cache(maxsize=8)
-def _ids_of(tokenizer: PreTrainedTokenizerBase) -> MaskingIds:
-    return MaskingIds.of(tokenizer)
 
 
 @lru_cache(maxsize=2)

@@ -89,10 +89,8 @@ class Confusion:
         for label, prediction, count in self.pairs:
             if label != prediction:
                 wrong.update({label: count, prediction: count})
-        worst = set(sorted(self.labels, key=lambda label: -wrong[label])[: SHOWN_CLASSES - 1])
-        return self._counted(
-            tuple(label for label in self.labels if label in worst), rest=counted(self.left_out, "other")
-        )
+        worst = sorted(self.labels, key=lambda label: -wrong[label])[: SHOWN_CLASSES - 1]
+        return self._counted([label for label in self.labels if label in worst], counted(self.left_out, "other"))
 
     @property
     def full(self) -> Matrix | None:
@@ -100,8 +98,8 @@ class Confusion:
         fits = len(self.labels) ** 2 <= MOST_CELLS
         return self._counted(self.labels) if self.left_out and fits else None
 
-    def _counted(self, labels: tuple[str, ...], rest: str | None = None) -> Matrix:
-        shown = labels if rest is None else (*labels, rest)
+    def _counted(self, labels: Sequence[str], *rest: str) -> Matrix:
+        shown = (*labels, *rest)
         place = {label: number for number, label in enumerate(labels)}
         counts = [[0] * len(shown) for _ in shown]  # [L, L]
         for label, prediction, count in self.pairs:

@@ -9,8 +9,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain, groupby, pairwise
+from itertools import accumulate, chain, pairwise
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.table import Truncation
@@ -129,9 +131,19 @@ class PairFrame:
     types: tuple[int, int, int, int, int]
 
     @classmethod
+    @lru_cache(maxsize=8)
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "PairFrame":
         """Reads it off a pair of short texts."""
-        return _pair_frame(tokenizer)
+        encoding = tokenizer("a", "a", return_token_type_ids=True, truncation=False, padding=False)
+        ids, types, sides = encoding["input_ids"], encoding["token_type_ids"], encoding.sequence_ids(0)
+        first, second = sides.index(0), sides.index(1)
+        middle, last = first + sides.count(0), second + sides.count(1)  # where the texts end
+        return cls(
+            before=tuple(ids[:first]),
+            between=tuple(ids[middle:second]),
+            after=tuple(ids[last:]),
+            types=tuple([*types, types[second]][place] for place in (0, first, middle, second, last)),
+        )
 
     @property
     def size(self) -> int:
@@ -143,20 +155,6 @@ class PairFrame:
         parts = (self.before, first, self.between, second, self.after)
         types = [kind for part, kind in zip(parts, self.types, strict=True) for _ in part]
         return list(chain.from_iterable(parts)), types
-
-
-@lru_cache(maxsize=8)
-def _pair_frame(tokenizer: PreTrainedTokenizerBase) -> PairFrame:
-    encoding = tokenizer("a", "a", return_token_type_ids=True, truncation=False, padding=False)
-    ids, types, sides = encoding["input_ids"], encoding["token_type_ids"], encoding.sequence_ids(0)
-    first, second = sides.index(0), sides.index(1)
-    middle, last = first + sides.count(0), second + sides.count(1)  # where the texts end
-    return PairFrame(
-        before=tuple(ids[:first]),
-        between=tuple(ids[middle:second]),
-        after=tuple(ids[last:]),
-        types=tuple([*types, types[second]][place] for place in (0, first, middle, second, last)),
-    )
 
 
 def split_words(
@@ -185,29 +183,22 @@ def split_words(
         padding=False,
         verbose=False,
     )
-    found = []
+    rows = []
     for row, words in enumerate(sentences):
         pieces: list[list[int]] = [[] for _ in words]
         for token, word in zip(encoding["input_ids"][row], encoding.word_ids(row), strict=True):
             pieces[word].append(token)
-        for number, piece in enumerate(pieces):
-            if piece:
-                continue
-            if tokenizer.unk_token_id is None:
-                raise DataError(
-                    f"word {number + 1}, {words[number]!r}, has no sub-words, and the tokenizer has no unknown token "
-                    "in its place: remove the word, or give the tokenizer an unk_token"
-                )
-            piece.append(tokenizer.unk_token_id)
-        cut_pieces = [piece[:longest] for piece in pieces]
-        found.append(
-            SubWords(
-                ids=[token for piece in cut_pieces for token in piece],
-                starts=list(accumulate(map(len, cut_pieces), initial=0)),
-                lost=sum(map(len, pieces)) - sum(map(len, cut_pieces)),
+        if not all(pieces) and tokenizer.unk_token_id is None:
+            number = pieces.index([])
+            raise DataError(
+                f"word {number + 1}, {words[number]!r}, has no sub-words, and the tokenizer has no unknown token in "
+                "its place: remove the word, or give the tokenizer an unk_token"
             )
-        )
-    return found
+        short = [piece[:longest] if piece else [tokenizer.unk_token_id] for piece in pieces]
+        starts = list(accumulate(map(len, short), initial=0))
+        lost = sum(len(piece) - longest for piece in pieces if len(piece) > longest)
+        rows.append(SubWords(ids=list(chain.from_iterable(short)), starts=starts, lost=lost))
+    return rows
 
 
 def documents(names: Sequence[object], *, alone: bool) -> list[range]:
@@ -259,29 +250,32 @@ def cut(starts: Sequence[int], *, room: int, overlap: int) -> list[range]:
         first = bisect_left(starts, max(starts[end] - overlap, starts[end + 1] - room))
 
 
-def read_words(starts: Sequence[int], windows: Sequence[range]) -> list[range]:
-    """For each window the words that have most context there, on their poorer side; of equals the first window.
+def richest_windows(starts: Sequence[int], windows: Sequence[range], *, bonus: float = 0.0) -> NDArray[np.int64]:
+    """For each unit the window in which it has most context on its poorer side, the first among equals.
 
-    Words move on to later windows only: what is read over all windows is in the order of words.
+    Args:
+        starts: As in ``cut``.
+        windows: The units of each window.
+        bonus: What each token of a window counts. In the original BERT code it is 0.01.
     """
+    places = np.asarray(starts)
+    best, owner = np.full(len(places) - 1, -1.0), np.zeros(len(places) - 1, dtype=np.int64)
+    for number, window in enumerate(windows):
+        inside, first, end = slice(window.start, window.stop), places[window.start], places[window.stop]
+        poorer_side = np.minimum(places[inside] - first, end - places[1:][inside])
+        score = poorer_side + bonus * (end - first)
+        better = score > best[inside]
+        best[inside][better] = score[better]
+        owner[inside][better] = number
+    return owner
 
+
+def read_words(starts: Sequence[int], windows: Sequence[range]) -> list[range]:
+    """For each window the words that have most context there. Over all windows they are in order."""
     if len(windows) == 1:
         return list(windows)
-
-    def poorer_side(window: int, word: int) -> int:
-        held = windows[window]
-        return min(starts[word] - starts[held.start], starts[held.stop] - starts[word + 1]) if word in held else -1
-
-    homes: list[int] = []
-    home = latest = 0
-    for word in range(len(starts) - 1):
-        while latest + 1 < len(windows) and windows[latest + 1].start <= word:
-            latest += 1
-        home = max(range(home, latest + 1), key=lambda window: poorer_side(window, word))
-        homes.append(home)
-    counts = {window: len(list(words)) for window, words in groupby(homes)}
-    ends = list(accumulate((counts.get(window, 0) for window in range(len(windows))), initial=0))
-    return [range(ends[window], ends[window + 1]) for window in range(len(windows))]
+    ends = np.searchsorted(richest_windows(starts, windows), range(len(windows) + 1)).tolist()
+    return [range(first, end) for first, end in pairwise(ends)]
 
 
 def context_sizes(first: int, end: int, *, length: int, room: int, context: int) -> tuple[int, int]:

@@ -40,7 +40,7 @@ from bert_tasks.tasks.shared.outputs import (
     windows_by_row,
 )
 from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.windows import PairFrame, Windows, cut
+from bert_tasks.tasks.shared.windows import PairFrame, Windows, cut, richest_windows
 from bert_tasks.tasks.span_extraction.detection import SpanDetection
 from bert_tasks.tasks.span_extraction.report import SpanReport
 from bert_tasks.tasks.span_extraction.search import Span, merge_windows, window_candidates
@@ -48,7 +48,6 @@ from bert_tasks.tasks.span_extraction.windows import (
     ContextTokens,
     answer_characters,
     answer_tokens,
-    richest_windows,
     tokenized,
     tokenized_contexts,
     window_offsets,
@@ -327,7 +326,7 @@ class SpanExtraction(Task[SpanPrediction]):
         lost_tokens = max(0, len(question) - self.max_query_length)
         question = question[: self.max_query_length]
         windows = self._windows(question, context, frame)
-        richest = richest_windows(windows)
+        richest = richest_windows(range(len(context.ids) + 1), windows, bonus=0.01)
         place = len(frame.before) + len(question) + len(frame.between)  # where the context begins
         is_answered = answers is not None and len(answers["text"]) > 0
         characters = None
@@ -464,9 +463,9 @@ def _refuse_unanswerable(rows: Iterable[Row]) -> None:
     for number, row in enumerate(rows):
         answers, name = row.get("answers"), row.get("id")
         if answers is not None and not answers["text"]:
-            place = f"row {number}" if name is None else f"row {number} (id {name!r})"
+            source = f"row {number}" if name is None else f"row {number} (id {name!r})"
             raise DataError(
-                f"{place}: the question has no answer, expected at least one; set version_2_with_negative = true "
+                f"{source}: the question has no answer, expected at least one; set version_2_with_negative = true "
                 "(SQuAD 2.0), or leave such questions out"
             )
 

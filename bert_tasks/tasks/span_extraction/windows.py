@@ -76,24 +76,6 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def richest_windows(windows: Sequence[range]) -> Numbers:
-    """For each token of a context the window in which it has the most context, the first among equals.
-
-    That is the smaller of the numbers of tokens to its left and right, plus 0.01 for each token of the window: the
-    score of the original BERT code.
-    """
-    best = np.full(windows[-1].stop, -1.0)
-    owner = np.zeros(windows[-1].stop, dtype=np.int64)
-    for number, window in enumerate(windows):
-        inside = slice(window.start, window.stop)
-        place = np.arange(len(window))
-        score = np.minimum(place, place[::-1]) + 0.01 * len(window)
-        better = score > best[inside]
-        best[inside][better] = score[better]
-        owner[inside][better] = number
-    return owner
-
-
 def window_offsets(
     context: ContextTokens, window: range, richest: npt.NDArray[np.bool_], *, before: int, after: int
 ) -> list[int]:
