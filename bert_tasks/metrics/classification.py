@@ -18,11 +18,9 @@ from bert_tasks.metrics.formulas import (
     Floats,
     LabelCounts,
     class_scores,
-    f1,
+    label_metrics,
     mean_ranks,
     multilabel_scores,
-    precision,
-    recall,
 )
 
 
@@ -39,7 +37,7 @@ def classification_metrics(labels: Sequence[int], predictions: Sequence[int], na
     """
     counts = class_counts(labels, predictions, len(names))
     scores = {name: float(score(counts)) for name, score in class_scores(len(names)).items()}
-    return scores | _by_label(counts, names)
+    return scores | label_metrics(counts, names, "{1}_{0}".format)
 
 
 def multilabel_metrics(labels: ArrayLike, predictions: ArrayLike, names: Sequence[str]) -> dict[str, float]:
@@ -58,7 +56,11 @@ def multilabel_metrics(labels: ArrayLike, predictions: ArrayLike, names: Sequenc
         raise DataError(f"Multi-label metrics: shape {true.shape}, expected (rows, {len(names)}), a column per label.")
     counts = LabelCounts(support=true.sum(axis=0), predicted=predicted.sum(axis=0), both=(true & predicted).sum(axis=0))
     scores = {name: float(score(counts)) for name, score in multilabel_scores(counts.support).items()}
-    return {"accuracy": float((true == predicted).all(axis=1).mean()), **scores, **_by_label(counts, names)}
+    return {
+        "accuracy": float((true == predicted).all(axis=1).mean()),
+        **scores,
+        **label_metrics(counts, names, "{1}_{0}".format),
+    }
 
 
 def regression_metrics(labels: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
@@ -81,15 +83,6 @@ def class_counts(labels: ArrayLike, predictions: ArrayLike, class_count: int) ->
         predicted=np.bincount(predicted, minlength=class_count),
         both=np.bincount(true[true == predicted], minlength=class_count),
     )
-
-
-def _by_label(counts: LabelCounts, names: Sequence[str]) -> dict[str, float]:
-    columns = {"f1": f1(counts), "precision": precision(counts), "recall": recall(counts), "support": counts.support}
-    return {
-        f"{metric}_{name}": float(values[index])
-        for index, name in enumerate(names)
-        for metric, values in columns.items()
-    }
 
 
 def _aligned(labels: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.generic], NDArray[np.generic]]:

@@ -147,6 +147,19 @@ def entity_f1(counts: LabelCounts) -> Floats:
     return ratio(2 * p * r, p + r)
 
 
+def label_metrics(
+    counts: LabelCounts,
+    names: Sequence[str],
+    key: Callable[[str, str], str],
+    *,
+    support: str = "support",
+    label_f1: Score = f1,
+) -> dict[str, float]:
+    """Returns precision, recall, F1 and support of each label; ``key``: label and score -> the name of the metric."""
+    scores = {"f1": label_f1(counts), "precision": precision(counts), "recall": recall(counts), support: counts.support}
+    return {key(name, score): float(of_all[i]) for i, name in enumerate(names) for score, of_all in scores.items()}
+
+
 def accuracy(counts: LabelCounts) -> Floats:
     """``[..., L] -> [...]``: the share of correct predictions, where each row (or word) has one label."""
     return recall(pooled(counts))[..., 0]

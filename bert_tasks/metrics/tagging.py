@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_tasks.errors import DataError
 from bert_tasks.metrics.classification import class_counts
-from bert_tasks.metrics.formulas import WORD_SCORES, LabelCounts, Score, entity_f1, entity_scores, f1, precision, recall
+from bert_tasks.metrics.formulas import WORD_SCORES, LabelCounts, entity_f1, entity_scores, label_metrics
 from bert_tasks.metrics.tables import merged
 
 Sentences = Sequence[Sequence[str]]
@@ -49,7 +49,10 @@ def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool = Fa
         names = sorted({*true, *predicted})
         index_of = {name: index for index, name in enumerate(names)}
         counts = class_counts([index_of[tag] for tag in true], [index_of[tag] for tag in predicted], len(names))
-        return merged(_by_name(names, counts, f1), {name: float(score(counts)) for name, score in WORD_SCORES.items()})
+        return merged(
+            label_metrics(counts, names, "{}_{}".format, support=_NUMBER),
+            {name: float(score(counts)) for name, score in WORD_SCORES.items()},
+        )
     return _entity_metrics([list(tags) for tags in labels], [list(tags) for tags in predictions])
 
 
@@ -81,7 +84,7 @@ def _entity_metrics(labels: list[list[str]], predictions: list[list[str]]) -> di
     )
     begun = sum(tag.startswith("B-") for tag in chain.from_iterable(predictions))
     return merged(
-        _by_name(types, counts, entity_f1),
+        label_metrics(counts, types, "{}_{}".format, support=_NUMBER, label_f1=entity_f1),
         {
             **{name: float(score(counts)) for name, score in entity_scores("overall").items()},
             "overall_accuracy": float(sequence_labeling.accuracy_score(labels, predictions)),
@@ -89,14 +92,3 @@ def _entity_metrics(labels: list[list[str]], predictions: list[list[str]]) -> di
             "invalid_transitions": float(len(predicted) - begun),  # every other entity begins with I-
         },
     )
-
-
-def _by_name(names: Sequence[str], counts: LabelCounts, label_f1: Score) -> dict[str, float]:
-    """Precision, recall, F1 and number of each name."""
-    columns = {
-        "precision": precision(counts),
-        "recall": recall(counts),
-        "f1": label_f1(counts),
-        _NUMBER: counts.support,
-    }
-    return {f"{name}_{key}": float(values[i]) for i, name in enumerate(names) for key, values in columns.items()}

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby, islice
 from typing import Any, ClassVar, Literal
 
@@ -177,13 +177,7 @@ class MaskedFormats(Card, Rendering, HFConfig):
         """The same with the texts of tokens; of those that were masked, the least probable one of a row gets its."""
         if self.task.score != "none":
             return predictions
-        texts: dict[int, str] = {}
-
-        def text(token: int) -> str:
-            if token not in texts:
-                texts[token] = str(tokenizer.decode([token]))
-            return texts[token]
-
+        text = lru_cache(maxsize=None)(lambda token: str(tokenizer.decode([token])))
         return [_with_texts(prediction, tokenizer, text) for prediction in predictions]
 
     @property
@@ -391,7 +385,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
             masked = [one["labels"] for one in features if one["labels"] is not None]
             ids = torch.tensor([label for labels in masked for label in labels], dtype=torch.int64)
             return torch.split(whole.log_probabilities(ids.to(whole.device)), [len(one) for one in outputs])
-        notes = [_notes(feature) for feature in features]
+        notes = [_notes(feature, len(output)) for feature, output in zip(features, outputs, strict=True)]
         table = torch.tensor([row for one in notes for row in one]).view(len(whole), 2 + 2 * _CONTEXT)
         table = table.to(whole.device)
         labels, parts = table[:, 0], []
@@ -474,13 +468,11 @@ def _pair_row(logits: Any, feature: Feature, rows: Tensor) -> Tensor:
     return row
 
 
-def _notes(feature: Feature) -> list[list[int]]:
-    """For each token that is read its label and, if it has one, the ids on both sides of it."""
+def _notes(feature: Feature, count: int) -> list[list[int]]:
+    """For each of ``count`` tokens that are read its label and, if it has one, the ids on both sides of it."""
     positions, labels = feature.get("gather_positions"), feature.get("labels")
-    if positions is None:
-        raise ValueError("a feature has no gather_positions: make features with MaskedLanguageModeling.features")
-    if not labels:
-        return [[_NO_TOKEN] * (2 + 2 * _CONTEXT) for _ in positions]
+    if not labels or positions is None:
+        return [[_NO_TOKEN] * (2 + 2 * _CONTEXT)] * count
     ends = [_NO_TOKEN] * _CONTEXT
     padded = [*ends, *feature["input_ids"], *ends]
     return [

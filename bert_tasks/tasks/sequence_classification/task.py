@@ -99,13 +99,10 @@ class TextFormats(Card, Rendering, HFConfig):
 
     @property
     def prediction_fields(self) -> tuple[str, ...]:
-        match self.task.problem_type:
-            case "regression":
-                return ("score",)
-            case "multi_label_classification":
-                return ("label", "labels", "score", "scores")
-            case "single_label_classification":
-                return ("label", "score", "scores")
+        if self.task.problem_type == _REGRESSION:
+            return ("score",)
+        labels = ("labels",) if self.task.problem_type == _MULTI_LABEL else ()
+        return ("label", *labels, "score", "scores")
 
     @property
     def head(self) -> Literal["sequence"] | None:
@@ -174,13 +171,12 @@ class TextFitting(Fitting):
                     f"class_weights = 'balanced': {share} training row has the label {label!r}, so its weight would be "
                     f"{weight}. Add rows {remedy} it, remove the label, or set class_weights to one number per label"
                 )
-        if is_multi_label:
-            return replace(
-                self.task, balanced_weights=tuple((len(values) - counts[n]) / counts[n] for n in self.task.labels)
-            )
-        return replace(
-            self.task, balanced_weights=tuple(len(values) / len(self.task.labels) / counts[n] for n in self.task.labels)
+        total, classes = len(values), len(self.task.labels)
+        weights = (
+            (total - counts[label]) / counts[label] if is_multi_label else total / classes / counts[label]
+            for label in self.task.labels
         )
+        return replace(self.task, balanced_weights=tuple(weights))
 
     @property
     def remedies(self) -> tuple[str, ...]:
@@ -460,7 +456,8 @@ class TextClassification(Task[SequencePrediction]):
             return regression_metrics([float(value) for _, value in pairs], [one.score for one, _ in pairs])
         if self.problem_type == _MULTI_LABEL:
             labels = [[label in value for label in self.labels] for _, value in pairs]
-            chosen = [[label in _chosen(one) for label in self.labels] for one, _ in pairs]
+            predicted = [() if one.labels is None else one.labels for one, _ in pairs]
+            chosen = [[label in names for label in self.labels] for names in predicted]
             return multilabel_metrics(labels, chosen, self.labels)
         index = {label: position for position, label in enumerate(self.labels)}
         indices = [index[value] for _, value in pairs]
@@ -508,7 +505,3 @@ class SequenceClassification(TextClassification):
     @property
     def overlap(self) -> int | None:
         return self.doc_stride if self.long_texts == "windows" else None
-
-
-def _chosen(prediction: SequencePrediction) -> tuple[str, ...]:
-    return () if prediction.labels is None else prediction.labels
