@@ -29,19 +29,19 @@ LINES = {
     "init": (632, 650),
     "model": (2227, 1950),
     "export": (811, 700),
-    "tasks": (7323, 4900),
+    "tasks": (7234, 4900),
     "checkpoints": (1745, 1450),
     "tensorflow": (686, 600),
     "families": (1224, 1250),
-    "metrics": (1193, 1000),
+    "metrics": (1179, 1000),
     "data": (5160, 2900),
     "encoder": (3064, 2300),
     "foundations": (944, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 40_010  # of 29,000
-TOTAL_STATEMENTS = 21_931  # of 15,800
+TOTAL_LINES = 39_907  # of 29,000
+TOTAL_STATEMENTS = 21_894  # of 15,800
 TASK_MEMBERS = 14
 
 

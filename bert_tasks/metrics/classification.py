@@ -33,7 +33,7 @@ def classification_metrics(labels: Sequence[int], predictions: Sequence[int], na
         names: of the labels; they are part of the keys of metrics by label.
 
     Raises:
-        DataError: if the lengths differ, there is no row, or an index is out of range.
+        DataError: There is no row.
     """
     counts = class_counts(labels, predictions, len(names))
     scores = {name: float(score(counts)) for name, score in class_scores(len(names)).items()}
@@ -49,11 +49,9 @@ def multilabel_metrics(labels: ArrayLike, predictions: ArrayLike, names: Sequenc
         names: of the labels.
 
     Raises:
-        DataError: if the shapes differ or there is no row.
+        DataError: There is no row.
     """
     true, predicted = (values == 1 for values in _aligned(labels, predictions))
-    if true.ndim != 2 or true.shape[1] != len(names):
-        raise DataError(f"Multi-label metrics: shape {true.shape}, expected (rows, {len(names)}), a column per label.")
     counts = LabelCounts(support=true.sum(axis=0), predicted=predicted.sum(axis=0), both=(true & predicted).sum(axis=0))
     scores = {name: float(score(counts)) for name, score in multilabel_scores(counts.support).items()}
     return {
@@ -72,12 +70,9 @@ def class_counts(labels: ArrayLike, predictions: ArrayLike, class_count: int) ->
     """The counts of one class per row, each ``[L]``.
 
     Raises:
-        DataError: if the lengths differ, there is no row, or a class number is not from 0 to ``class_count - 1``.
+        DataError: There is no row.
     """
     true, predicted = (values.astype(np.int64) for values in _aligned(labels, predictions))
-    lowest, highest = min(true.min(), predicted.min()), max(true.max(), predicted.max())
-    if lowest < 0 or highest >= class_count:
-        raise DataError(f"Metrics: class numbers from {lowest} to {highest}, expected 0 to {class_count - 1}.")
     return LabelCounts(
         support=np.bincount(true, minlength=class_count),
         predicted=np.bincount(predicted, minlength=class_count),
@@ -87,8 +82,6 @@ def class_counts(labels: ArrayLike, predictions: ArrayLike, class_count: int) ->
 
 def _aligned(labels: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
     true, predicted = np.asarray(labels), np.asarray(predictions)
-    if true.shape != predicted.shape:
-        raise DataError(f"Metrics: labels {true.shape} and predictions {predicted.shape}, expected equal shapes.")
     if true.size == 0:
         raise DataError("Metrics: no row has a label, so there is nothing to compare.")
     return true, predicted
@@ -124,7 +117,7 @@ def tune_thresholds(labels: ArrayLike, probabilities: ArrayLike) -> tuple[float,
         probabilities: from 0 to 1, ``[S, L]``.
 
     Raises:
-        DataError: if the shapes differ, or a probability is not from 0 to 1.
+        DataError: A probability is not from 0 to 1.
     """
     true, predicted = _aligned(labels, probabilities)
     scores: Floats = predicted.astype(np.float64)
@@ -163,13 +156,8 @@ def ranking_metrics(groups: Sequence[str], relevant: Sequence[bool], scores: Seq
         scores: higher is better; only their order within a group matters.
 
     Raises:
-        DataError: if lengths differ, a score is NaN, or no group has a relevant row.
+        DataError: A score is NaN, or no group has a relevant row.
     """
-    if not len(groups) == len(relevant) == len(scores):
-        raise DataError(
-            f"Ranking metrics: {len(groups)} groups, {len(relevant)} labels and {len(scores)} scores, "
-            "expected one of each per row."
-        )
     values = np.asarray(scores, dtype=np.float64)
     if np.isnan(values).any():
         row = int(np.isnan(values).argmax()) + 1

@@ -171,23 +171,13 @@ class ChoiceExplainable(Explainable):
             found.append(spans)
         return found
 
-    def explained_logits(
-        self,
-        predictions: Sequence[ChoicePrediction],
-        compact: Sequence[Tensor],
-        features: Sequence[Feature],
-        rows: Sequence[Row],
-    ) -> list[ExplainedLogit]:
+    def explained_logit(
+        self, prediction: ChoicePrediction, windows: Mapping[int, Tensor], features: Sequence[Feature], row: Row
+    ) -> ExplainedLogit:
         """The logit of the most probable choice, whose words are in the column of the choices."""
-        return [
-            ExplainedLogit(
-                label=one.answer,
-                texts={name: row[name] for name in (CONTEXT, QUESTION) if row.get(name) is not None}
-                | {CHOICES: one.answer},
-                terms=((windows[one.label], 0, 1.0),),
-            )
-            for one, windows, row in zip(predictions, windows_by_row(features), rows, strict=True)
-        ]
+        texts = {name: row[name] for name in (CONTEXT, QUESTION) if row.get(name) is not None}
+        term = (list(windows)[prediction.label], 0, 1.0)
+        return ExplainedLogit(label=prediction.answer, texts=texts | {CHOICES: prediction.answer}, terms=(term,))
 
 
 class ChoiceReport(RowReport):
@@ -280,8 +270,8 @@ class MultipleChoice(Task[ChoicePrediction]):
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[ChoicePrediction]:
         predictions = []
-        for logits, row in zip(_row_logits(compact, features), rows, strict=True):
-            scores = logits.softmax(dim=0).tolist()
+        for windows, row in zip(windows_by_row(features), rows, strict=True):
+            scores = torch.cat([compact[window] for window in windows]).softmax(dim=0).tolist()
             best = max(range(len(scores)), key=scores.__getitem__)
             prediction = ChoicePrediction(
                 label=best, answer=row[CHOICES][best], score=scores[best], scores=tuple(scores)
@@ -303,11 +293,6 @@ def _pairs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """The first and the second text of each sequence."""
     pairs = [(row[CONTEXT], _ending(row.get(QUESTION), choice)) for row in rows for choice in row[CHOICES]]
     return [context for context, _ in pairs], [ending for _, ending in pairs]
-
-
-def _row_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
-    """``[C]`` of each row: the logits of its choices."""
-    return [torch.cat([compact[choice] for choice in choices]) for choices in windows_by_row(features)]
 
 
 def _choice_columns(profiles: Sequence[ColumnProfile], hints: UserHints) -> Iterator[dict[str, str]]:

@@ -77,8 +77,6 @@ def test_equal_scores_put_the_later_row_first():
 @pytest.mark.parametrize(
     ("groups", "relevant", "scores", "message"),
     [
-        (["a"], [True, False], [0.1, 0.2], "1 groups, 2 labels and 2 scores"),
-        (["a", "a"], [True, False], [0.1], "2 labels and 1 scores"),
         (["a", "a"], [True, False], [0.1, float("nan")], "score of row 2 is NaN"),
         (["a", "b"], [False, False], [0.1, 0.2], "no group has a relevant row"),
         ([], [], [], "no group has a relevant row"),

@@ -213,25 +213,16 @@ class TextExplainable(Explainable):
             for window in range(len(encoding["input_ids"]))
         ]
 
-    def explained_logits(
-        self,
-        predictions: Sequence[SequencePrediction],
-        compact: Sequence[Tensor],
-        features: Sequence[Feature],
-        rows: Sequence[Row],
-    ) -> list[ExplainedLogit]:
+    def explained_logit(
+        self, prediction: SequencePrediction, windows: Mapping[int, Tensor], features: Sequence[Feature], row: Row
+    ) -> ExplainedLogit:
         """The logit of the most probable label, or the number: its mean over the windows of the row."""
-        return [
-            ExplainedLogit(
-                label=one.label,
-                texts={name: row[name] for name in self.task.texts},
-                terms=tuple(
-                    (window, 0 if one.label is None else self.task.labels.index(one.label), 1 / len(own))
-                    for window in own
-                ),
-            )
-            for one, own, row in zip(predictions, windows_by_row(features), rows, strict=True)
-        ]
+        index = 0 if prediction.label is None else self.task.labels.index(prediction.label)
+        return ExplainedLogit(
+            label=prediction.label,
+            texts={name: row[name] for name in self.task.texts},
+            terms=tuple((window, index, 1 / len(windows)) for window in windows),
+        )
 
 
 class TextReport(RowReport):

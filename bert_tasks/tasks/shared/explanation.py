@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.columns import Row
 from bert_tasks.data.words import word_spans
 from bert_tasks.tasks.base import Feature, Part, PredictionT, Task
+from bert_tasks.tasks.shared.outputs import windows_by_row
 
 TOLERANCE = 0.01  # of the difference of the logits: by how much contributions may miss it
 
@@ -103,18 +104,28 @@ class Explainable(Part):
         """Returns what each token of each feature stands for, in the order of ``Task.features``."""
         raise NotImplementedError
 
+    def explained_logit(
+        self, prediction: Any, windows: Mapping[int, Tensor], features: Sequence[Feature], row: Row
+    ) -> ExplainedLogit:
+        """Returns the logit of a prediction.
+
+        Args:
+            prediction: A prediction of ``Task.decode``.
+            windows: Index of each feature of the row -> the result of ``Task.compact_logits`` for it.
+            features: The features of all rows.
+            row: The row.
+        """
+        raise NotImplementedError
+
     def explained_logits(
         self, predictions: Sequence[Any], compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[ExplainedLogit]:
-        """Returns the logit of each prediction.
-
-        Args:
-            predictions: Predictions of ``Task.decode``.
-            compact: The result of ``Task.compact_logits`` for each feature.
-            features: The features of the rows.
-            rows: As many rows as predictions.
-        """
-        raise NotImplementedError
+        """Returns the logit of each prediction. Arguments as in ``explained_logit``, for all rows."""
+        by_row = ({index: compact[index] for index in indices} for indices in windows_by_row(features))
+        return [
+            self.explained_logit(prediction, windows, features, row)
+            for prediction, windows, row in zip(predictions, by_row, rows, strict=True)
+        ]
 
 
 class TextWords:

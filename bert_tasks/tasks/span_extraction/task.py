@@ -211,22 +211,28 @@ class SpanExplainable(Explainable):
             ]
         return found
 
-    def explained_logits(
-        self,
-        predictions: Sequence[SpanPrediction],
-        compact: Sequence[Tensor],
-        features: Sequence[Feature],
-        rows: Sequence[Row],
-    ) -> list[ExplainedLogit]:
+    def explained_logit(
+        self, prediction: SpanPrediction, windows: Mapping[int, Tensor], features: Sequence[Feature], row: Row
+    ) -> ExplainedLogit:
         """Start and end logit of the answer in the window that it was found in; of "no answer" those of token 0."""
-        return [
-            ExplainedLogit(
-                label=one.answer,
-                texts={"question": row["question"], "context": row["context"]},
-                terms=_answer_terms(one, {window: compact[window] for window in own}, features),
-            )
-            for one, own, row in zip(predictions, windows_by_row(features), rows, strict=True)
-        ]
+        candidates: list[tuple[float, int, int, int]] = []  # score, window, start and end token
+        for window, table in windows.items():
+            offsets, (null, *spans) = _offsets(features[window]), table.tolist()
+            if prediction.answer == "":
+                candidates.append((-null[2] - null[3], window, 0, 0))  # decode takes the lowest score of "no answer"
+                continue
+            candidates += [
+                (first + last, window, int(start), int(end))
+                for start, end, first, last in spans
+                if start >= 0
+                and (offsets[3 * int(start)], offsets[3 * int(end) + 1]) == (prediction.start, prediction.end)
+            ]
+        _, window, start, end = max(candidates, key=lambda candidate: candidate[0])
+        return ExplainedLogit(
+            label=prediction.answer,
+            texts={"question": row["question"], "context": row["context"]},
+            terms=((window, 2 * start, 1.0), (window, 2 * end + 1, 1.0)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,26 +422,6 @@ class SpanExtraction(Task[SpanPrediction]):
             return {**squad_v2_metrics(labels, spans, odds), **squad_v2_metrics(labels, answers, None)}
         _refuse_unanswerable(rows)
         return squad_v1_metrics(labels, answers)
-
-
-def _answer_terms(
-    prediction: SpanPrediction, candidates: Mapping[int, Tensor], features: Sequence[Feature]
-) -> tuple[tuple[int, int, float], ...]:
-    """The logits of an answer, among the candidates of each window."""
-    found: list[tuple[float, int, int, int]] = []  # score, window, start and end token
-    for window, table in candidates.items():
-        offsets, (null, *spans) = _offsets(features[window]), table.tolist()
-        if prediction.answer == "":
-            found.append((-null[2] - null[3], window, 0, 0))  # decode takes the lowest score of "no answer"
-        found += [
-            (first + last, window, int(start), int(end))
-            for start, end, first, last in spans
-            if start >= 0
-            and prediction.answer != ""
-            and (offsets[3 * int(start)], offsets[3 * int(end) + 1]) == (prediction.start, prediction.end)
-        ]
-    _, window, start, end = max(found, key=lambda one: one[0])
-    return (window, 2 * start, 1.0), (window, 2 * end + 1, 1.0)
 
 
 def _offsets(feature: Feature) -> Sequence[int]:
