@@ -79,11 +79,6 @@ def test_folder_holds_config_and_weights(tmp_path: Path) -> None:
         assert file.metadata().keys() == {"format", "tensors_sha256"}
 
 
-def test_tokenizer_is_written(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
-    write(tmp_path, tokenizer=wordpiece_tokenizer)
-    assert {"tokenizer.json", "tokenizer_config.json"} < set(os.listdir(tmp_path))
-
-
 @pytest.mark.usefixtures("restore_umask")
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_modes_follow_the_umask(
@@ -174,13 +169,3 @@ def test_file_in_place_of_the_folder(place: str, tmp_path: Path) -> None:
     (tmp_path / "model").touch()
     with pytest.raises(CheckpointError, match="a file is in the way; expected a folder"):
         write(tmp_path / place)
-
-
-def test_refused_write_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(CheckpointError, match="Permission denied"):
-        write(tmp_path)
-    assert os.listdir(tmp_path) == []

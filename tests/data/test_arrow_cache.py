@@ -47,20 +47,6 @@ def test_contents_and_options_change_the_fingerprint(read: Read) -> None:
     assert tables[1][0]["label"] == "y"
 
 
-def test_damaged_cached_rows_are_read_again(read: Read, tmp_path: Path) -> None:
-    content = "text,label\na,x\nb,y\n"
-    expected = list(read(content))
-    (stored,) = (tmp_path / "cache/bert_tasks/tables").glob("*.arrow")
-    sound = stored.read_bytes()
-    for damaged in (sound[:100], b"", sound.replace(b"ab", b"zb")):
-        stored.unlink()
-        stored.write_bytes(damaged)
-        assert list(read(content)) == expected
-    stored.unlink()
-    assert list(read(content)) == expected
-    assert not list(stored.parent.glob(".*"))
-
-
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_cached_files_obey_the_umask(read: Read, tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)

@@ -65,11 +65,6 @@ def test_every_column_of_the_features_is_read_by_training_decoding_or_counting()
     assert read == set(samples.features.column_names)
 
 
-def test_a_sample_costs_few_bytes() -> None:
-    samples = Samples.of(stored([[2]] * 1000))
-    assert samples.lengths.nbytes + samples.starts.nbytes + samples.row_starts.nbytes <= 25 * 1000
-
-
 def test_a_row_of_several_windows_is_truncated_once() -> None:
     windows = [[1], [2, 2], [3], [4]]
     assert Truncation.of(stored(windows), rows=4).cut_rows == 0

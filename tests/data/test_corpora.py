@@ -91,24 +91,6 @@ def test_lists_of_texts_in_parquet(read: Read, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"sentences": "One. Two."}, "not a list of texts in column 'sentences'"),
-        ({"sentences": ["a", 1]}, r"not a text \(text 2\)"),
-        ({"sentences": 3, "text": "a"}, "not a list of texts"),
-    ],
-)
-def test_sentences_that_are_no_list_of_texts_are_refused(read: Read, row: Any, expected: str) -> None:
-    with pytest.raises(RowErrors, match=expected):
-        read(json.dumps(row) + "\n", "rows.jsonl", columns=CORPUS)
-
-
-def test_a_missing_text_names_both_columns(read: Read) -> None:
-    with pytest.raises(DataError, match=r"no column 'text', nor 'sentences'.*(?s:.*)text = \"NAME\" or sentences"):
-        read('{"body": "a", "id": 1}\n', "rows.jsonl", columns=CORPUS)
-
-
-@pytest.mark.parametrize(
     ("content", "columns", "expected"),
     [
         ("EU NNP\nsays VBZ\n", CORPUS, "text"),

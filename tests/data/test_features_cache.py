@@ -55,13 +55,6 @@ def test_features_are_numbered_over_batches(tmp_path: Path, tokenizer: PreTraine
     assert kept[3]["token_type_ids"] == [0] * len(kept[3]["input_ids"])
 
 
-def test_the_second_call_reads_the_cache(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    make = Maker()
-    first = keep(tmp_path, make, tokenizer)
-    assert keep(tmp_path, make, tokenizer) == first
-    assert make.calls == 1
-
-
 def test_using_the_tokenizer_in_between_keeps_the_cache(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     make = Maker()
     keep(tmp_path, make, tokenizer)

@@ -5,24 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bert_tasks.data.problems import counted, is_or_are, missing_path
 from support.sources import package_sources
-
-NAMES = st.text("abcdefgh_0123456789", min_size=4, max_size=12)
-
-
-@given(name=NAMES, place=st.integers(0, 11))
-def test_two_letters_that_are_swapped(name: str, place: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    at = place % (len(name) - 1)
-    wrong = name[:at] + name[at + 1] + name[at] + name[at + 2 :]
-    folder = tmp_path_factory.mktemp("names")
-    (folder / f"{name}.csv").touch()
-    (folder / f"{wrong}.csv.d").mkdir()
-    if wrong != name:
-        assert missing_path(folder / f"{wrong}.csv") == f"no such file, did you mean '{name}.csv'?"
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -247,17 +247,6 @@ def test_a_hub_data_set(folder: Path, hub: Path) -> None:
     assert again.train.fingerprint == splits.train.fingerprint
 
 
-def test_a_hub_data_set_without_validation(folder: Path, hub: Path) -> None:
-    splits = load(folder, dataset=str(hub), config="plain", validation_share=0.5)
-    assert (len(splits.train), len(splits.validation[""])) == (2, 2)
-
-
-def test_named_hub_splits(folder: Path, hub: Path) -> None:
-    fields: dict[str, Any] = {"dataset": str(hub), "config": "sst2", "format": "glue/sst2"}
-    splits = load(folder, **fields, validation={"a": "validation", "b": "train"})
-    assert {name: len(rows) for name, rows in splits.validation.items()} == {"a": 1, "b": 4}
-
-
 def test_hidden_labels_are_no_labels(folder: Path, hub: Path) -> None:
     def read(config: str, split: str, **options: Any) -> RowTable:
         return read_hub(str(hub), config=config, split=split, columns=COLUMNS, cache_dir=folder, **options)

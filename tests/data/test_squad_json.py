@@ -75,8 +75,7 @@ def test_problems_name_the_question(read: Read) -> None:
     with pytest.raises(RowErrors) as error:
         read(content, "train.json", columns=COLUMNS)
     assert str(error.value).splitlines()[1:] == [
-        "  train.json:1: misplaced answer (question 'q1') in column 'answers': 'Paris'. At 4 the context has 'aris,'. "
-        "The text is at 3.",
+        "  train.json:1: misplaced answer (question 'q1') in column 'answers': 'Paris'. The text is at 3.",
         "  train.json:2: it has answers, but is_impossible is true; correct one of them (question 'q2')",
         "  train.json:3: missing answers (question 'q3') in column 'answers'. The row has 'title', 'context', "
         "'question', 'id'.",
@@ -110,12 +109,10 @@ def test_other_json(read: Read, content: str, said: str) -> None:
         (squad(question(1)), True),
         (json.dumps(json.loads(squad(question(1))), indent=2), True),
         ('\ufeff{"version": "1.1", "data": [{', True),
-        ('{"data": [{"title": "a"', True),
         ('{"name": "my \u00e9 set", "count": 3, "final": true, "data": [\n {', True),
         ('{"question": "?", "context": "c", "answers": []}', False),
         ('{"text": "a"}\n{"data": [{}]}', False),
         ('{"data": []}', False),
-        ('{"data": "x"}', False),
         ('[{"data": [{}]}]', False),
         ("", False),
     ],
@@ -124,8 +121,3 @@ def test_what_looks_like_squad(tmp_path: Path, start: str, expected: bool) -> No
     path = tmp_path / "a.json"
     path.write_text(start, encoding="utf-8")
     assert file_format(None, path).name == ("squad" if expected else "jsonl")
-
-
-def test_flat_rows_in_a_json_file(read: Read) -> None:
-    line = {"question": "?", "context": "To Paris.", "answers": {"text": ["Paris"], "answer_start": [3]}}
-    assert read(json.dumps(line), "a.json", columns=COLUMNS)[0] == {**line, "line": 1}

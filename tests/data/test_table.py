@@ -3,7 +3,6 @@
 import pytest
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
@@ -25,12 +24,6 @@ def test_rows_with_columns_are_canonical() -> None:
     assert list(table) == [{"text": "a", "label": "1", "line": 1}, {"text": "b", "label": None, "line": 2}]
     assert list(RowTable.from_rows([{"text": "a"}], columns=COLUMNS)) == [{"text": "a", "line": 1}]
     assert len(RowTable.from_rows([], columns=COLUMNS)) == 0
-
-
-def test_bad_rows_are_all_named() -> None:
-    with pytest.raises(RowErrors) as error:
-        RowTable.from_rows([{"text": None}, {"text": 3}, {"text": "a", "label": []}], "mine", COLUMNS)
-    assert [line.split(": ")[0] for line in str(error.value).splitlines()[1:]] == ["  mine:1", "  mine:2", "  mine:3"]
 
 
 def test_something_else_than_a_row() -> None:

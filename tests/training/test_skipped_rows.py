@@ -128,4 +128,4 @@ def test_answers_that_are_not_in_their_context_can_be_left_out():
     assert table.errors is not None
     (line,) = map(json.loads, table.errors[ROW_ERROR])
     assert line["line"] == 2
-    assert "At 17 the context has 'at seven'" in line["reason"]
+    assert "misplaced answer in column 'answers': 'at eight'" in line["reason"]
