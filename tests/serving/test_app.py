@@ -43,6 +43,16 @@ def visit(model: TaskModel, work: Callable[[Application], Coroutine[Any, Any, An
     return asyncio.run(run())
 
 
+def posted(model: TaskModel, *contents: Any, **options: Any) -> list[httpx2.Response]:
+    """The responses to requests, one after the other."""
+
+    async def ask(served: Application) -> list[httpx2.Response]:
+        return [await served.post(content) for content in contents]
+
+    responses: list[httpx2.Response] = visit(model, ask, **options)
+    return responses
+
+
 def rounded(value: Any) -> Any:
     """Numbers to 4 digits: rows that run together are not the same to the last bit."""
     if isinstance(value, dict):
@@ -135,17 +145,11 @@ def test_what_json_cannot_read_is_a_clean_400(model_of: ModelOf, body: bytes) ->
 
 
 def test_words_are_counted_together_and_ids_may_be_numbers(model_of: ModelOf) -> None:
-    async def tags(served: Application) -> httpx2.Response:
-        return await served.post({"words": ["word"] * 13})
-
-    async def spans(served: Application) -> list[httpx2.Response]:
-        row = {"question": "who", "context": "the baker"}
-        return [await served.post({**row, "id": name}) for name in ("q1", 7, True, {}, "\ud800")]
-
-    assert errors_of(visit(model_of("token"), tags, limits=SMALL)) == {
-        "body.words": "52 characters, at most 50 are read"
-    }
-    named, numbered, *refused = visit(model_of("span"), spans, limits=SMALL)
+    (tags,) = posted(model_of("token"), {"words": ["word"] * 13}, limits=SMALL)
+    assert errors_of(tags) == {"body.words": "52 characters, at most 50 are read"}
+    row = {"question": "who", "context": "the baker"}
+    rows = [{**row, "id": name} for name in ("q1", 7, True, {}, "\ud800")]
+    named, numbered, *refused = posted(model_of("span"), *rows, limits=SMALL)
     assert (named.json()["id"], numbered.json()["id"]) == ("q1", "7")
     assert [response.status_code for response in refused] == [422] * 3
 
@@ -153,15 +157,12 @@ def test_words_are_counted_together_and_ids_may_be_numbers(model_of: ModelOf) ->
 def test_a_second_text_for_a_model_of_single_texts_is_not_dropped_in_silence(model_of: ModelOf) -> None:
     pair = {**TEXT, "text_pair": "it is"}
 
-    async def ask(served: Application) -> list[httpx2.Response]:
-        bodies = (pair, {"inputs": [TEXT, pair]}, {**TEXT, "text_pair": None, "pair": "it is"})
-        return [await served.post(body) for body in bodies]
-
-    one, many, other = visit(model_of("single"), ask)
+    bodies = (pair, {"inputs": [TEXT, pair]}, {**TEXT, "text_pair": None, "pair": "it is"})
+    one, many, other = posted(model_of("single"), *bodies)
     assert "--task pair-classification" in errors_of(one)["body"]
     assert errors_of(many) == {"body.inputs.1": errors_of(one)["body"]}
     assert other.status_code == 200
-    assert [found.status_code for found in visit(model_of("pair"), ask)[:1]] == [200]
+    assert [response.status_code for response in posted(model_of("pair"), pair)] == [200]
 
 
 @pytest.mark.parametrize(
@@ -174,10 +175,8 @@ def test_a_second_text_for_a_model_of_single_texts_is_not_dropped_in_silence(mod
     ],
 )
 def test_only_the_first_fault_is_told(model_of: ModelOf, kind: str, content: Any, place: list[Any]) -> None:
-    async def ask(served: Application) -> httpx2.Response:
-        return await served.post(content)
-
-    assert [fault["loc"] for fault in visit(model_of(kind), ask).json()["detail"]] == [place]
+    (response,) = posted(model_of(kind), content)
+    assert [fault["loc"] for fault in response.json()["detail"]] == [place]
 
 
 VALUES = st.recursive(
@@ -247,12 +246,10 @@ def test_a_body_that_does_not_come_is_408(model_of: ModelOf) -> None:
 def test_special_tokens_in_a_text_stay_text(model_of: ModelOf) -> None:
     rows = [{"text": "the wind [SEP] the rain [MASK]"}, {"text": "the wind the rain"}]
 
-    async def ask(served: Application) -> httpx2.Response:
-        return await served.post({"inputs": rows})
-
-    found = visit(model_of("single"), ask).json()["predictions"]
-    assert found == [rounded(prediction.to_json()) for prediction in model_of("single").predict(rows)]
-    assert found[0]["scores"] != rounded(found[1]["scores"])
+    (response,) = posted(model_of("single"), {"inputs": rows})
+    predictions = response.json()["predictions"]
+    assert predictions == [rounded(prediction.to_json()) for prediction in model_of("single").predict(rows)]
+    assert predictions[0]["scores"] != rounded(predictions[1]["scores"])
 
 
 def test_scores_that_are_no_numbers_are_a_clean_error_for_their_row_only(model_of: ModelOf) -> None:
@@ -287,12 +284,9 @@ def test_internal_errors_say_nothing_of_the_inside(model_of: ModelOf) -> None:
     def broken(batch: PackedBatch) -> Tensor:
         raise RuntimeError("secret place")
 
-    async def ask(served: Application) -> httpx2.Response:
-        return await served.post(TEXT)
-
-    found = visit(model_of("single"), ask, run=broken)
-    assert found.status_code == 500
-    assert "secret" not in found.text
+    (response,) = posted(model_of("single"), TEXT, run=broken)
+    assert response.status_code == 500
+    assert "secret" not in response.text
 
 
 def test_health_readiness_and_counters(model_of: ModelOf) -> None:
@@ -425,18 +419,9 @@ def test_rows_may_have_the_names_of_the_training_data(model_of: ModelOf) -> None
     model = model_of("single")
     (expected,) = (one.to_json() for one in model.predict([TEXT]))
 
-    async def ask(served: Application) -> list[httpx2.Response]:
-        renamed = {"review": TEXT["text"], "stars": 3}
-        bodies: list[Any] = [
-            renamed,
-            TEXT,
-            {**TEXT, "review": "something else"},
-            {"inputs": [renamed]},
-            {"reviews": "x"},
-        ]
-        return [await served.post(body) for body in bodies]
-
-    alone, own, both, several, unknown = visit(model, ask, columns={"text": "review", "label": "stars"})
+    renamed = {"review": TEXT["text"], "stars": 3}
+    bodies = (renamed, TEXT, {**TEXT, "review": "something else"}, {"inputs": [renamed]}, {"reviews": "x"})
+    alone, own, both, several, unknown = posted(model, *bodies, columns={"text": "review", "label": "stars"})
     assert [one.status_code for one in (alone, own, both, several, unknown)] == [200, 200, 200, 200, 422]
     assert alone.json() == own.json() == both.json() == rounded(expected)
     assert several.json() == {"predictions": [rounded(expected)]}
@@ -447,11 +432,8 @@ def test_a_tagger_takes_a_text(model_of: ModelOf) -> None:
     model, text = model_of("token"), "Nobody told the baker's wife, and the ferry left."
     (expected,) = (one.to_json() for one in model.predict([text]))
 
-    async def ask(served: Application) -> list[httpx2.Response]:
-        bodies: list[Any] = [{"text": text}, {"inputs": [{"text": text}]}, {}, {"text": "x" * 51}]
-        return [await served.post(body) for body in bodies]
-
-    one, many, empty, long = visit(model, ask, limits=SMALL)
+    bodies = ({"text": text}, {"inputs": [{"text": text}]}, {}, {"text": "x" * 51})
+    one, many, empty, long = posted(model, *bodies, limits=SMALL)
     assert one.json() == rounded(expected)
     assert many.json() == {"predictions": [rounded(expected)]}
     assert [text[entity["start"] : entity["end"]] for entity in one.json()["entities"]] == [
