@@ -64,10 +64,10 @@ def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = Non
     if launched > 1:
         atexit.unregister(leave_process_group)
         atexit.register(leave_process_group)
-    kind = accelerator.distributed_type.name
-    if accelerator.gradient_accumulation_steps != 1 or kind not in _PLAIN:
+    mode = accelerator.distributed_type.name
+    if accelerator.gradient_accumulation_steps != 1 or mode not in _PLAIN:
         raise UsageError(
-            f"accelerate is configured for {kind} with {accelerator.gradient_accumulation_steps} accumulation steps; "
+            f"accelerate is configured for {mode} with {accelerator.gradient_accumulation_steps} accumulation steps; "
             "change the configuration: here optim.micro_batch_tokens decides about accumulation, on plain processes"
         )
     return accelerator
@@ -180,8 +180,8 @@ def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]
     gathered: list[Mapping[str, str]] = gather_object([values])
     differing = disagreements(gathered)
     if differing:
-        kind = DataError if all(name.startswith(found_in_data) for name in differing) else UsageError
-        error = kind(
+        error_type = DataError if all(name.startswith(found_in_data) for name in differing) else UsageError
+        error = error_type(
             f"the {len(gathered)} processes of this run were given different things: {'; '.join(differing.values())}. "
             "Start all processes with the same recipe, the same arguments and the same files"
         )
@@ -192,7 +192,7 @@ def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]
 def disagreements(gathered: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Name -> the values of the processes, in the order of the first process's names; empty if all agree."""
     names = dict.fromkeys(name for values in gathered for name in values)
-    found: dict[str, str] = {}
+    differing: dict[str, str] = {}
     for name in names:
         processes: dict[str, list[str]] = {}
         for number, values in enumerate(gathered):
@@ -203,8 +203,8 @@ def disagreements(gathered: Sequence[Mapping[str, str]]) -> dict[str, str]:
                 f"on process{'es' if len(on) > 1 else ''} {', '.join(on)}"
                 for value, on in processes.items()
             )
-            found[name] = f"{name} is {'; '.join(shown)}"
-    return found
+            differing[name] = f"{name} is {'; '.join(shown)}"
+    return differing
 
 
 @dataclass

@@ -28,7 +28,7 @@ class TestSet:
         format: how the rows are read.
         files: possible paths in the folder of the task's files (AX is in a folder beside it).
         split: the split of the data set on the hub.
-        config: the configuration of the data set on the hub, if it is not that of the run.
+        config: the configuration of the data set on the hub, if it differs from the run's.
         words: whether classes are written by name rather than by number.
     """
 
@@ -108,7 +108,7 @@ def _spec(run: Path) -> DataSpec:
 
 
 def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable | None:
-    """The test rows; None if those of AX are missing, which are in a folder of their own."""
+    """The test rows; None if the rows of AX are missing, which are in a folder of their own."""
     columns = [column for column in model.task.columns if not column.is_label]
     if spec.dataset is not None:
         return read_hub(

@@ -154,8 +154,8 @@ def sync(path: Path) -> None:
 
 def is_temporary(name: str, of: Collection[str] | None = None) -> bool:
     """Whether a name is a temporary one of ``atomic_path``, of a file with one of the names ``of`` (None: any name)."""
-    found = re.fullmatch(r"\.(.+)\.tmp-[0-9]+", name)
-    return found is not None and (of is None or found[1] in of)
+    match = re.fullmatch(r"\.(.+)\.tmp-[0-9]+", name)
+    return match is not None and (of is None or match[1] in of)
 
 
 def remove_temporaries(folder: Path, of: Collection[str] | None = None) -> None:
@@ -166,7 +166,7 @@ def remove_temporaries(folder: Path, of: Collection[str] | None = None) -> None:
 
 
 def explained_disk_full(error: OSError, partial: Path) -> OSError:
-    """The error; that of a full disk states how many bytes of ``partial`` were written and how many are free."""
+    """The error. For a full disk it states how many bytes of ``partial`` were written and how many are free."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
     written = partial.stat().st_size if partial.exists() else 0
@@ -185,12 +185,12 @@ def weights_write_error(error: Exception, folder: Path, size: int) -> str:
 
 
 def sha256(content: bytes | str | Iterable[bytes | memoryview]) -> str:
-    """The digest of bytes, of a text in UTF-8, or of parts one after another, of which one at a time is in memory."""
+    """The digest of bytes, of a text in UTF-8, or of its chunks, one after another."""
     if isinstance(content, str):
         content = content.encode()
     digest = hashlib.sha256()
-    for part in [content] if isinstance(content, bytes) else content:
-        digest.update(part)
+    for chunk in [content] if isinstance(content, bytes) else content:
+        digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -257,8 +257,8 @@ def check_writable(folder: Path) -> None:
 def os_error_message(error: OSError) -> str:
     """An OSError in one line: the file, if it is known, and the reason."""
     reason = str(error) if error.strerror is None else error.strerror
-    given: tuple[object, ...] = (error.filename, error.filename2)  # may also be numbers of open files
-    paths = [name for name in given if isinstance(name, str | bytes | os.PathLike) and name not in ("", b"")]
+    files: tuple[object, ...] = (error.filename, error.filename2)  # may also be numbers of open files
+    paths = [name for name in files if isinstance(name, str | bytes | os.PathLike) and name not in ("", b"")]
     names = [_printable(os.fsdecode(path)) for path in paths]
     return ": ".join([*[" -> ".join(names)][: len(names)], reason.partition("\n")[0]])
 

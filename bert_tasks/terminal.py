@@ -20,12 +20,12 @@ def printable(text: str) -> str:
     Line feeds and tabs stay, because messages are laid out by them. A carriage return does not: the text after it would
     overwrite the text before it.
     """
-    return _NOT_PLAIN.sub(lambda found: _shown(found[0], found[0].encode("unicode_escape").decode("ascii")), text)
+    return _NOT_PLAIN.sub(lambda match: _shown(match[0], match[0].encode("unicode_escape").decode("ascii")), text)
 
 
 def printable_json(text: str) -> str:
     r"""The same JSON, in which escapes such as ``\u001b`` stand for what ``printable`` escapes: parts of strings."""
-    return _NOT_PLAIN.sub(lambda found: _shown(found[0], json.dumps(found[0])[1:-1]), text)
+    return _NOT_PLAIN.sub(lambda match: _shown(match[0], json.dumps(match[0])[1:-1]), text)
 
 
 def _shown(character: str, escaped: str) -> str:
@@ -36,7 +36,7 @@ def _shown(character: str, escaped: str) -> str:
 class BestEffortStream:
     """A text stream for messages, which are lost without an error if they cannot be written.
 
-    All other attributes are those of the wrapped stream; None stands for a standard error that is closed.
+    All other attributes come from the wrapped stream; None stands for a standard error that is closed.
     """
 
     def __init__(self, stream: TextIO | None) -> None:

@@ -42,9 +42,9 @@ def main() -> None:
     """The console script. ``--debug`` may be given before or after the command."""
     limit_primitive_caches()  # torch's own GELU fills them, too; in the process of another program it may
     disable_telemetry()
-    given = sys.argv[1:]
-    arguments = [argument for argument in given if argument != "--debug"]
-    debug = len(arguments) < len(given)
+    words = sys.argv[1:]
+    arguments = [argument for argument in words if argument != "--debug"]
+    debug = len(arguments) < len(words)
     with standard_streams():
         try:
             app(["--debug", *arguments] if debug else arguments)

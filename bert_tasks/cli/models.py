@@ -157,7 +157,7 @@ def embed(
     revision: Revision = None,
     dist_timeout: ProcessTimeout = None,
 ) -> None:
-    """Write an embedding, the vector of a text, for every row of a file. A trained model's head is left out.
+    """Write an embedding, the vector of a text, for every row of a file. A trained model's head is not used.
 
     Run the command again to resume an interrupted output.
 
@@ -377,7 +377,7 @@ def report(
         typer.Option(help="Likewise, for rows whose label is probably wrong; of train --folds."),
     ] = None,
     explain: Annotated[
-        int, typer.Option(min=0, max=20, help="Of so many examples shade the words that counted; 0: of none.")
+        int, typer.Option(min=0, max=20, help="Number of examples whose words are shaded by what they counted.")
     ] = 0,
     label_separator: LabelSeparator = None,
     as_json: AsJson = False,

@@ -106,10 +106,10 @@ def shared_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None
             for option in (options[name].values() if name in groups else [parameter])
         ]
 
-        def call(**given: Any) -> None:
+        def call(**values: Any) -> None:
             for name, group in groups.items():
-                given[name] = group(**{option: given.pop(option) for option in options[name]})
-            command(**given)
+                values[name] = group(**{option: values.pop(option) for option in options[name]})
+            command(**values)
 
         call.__name__, call.__doc__ = command.__name__, command.__doc__
         call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

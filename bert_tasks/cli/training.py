@@ -68,25 +68,25 @@ def train(
 
     changes = [*([] if set_ is None else set_), *([] if folds is None else [f"folds.count={folds}"])]
     loaded = load_recipe(recipe, overrides=changes, output_dir=output_dir)
-    chosen = loaded.run.seeds if seeds is None else parse_seeds(seeds)
+    several = loaded.run.seeds if seeds is None else parse_seeds(seeds)
     divided = loaded.folds is not None and loaded.folds.fold is None
-    if loaded.folds is not None and chosen is not None:
+    if loaded.folds is not None and several is not None:
         raise UsageError("--seeds and folds exclude each other: a cross-validation has one seed, run.seed")
     if dry_run:
         if divided:
             plan = dry_run_folds(loaded, overwrite=overwrite)
-        elif chosen is not None:
-            plan = dry_run_seeds(loaded, chosen, overwrite=overwrite)
+        elif several is not None:
+            plan = dry_run_seeds(loaded, several, overwrite=overwrite)
         else:
             plan = dry_run_once(loaded, overwrite=overwrite)
         print_result(plan.to_json(), plan.lines(), as_json=as_json)
     elif divided:
         result = train_folds(loaded, overwrite=overwrite, progress=not quiet)
         _print_runs(result, report=report, as_json=as_json, notes=_stock_note(result.task))
-    elif chosen is None:
+    elif several is None:
         _train_once(loaded, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
     else:
-        _train_seeds(loaded, chosen, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
+        _train_seeds(loaded, several, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
 
 
 def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool, as_json: bool) -> None:

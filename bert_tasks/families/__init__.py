@@ -62,7 +62,7 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
             raise CheckpointError(
                 f"config.json: {name} = {shortened(hf_config[name])} is not supported, only {only!r} is"
             )
-    if hf_config.get("num_labels") is not None:  # transformers makes so many names when it reads the tokenizer
+    if hf_config.get("num_labels") is not None:  # transformers makes as many names when it reads the tokenizer
         config_value(hf_config, "num_labels", 2, least=0, most=MOST_LABELS)
     values = {field: encoder_field(hf_config, field, *stated) for field, stated in family.fields.items()}
     supported = [name for name in get_args(Activation) if name != "tanh"]
@@ -113,15 +113,15 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
 def _head_dropout(family: Family, hf_config: Mapping[str, Any]) -> dict[str, float]:
     """The dropout of each head (see ``HeadConfig``): the first field that is stated counts."""
     dropout = {}
-    for kind in (
+    for head in (
         *("sequence_dropout", "dense_dropout", "token_dropout", "span_dropout", "pair_dropout"),
         *("choice_dropout", "choice_dense_dropout"),
     ):
-        options: Mapping[str, float | None] = getattr(family, kind)
-        stated = [name for name in options if hf_config.get(name, options[name]) is not None]
-        default = options[stated[0]] if stated else None
-        dropout[kind] = (
-            float(encoder_field(hf_config, kind, stated[0], 0.0 if default is None else default)) if stated else 0.0
+        options: Mapping[str, float | None] = getattr(family, head)
+        names = [name for name in options if hf_config.get(name, options[name]) is not None]
+        default = options[names[0]] if names else None
+        dropout[head] = (
+            float(encoder_field(hf_config, head, names[0], 0.0 if default is None else default)) if names else 0.0
         )
     return dropout
 
@@ -132,38 +132,39 @@ def converted_config(hf_config: Mapping[str, Any], *, layers: Sequence[int], fam
     Raises:
         UsageError: there is no such family, or it computes something else.
     """
-    own = family_of(hf_config)
-    target = own if family is None else FAMILIES.get(family)
+    source = family_of(hf_config)
+    target = source if family is None else FAMILIES.get(family)
     if target is None:
         raise UsageError(
             f"unknown family {family!r}{did_you_mean(str(family), FAMILIES)}; known: {', '.join(FAMILIES)}"
         )
     name, _ = target.fields["num_hidden_layers"]
-    if target is own:
-        config = {**own.layer_fields, **hf_config}
-        return {**hf_config, **({} if own.kept_layers is None else own.kept_layers(config, layers)), name: len(layers)}
+    if target is source:
+        config = {**source.layer_fields, **hf_config}
+        kept = {} if source.kept_layers is None else source.kept_layers(config, layers)
+        return {**hf_config, **kept, name: len(layers)}
     config = vars(encoder_config(hf_config))
     own_values = {ours: value for ours, value in config.items() if value is not None}
-    stated = {theirs: own_values[ours] for ours, (theirs, _) in target.fields.items() if theirs and ours in own_values}
-    converted = {"model_type": target.model_type, **stated, name: len(layers)}
+    fields = {theirs: own_values[ours] for ours, (theirs, _) in target.fields.items() if theirs and ours in own_values}
+    converted = {"model_type": target.model_type, **fields, name: len(layers)}
     # Dropout is no part of what a trained model computes, and the rows of the segment table can be added to positions.
     free = ("layer_order", "head", "type_vocab_size", "second_segment", "initializer_range", "initializer_cutoff")
     for field, value in vars(encoder_config(converted)).items():
         if field not in free and not field.endswith(("dropout", "dropout_prob")) and value != config[field]:
             raise UsageError(
-                f"a {own.model_type} checkpoint cannot be converted to {family}, which computes with "
-                f"{field} = {value!r} in place of {config[field]!r}"
+                f"a {source.model_type} checkpoint cannot be converted to {family}, which computes with "
+                f"{field} = {value!r} instead of {config[field]!r}"
             )
     return converted
 
 
 def new_hf_config(
-    stated: Mapping[str, Any], *, vocab_size: int | None = None, special_ids: Mapping[str, int] = MappingProxyType({})
+    settings: Mapping[str, Any], *, vocab_size: int | None = None, special_ids: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, Any]:
     """The config.json of a model from scratch: what is stated, and else the defaults of HF's config class.
 
     Args:
-        stated: ``family``, and fields of HF's config of that family.
+        settings: ``family``, and fields of HF's config of that family.
         vocab_size: ids that the tokenizer has; fewer than that must not be stated. None: it is not known yet, and the
             other fields are checked.
         special_ids: the tokenizer's ``pad_token_id`` and so on, which cannot be stated.
@@ -171,23 +172,23 @@ def new_hf_config(
     Raises:
         CheckpointError: there is no such family or field, or a value does not fit.
     """
-    fields = dict(stated)
+    fields = dict(settings)
     name = fields.pop("family", None)
     if not isinstance(name, str) or name not in FAMILIES:
-        what = "family is missing" if name is None else f"unknown family {name!r}{did_you_mean(str(name), FAMILIES)}"
-        raise CheckpointError(f"{what}; there are {', '.join(FAMILIES)}")
+        problem = "family is missing" if name is None else f"unknown family {name!r}{did_you_mean(str(name), FAMILIES)}"
+        raise CheckpointError(f"{problem}; there are {', '.join(FAMILIES)}")
     family = FAMILIES[name]
     defaults = {hf_name: default for hf_name, default in family.fields.values() if hf_name}
     defaults |= {hf_name: default for hf_name, default in family.layer_fields.items() if default is not None}
     dropout = (family.sequence_dropout, family.dense_dropout, family.token_dropout, family.span_dropout)
     further = {*family.layer_fields, *family.only_values, family.head_pooling}
     further |= {*family.pair_dropout, *family.choice_dropout, *family.choice_dense_dropout}
-    known = sorted({*defaults, *further, *(option for options in dropout for option in options)} - {""})
-    known.remove("pad_token_id")
+    names = sorted({*defaults, *further, *(option for options in dropout for option in options)} - {""})
+    names.remove("pad_token_id")
     for field in fields:
-        if field not in known:
-            hint = did_you_mean(field, known)
-            raise CheckpointError(f"{name} has no field {field!r}{hint if hint else '; it has ' + ', '.join(known)}")
+        if field not in names:
+            hint = did_you_mean(field, names)
+            raise CheckpointError(f"{name} has no field {field!r}{hint if hint else '; it has ' + ', '.join(names)}")
     least = 1 if vocab_size is None else vocab_size
     size = fields.get("vocab_size", defaults["vocab_size"] if vocab_size is None else vocab_size)
     if isinstance(size, int) and size < least:
@@ -251,8 +252,8 @@ def head_kind(hf_config: Mapping[str, Any]) -> str | None:
 
 def pooler_is_there(family: Family, keys: Iterable[str]) -> bool:
     """Whether a file of a base model holds its pooler, with or without the base prefix."""
-    wanted = {f"{family.prefix}{family.pooler}.weight", f"{family.pooler}.weight"}
-    return family.pooler is not None and not wanted.isdisjoint(keys)
+    names = {f"{family.prefix}{family.pooler}.weight", f"{family.pooler}.weight"}
+    return family.pooler is not None and not names.isdisjoint(keys)
 
 
 def current_name(family: Family, key: str) -> str:

@@ -5,7 +5,7 @@ values of its config class, the shape of its heads, and the options of the encod
 here, read off transformers 5.23 and held against it by tests. Nothing outside this package knows a name of Hugging
 Face.
 
-Our module names are those of ``Encoder`` and ``TaskModel``: ``encoder.`` is the encoder, ``pooler`` and ``head.`` stand
+Our modules have the names in ``Encoder`` and ``TaskModel``: ``encoder.`` is the encoder, ``pooler`` and ``head.`` stand
 beside it, and ``{i}`` is the index of a layer's parameters.
 """
 
@@ -55,7 +55,7 @@ class KeyMapping:
 
     Attributes:
         module: ours.
-        hf_modules: those of Hugging Face whose tensors are concatenated along dimension 0; saving splits them again.
+        hf_modules: the modules of Hugging Face. Their tensors are concatenated along dimension 0, and split on saving.
         parameters: the module's parameters, which have the same names on both sides.
         only_with: the field of ``EncoderConfig`` without which (or at 0) the model has no such module, or a property of
             such a field, as in ``disentangled.norm``; None: always.
@@ -76,14 +76,14 @@ class Family:
     Attributes:
         model_type: as config.json names the family.
         prefix: of the base model's parameters inside a model with a head (``bert.``).
-        fields: a field of ours -> (HF's name, default of HF's config class). The fields are those of ``EncoderConfig``,
+        fields: a field of ours -> (HF's name, default of HF's config class), for fields of ``EncoderConfig``,
             and ``num_hidden_layers`` and ``num_hidden_groups``, which give its ``layer_order``. A field without a name
             of HF's has the default always.
-        layer_fields: config fields of HF, with their defaults, of which ``of_layers`` makes what needs more than names:
-            what layers differ in (ModernBERT), distances in attention (DeBERTa).
+        layer_fields: config fields of HF, with their defaults, for ``of_layers``: what layers differ in (ModernBERT),
+            distances in attention (DeBERTa).
         of_layers: the config, completed by ``layer_fields``, and the number of layers -> fields of ``EncoderConfig``.
-        kept_layers: the config and the indices of layers -> the config fields of HF that a model of these layers has in
-            place of those of the config; None: all layers are of one kind.
+        kept_layers: the config and the indices of layers -> the config fields of HF that are different in a model of
+            these layers; None: all layers are of one kind.
         keys: the parameters of the base model; the modules of HF are named without the prefix.
         pooler: the module of HF, without the prefix, that is the base model's linear layer on the first token.
         heads: kind of head -> the parameters of the head; the modules of HF are named in full.
@@ -99,12 +99,12 @@ class Family:
         vocabulary_activation: see ``HeadConfig``; None: ``hidden_act``.
         sequence_dropout, dense_dropout, token_dropout, span_dropout, pair_dropout, choice_dropout,
             choice_dense_dropout: config fields of HF for the dropout of these heads (see ``HeadConfig``) with the
-            defaults of its config class, of which the first that is not None counts; without fields it is 0.
+            defaults of its config class. The first that is not None counts; without fields it is 0.
         options: the fields of ``EncoderConfig`` that are the same for all models of the family.
-        positions_after_padding: position ids count from ``pad_token_id + 1`` in place of 0.
+        positions_after_padding: position ids count from ``pad_token_id + 1`` instead of 0.
         has_segments: the second text of a pair is told by its segment id. In RoBERTa and DistilBERT it is not, even
             where a config has more than one segment.
-        only_values: config fields of HF -> the one value that this encoder computes; others are refused.
+        only_values: config fields of HF -> the one value that this encoder computes.
     """
 
     model_type: str
@@ -169,19 +169,19 @@ def config_value(
         CheckpointError: it has another type, or is out of bounds.
     """
     value = hf_config.get(name, default)
-    stated = f"config.json: {name if title is None else title} = {shortened(value)}"
+    subject = f"config.json: {name if title is None else title} = {shortened(value)}"
     kinds = (int, float) if isinstance(default, float) else (type(default),)
     if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
-        raise CheckpointError(f"{stated}, expected {_KINDS[type(default)]}")
+        raise CheckpointError(f"{subject}, expected {_KINDS[type(default)]}")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if least is None:
         least = min(default, 1) if isinstance(default, int) else 0
     if value < least:
-        raise CheckpointError(f"{stated}, expected at least {least}")
+        raise CheckpointError(f"{subject}, expected at least {least}")
     most = MOST if most is None else most
-    if not value <= most:  # NaN is refused, too
-        raise CheckpointError(f"{stated}, expected at most {most}")
+    if not value <= most:  # also of NaN
+        raise CheckpointError(f"{subject}, expected at most {most}")
     return value
 
 
@@ -251,7 +251,7 @@ CLASSIFIER_DROPOUT: Mapping[str, float | None] = MappingProxyType(
 
 
 def head_keys(*, dense: str, output: str) -> dict[str, tuple[KeyMapping, ...]]:
-    """The parameters of the three usual heads, of which only the sequence head differs between families.
+    """The parameters of the three usual heads. Only the sequence head differs between families.
 
     Args:
         dense, output: full names of the modules of HF that are the sequence head's linear layers.

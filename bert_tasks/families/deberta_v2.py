@@ -1,4 +1,4 @@
-"""DeBERTa-v2 and v3, mDeBERTa (He et al., 2021, 2023): distances in attention in place of absolute positions."""
+"""DeBERTa-v2 and v3, mDeBERTa (He et al., 2021, 2023): distances in attention instead of absolute positions."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -55,8 +55,8 @@ def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
         raise CheckpointError(
             f"config.json: conv_act = {shortened(activation)}, expected one of {get_args(Activation)}"
         )
-    stated = config["embedding_size"]
-    embedding_size = hidden_size if stated is None else encoder_field(config, "embedding_size", "embedding_size", 1)
+    width = config["embedding_size"]
+    embedding_size = hidden_size if width is None else encoder_field(config, "embedding_size", "embedding_size", 1)
     disentangled = _disentangled(config)
     return {
         "embedding_size": embedding_size,
@@ -70,17 +70,17 @@ def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _disentangled(config: Mapping[str, Any]) -> DisentangledConfig | None:
-    stated = config["pos_att_type"]
-    parts = stated.lower().split("|") if isinstance(stated, str) else [] if stated is None else stated
+    value = config["pos_att_type"]
+    parts = value.lower().split("|") if isinstance(value, str) else [] if value is None else value
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise CheckpointError(f"config.json: pos_att_type = {shortened(stated)}, expected a list of c2p and p2c")
+        raise CheckpointError(f"config.json: pos_att_type = {shortened(value)}, expected a list of c2p and p2c")
     kinds = {part.strip() for part in parts} - {""}
     if not kinds <= {"c2p", "p2c"}:
-        raise CheckpointError(f"config.json: pos_att_type = {shortened(stated)} is not supported, only c2p and p2c are")
+        raise CheckpointError(f"config.json: pos_att_type = {shortened(value)} is not supported, only c2p and p2c are")
     is_relative = config_value(config, "relative_attention", False)
     if is_relative != bool(kinds):
         raise CheckpointError(
-            f"config.json: relative_attention = {is_relative} with pos_att_type = {shortened(stated)} is not "
+            f"config.json: relative_attention = {is_relative} with pos_att_type = {shortened(value)} is not "
             "supported: relative attention needs c2p, p2c or both"
         )
     if not is_relative:

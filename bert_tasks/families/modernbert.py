@@ -30,20 +30,20 @@ def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
     return types
 
 
-def _theta(config: Mapping[str, Any], kind: str) -> float:
+def _theta(config: Mapping[str, Any], layer_type: str) -> float:
     """The base of the wavelengths of layers of a kind: ``rope_parameters`` as of transformers 5, else older fields."""
     parameters = {} if config["rope_parameters"] is None else config["rope_parameters"]
-    given = parameters.get(kind) if isinstance(parameters, dict) else parameters
-    given = {} if given is None else given
-    if not isinstance(given, dict):
+    rope = parameters.get(layer_type) if isinstance(parameters, dict) else parameters
+    rope = {} if rope is None else rope
+    if not isinstance(rope, dict):
         raise CheckpointError(
             f"config.json: rope_parameters = {shortened(parameters)}, expected an object for each layer type"
         )
-    kinds = given.get("rope_type", "default")
+    kinds = rope.get("rope_type", "default")
     if kinds != "default":
         raise CheckpointError(f"config.json: rope_type = {shortened(kinds)} is not supported, only 'default' is")
-    source, name = (given, "rope_theta") if "rope_theta" in given else (config, _THETA[kind])
-    return float(config_value(source, name, 1.0, least=1, title=f"the {name} of {kind}"))
+    source, name = (rope, "rope_theta") if "rope_theta" in rope else (config, _THETA[layer_type])
+    return float(config_value(source, name, 1.0, least=1, title=f"the {name} of {layer_type}"))
 
 
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:

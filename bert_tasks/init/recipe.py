@@ -169,8 +169,8 @@ def init_recipe(
         label_separator=guess.separator,
         **sample.options,
     )
-    known = tuple(class_names.values()) if sample.has_stated_format else ()
-    trial = try_rows(spec, guess.task, guess.settings, known=known, found=labels, seed=_SEED)
+    format_labels = tuple(class_names.values()) if sample.has_stated_format else ()
+    trial = try_rows(spec, guess.task, guess.settings, known_labels=format_labels, row_labels=labels, seed=_SEED)
     heading = [
         "Written by `bert-tasks init`. Change what was detected wrongly, then run:",
         *("", *_indented(_commands(target)), ""),
@@ -235,7 +235,13 @@ def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
 
 
 def try_rows(
-    spec: DataSpec, task: str, settings: Mapping[str, Any], *, known: Sequence[str], found: Sequence[str], seed: int
+    spec: DataSpec,
+    task: str,
+    settings: Mapping[str, Any],
+    *,
+    known_labels: Sequence[str],
+    row_labels: Sequence[str],
+    seed: int,
 ) -> Trial:
     """Reads all rows as a run will, and checks them.
 
@@ -243,8 +249,8 @@ def try_rows(
         spec: The files and how they are read.
         task: The name of the task.
         settings: Its settings, without labels.
-        known: Labels that the format has; empty: they are taken from the rows.
-        found: Labels that the rows seem to have.
+        known_labels: Labels that the format has; empty: they are taken from the rows.
+        row_labels: Labels that the rows seem to have.
         seed: Of the split, if there is no validation file.
 
     Returns:
@@ -255,7 +261,7 @@ def try_rows(
     """
     columns = load_task_class(task)(**settings).columns
     refused: list[DataError] = []
-    for labels in (known,) if known or not found else (known, found):
+    for labels in (known_labels,) if known_labels or not row_labels else (known_labels, row_labels):
         try:
             try:
                 splits = load_splits(spec, columns=columns, seed=seed, labels=labels)
@@ -349,7 +355,7 @@ def _sections(
     yield from ("", "[model]", _entry("name", name, "a hub id, a folder, or package:NAME/PATH"))
 
     yield from ("", "[settings]")
-    positions = _USUAL_LENGTH  # the longest input; that of a model on the hub is not known
+    positions = _USUAL_LENGTH  # the longest input of a model on the hub, which is not known
     if is_local or model.startswith("package:"):
         positions = encoder_config(read_config(resolve(model))).usable_length
     for suggestion in Detection.of(TASKS[guess.task]).settings(guess.words, positions):

@@ -182,9 +182,9 @@ def _read(path: Path, layout: Format, options: Options) -> FileSample:
             if record.fault is not None:
                 faults.append(f"line {record.line}: {record.fault}")
                 continue
-            place = len(kept) if count < _MOST_ROWS else chance.randint(0, count)
-            if place < _MOST_ROWS:
-                kept[place : place + 1] = [(count, record.cells)]
+            index = len(kept) if count < _MOST_ROWS else chance.randint(0, count)
+            if index < _MOST_ROWS:
+                kept[index : index + 1] = [(count, record.cells)]
             count += 1
     rows = [cells for _, cells in sorted(kept, key=lambda row: row[0])]
     columns = (tuple(rows[0]) if rows else ()) if records.columns is None else records.columns

@@ -92,7 +92,7 @@ class Batcher:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Abandons what is still running, without waiting for it."""
         self._collector.cancel()

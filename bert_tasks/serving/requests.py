@@ -41,8 +41,8 @@ class BodyReader:
         self._limits, self._names = limits, names
         self._columns = [column for column in task.columns if not column.is_label]
         self._validator = RowValidator(self._columns)
-        own = [column.name for column in self._columns]
-        self._rejected = {name: why for name, why in Card.of(task).rejected_columns.items() if name not in own}
+        names_read = [column.name for column in self._columns]
+        self._rejected = {name: why for name, why in Card.of(task).rejected_columns.items() if name not in names_read}
 
     def rows(self, body: bytes, content_type: str) -> tuple[list[Row], bool]:
         """The rows as the task reads them, and whether they were sent as a list.
@@ -58,31 +58,31 @@ class BodyReader:
             return [self._row(content, ())], False
         for key in content:
             if key != INPUTS:
-                place = key[:_LONGEST_KEY].encode(errors="replace").decode()  # never half a character
-                raise body_error((place,), f"no other key may be beside {INPUTS}")
+                path = key[:_LONGEST_KEY].encode(errors="replace").decode()  # never half a character
+                raise body_error((path,), f"no other key may be beside {INPUTS}")
         rows, most = content[INPUTS], self._limits.rows
         if not isinstance(rows, list) or not 0 < len(rows) <= most:
             raise body_error((INPUTS,), f"expected a list of 1 to {most} rows")
         return [self._row(row, (INPUTS, number)) for number, row in enumerate(rows)], True
 
-    def _row(self, content: Any, place: tuple[str | int, ...]) -> Row:
-        """The row in canonical form; ``place`` is where it is in the body."""
+    def _row(self, content: Any, path: tuple[str | int, ...]) -> Row:
+        """The row in canonical form; ``path`` is where it is in the body."""
         if not isinstance(content, dict):
-            raise body_error(place, _NO_OBJECT)
+            raise body_error(path, _NO_OBJECT)
         try:
             cells = rename_row(complete_row(content, self._columns, self._names), self._names, self._columns)
         except RowError as error:
-            raise body_error(place, error.message) from None
+            raise body_error(path, error.message) from None
         for name, reason in self._rejected.items():
             if cells.get(name) is not None:
-                raise body_error(place, reason)
+                raise body_error(path, reason)
         row, errors = self._validator.validate(cells)
         for first in errors:
-            raise body_error(place if first.column is None else (*place, first.column), first.message)
+            raise body_error(path if first.column is None else (*path, first.column), first.message)
         for name, value in row.items():
             length = len(value) if isinstance(value, str) else max(len(value), sum(map(len, value)))
             if length > self._limits.characters:
-                raise body_error((*place, name), f"{length} characters, at most {self._limits.characters} are read")
+                raise body_error((*path, name), f"{length} characters, at most {self._limits.characters} are read")
         return row
 
 
@@ -100,20 +100,20 @@ def _parsed(body: bytes) -> Any:
             gc.enable()
 
 
-def body_error(place: Sequence[str | int], message: str) -> HTTPException:
+def body_error(path: Sequence[str | int], message: str) -> HTTPException:
     """The response to a body that cannot be used, in the form of FastAPI's own."""
-    return HTTPException(422, [{"loc": ["body", *place], "msg": message, "type": "value_error"}])
+    return HTTPException(422, [{"loc": ["body", *path], "msg": message, "type": "value_error"}])
 
 
 def answers_schema(task: Task) -> Any:
     """The type of the answers to one row and to a list of rows, for the OpenAPI document."""
-    kind: Any = Rendering.of(task).prediction_type
+    prediction_type: Any = Rendering.of(task).prediction_type
     try:
-        TypeAdapter(kind)
+        TypeAdapter(prediction_type)
     except PydanticUserError:  # a field of an own task that pydantic does not know
-        kind = dict[str, Any]
-    predictions: Any = (GenericAlias(list, (kind,)), ...)
-    return kind | create_model("Predictions", predictions=predictions)
+        prediction_type = dict[str, Any]
+    predictions: Any = (GenericAlias(list, (prediction_type,)), ...)
+    return prediction_type | create_model("Predictions", predictions=predictions)
 
 
 def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({})) -> Any:
@@ -121,9 +121,9 @@ def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = Mappin
     columns = [column for column in task.columns if not column.is_label]
     fields: dict[str, Any] = {}
     for column in columns:
-        kind = column.type.request_type(limits.characters)
+        value_type = column.type.request_type(limits.characters)
         is_needed = column.required and column.type.replacement(columns) is None
-        fields[column.name] = (kind if column.required else kind | None, ... if is_needed else None)
+        fields[column.name] = (value_type if column.required else value_type | None, ... if is_needed else None)
     others = [f"{name} may be called {names[name]}" for name in fields if name in names]
     description = "; ".join([f"What {task.name} reads; other keys are not read", *others]) + "."
     row: Any = create_model("Row", __doc__=description, **fields)

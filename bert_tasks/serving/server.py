@@ -66,10 +66,10 @@ class Address:
 
     def names(self, bound: str) -> list[str]:
         """Returns the names that a Host header may have, if ``host`` resolved to the address ``bound``."""
-        own = [f"[{name}]" if ":" in name else name for name in (self.host, bound)]
+        bound_names = [f"[{name}]" if ":" in name else name for name in (self.host, bound)]
         if ipaddress.ip_address(bound).is_loopback:
-            return [*LOOPBACK, *own, *self.allowed_hosts]
-        return [*own, *self.allowed_hosts] if self.allowed_hosts else ["*"]
+            return [*LOOPBACK, *bound_names, *self.allowed_hosts]
+        return [*bound_names, *self.allowed_hosts] if self.allowed_hosts else ["*"]
 
 
 class Server(uvicorn.Server):
@@ -169,8 +169,8 @@ def load_warm(
     run = logits_of(loaded, dtype)
     rows = Card.of(loaded.task).example_rows
     try:
-        for given in (rows[:1], rows, [*rows] * 8):
-            encoded([prediction.to_json() for prediction in loaded.predict_rows(given, forward_fn=run)])
+        for batch in (rows[:1], rows, [*rows] * 8):
+            encoded([prediction.to_json() for prediction in loaded.predict_rows(batch, forward_fn=run)])
     except NotFiniteError:
         reason = "its scores are not finite numbers; the model cannot be served"
         raise CheckpointError(f"{model}: {reason}") from None
@@ -207,10 +207,10 @@ def bound_listener(address: Address) -> Iterator[socket.socket]:
     """
     where = f"{address.host}:{address.port}"
     try:
-        kind, _, _, _, place = socket.getaddrinfo(
+        family, _, _, _, address_info = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.create_server(place[:2], family=kind, backlog=_BACKLOG)
+        listener = socket.create_server(address_info[:2], family=family, backlog=_BACKLOG)
     except (OSError, OverflowError, ValueError) as error:  # ValueError: not a host name, such as a..b
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot listen on {where}: {reason}; choose another --port or --host") from None
