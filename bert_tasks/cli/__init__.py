@@ -5,30 +5,8 @@ differs from its run), 143 or 130 stopped by SIGTERM or SIGINT after saving. tor
 the commands, so that ``--help`` is quick.
 """
 
-from bert_tasks.cli import app as application
-from bert_tasks.cli import models as models
-from bert_tasks.cli import training as training
-from bert_tasks.cli.entry import main as main
+from bert_tasks.cli import training  # isort: skip  # its commands come first in the help of the application
+from bert_tasks.cli import models
+from bert_tasks.cli.entry import main
 
-# The order of ``--help``: what one does with a model, then with a run, then around both.
-COMMANDS = (
-    "train",
-    "evaluate",
-    "predict",
-    "embed",
-    "serve",
-    "export",
-    "report",
-    "push",
-    "check",
-    "inspect",
-    "init",
-    "tokenizer",
-    "convert",
-    "search",
-    "reproduce",
-    "env",
-)
-application.app.registered_commands.sort(key=lambda command: COMMANDS.index(str(command.name)))
-
-__all__ = ["main"]
+__all__ = ["main", "models", "training"]

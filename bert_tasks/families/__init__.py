@@ -140,9 +140,8 @@ def converted_config(hf_config: Mapping[str, Any], *, layers: Sequence[int], fam
         )
     name, _ = target.fields["num_hidden_layers"]
     if target is source:
-        config = {**source.layer_fields, **hf_config}
-        kept = {} if source.kept_layers is None else source.kept_layers(config, layers)
-        return {**hf_config, **kept, name: len(layers)}
+        kept = source.kept_layers and source.kept_layers({**source.layer_fields, **hf_config}, layers)
+        return {**hf_config, **({} if kept is None else kept), name: len(layers)}
     config = vars(encoder_config(hf_config))
     own_values = {ours: value for ours, value in config.items() if value is not None}
     fields = {theirs: own_values[ours] for ours, (theirs, _) in target.fields.items() if theirs and ours in own_values}

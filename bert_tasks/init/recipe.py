@@ -170,7 +170,7 @@ def init_recipe(
         **sample.options,
     )
     format_labels = tuple(class_names.values()) if sample.has_stated_format else ()
-    trial = try_rows(spec, guess.task, guess.settings, known_labels=format_labels, row_labels=labels, seed=_SEED)
+    trial = try_rows(spec, guess.task, guess.settings, expected=format_labels, seen=labels, seed=_SEED)
     heading = [
         "Written by `bert-tasks init`. Change what was detected wrongly, then run:",
         *("", *_indented(_commands(target)), ""),
@@ -235,13 +235,7 @@ def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
 
 
 def try_rows(
-    spec: DataSpec,
-    task: str,
-    settings: Mapping[str, Any],
-    *,
-    known_labels: Sequence[str],
-    row_labels: Sequence[str],
-    seed: int,
+    spec: DataSpec, task: str, settings: Mapping[str, Any], *, expected: Sequence[str], seen: Sequence[str], seed: int
 ) -> Trial:
     """Reads all rows as a run will, and checks them.
 
@@ -249,8 +243,8 @@ def try_rows(
         spec: The files and how they are read.
         task: The name of the task.
         settings: Its settings, without labels.
-        known_labels: Labels that the format has; empty: they are taken from the rows.
-        row_labels: Labels that the rows seem to have.
+        expected: Labels that the format has; empty: they are taken from the rows.
+        seen: Labels that the rows seem to have.
         seed: Of the split, if there is no validation file.
 
     Returns:
@@ -261,7 +255,7 @@ def try_rows(
     """
     columns = load_task_class(task)(**settings).columns
     refused: list[DataError] = []
-    for labels in (known_labels,) if known_labels or not row_labels else (known_labels, row_labels):
+    for labels in (expected,) if expected or not seen else (expected, seen):
         try:
             try:
                 splits = load_splits(spec, columns=columns, seed=seed, labels=labels)
