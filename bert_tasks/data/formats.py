@@ -276,71 +276,41 @@ def register_format(format: Format) -> None:
     _FORMATS[format.name] = format
 
 
-def _glue(
-    name: str,
-    columns: tuple[str, ...],
-    *,
-    labels: tuple[str, ...] = (),
-    hub_columns: tuple[str, ...] = ("sentence1", "sentence2", "label"),
-    headless: tuple[str, ...] = (),
-    skips_short_rows: bool = False,
-    validation_sets: tuple[str, ...] = (),
-) -> TableFormat:
-    """A format of GLUE; ``columns`` are those of the files: the text or the two texts of a pair, and the label."""
-    ours = ("text", "label") if len(columns) == 2 else ("text", "text_pair", "label")
+_ENTAILMENT = ("entailment", "neutral", "contradiction")
+# Name, columns of the files (the text or the two texts of a pair, and the label), columns on the hub if they differ,
+# and labels in the order of their ids.
+_GLUE: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("sst2", "sentence|label", "", ("negative", "positive")),
+    ("cola", "sentence|label", "", ("unacceptable", "acceptable")),
+    ("mrpc", "#1 String|#2 String|Quality", "sentence1|sentence2|label", ("not_equivalent", "equivalent")),
+    ("stsb", "sentence1|sentence2|score", "sentence1|sentence2|label", ()),
+    ("qqp", "question1|question2|is_duplicate", "question1|question2|label", ("not_duplicate", "duplicate")),
+    ("mnli", "sentence1|sentence2|gold_label", "premise|hypothesis|label", _ENTAILMENT),
+    ("qnli", "question|sentence|label", "", ("entailment", "not_entailment")),
+    ("rte", "sentence1|sentence2|label", "", ("entailment", "not_entailment")),
+    ("wnli", "sentence1|sentence2|label", "", ("not_entailment", "entailment")),
+    ("ax", "sentence1|sentence2|label", "premise|hypothesis|label", _ENTAILMENT),
+)
+
+
+def _glue(name: str, columns: str, hub_columns: str, labels: Sequence[str]) -> TableFormat:
+    names, hub_names = columns.split("|"), (hub_columns if hub_columns else columns).split("|")
+    ours = ("text", "label") if len(names) == 2 else ("text", "text_pair", "label")
+    sets = ("matched", "mismatched") if name == "mnli" else ()
     return TableFormat(
         name=f"glue/{name}",
         extensions=(".tsv",),
         delimiter="\t",
-        quoted=False,
-        headless=headless,
-        skips_short_rows=skips_short_rows,
-        columns=dict(zip(ours, columns, strict=True)),
-        hub_columns=dict(zip(ours, hub_columns, strict=True)),
+        headless=("source", "label", "mark", "sentence") if name == "cola" else (),
+        skips_short_rows=name == "qqp",
+        columns=dict(zip(ours, names, strict=True)),
+        hub_columns=dict(zip(ours, hub_names, strict=True)),
         label_names={str(number): label for number, label in enumerate(labels)},
-        validation={part: f"dev_{part}.tsv" for part in validation_sets},
-        hub_validation={part: f"validation_{part}" for part in validation_sets},
+        validation={part: f"dev_{part}.tsv" for part in sets},
+        hub_validation={part: f"validation_{part}" for part in sets},
     )
 
 
-_ENTAILMENT = ("entailment", "neutral", "contradiction")
-_GLUE = (
-    _glue("sst2", ("sentence", "label"), hub_columns=("sentence", "label"), labels=("negative", "positive")),
-    _glue(
-        "cola",
-        ("sentence", "label"),
-        hub_columns=("sentence", "label"),
-        labels=("unacceptable", "acceptable"),
-        headless=("source", "label", "mark", "sentence"),
-    ),
-    _glue("mrpc", ("#1 String", "#2 String", "Quality"), labels=("not_equivalent", "equivalent")),
-    _glue("stsb", ("sentence1", "sentence2", "score")),
-    _glue(
-        "qqp",
-        ("question1", "question2", "is_duplicate"),
-        hub_columns=("question1", "question2", "label"),
-        labels=("not_duplicate", "duplicate"),
-        skips_short_rows=True,
-    ),
-    _glue(
-        "mnli",
-        ("sentence1", "sentence2", "gold_label"),
-        hub_columns=("premise", "hypothesis", "label"),
-        labels=_ENTAILMENT,
-        validation_sets=("matched", "mismatched"),
-    ),
-    _glue(
-        "qnli",
-        ("question", "sentence", "label"),
-        hub_columns=("question", "sentence", "label"),
-        labels=("entailment", "not_entailment"),
-    ),
-    _glue("rte", ("sentence1", "sentence2", "label"), labels=("entailment", "not_entailment")),
-    _glue("wnli", ("sentence1", "sentence2", "label"), labels=("not_entailment", "entailment")),
-    _glue(
-        "ax", ("sentence1", "sentence2", "label"), hub_columns=("premise", "hypothesis", "label"), labels=_ENTAILMENT
-    ),
-)
 for _format in (
     TableFormat(name="csv", extensions=(".csv",), delimiter=",", quoted=True),
     TableFormat(name="tsv", extensions=(".tsv",), delimiter="\t", quoted=True),
@@ -362,7 +332,7 @@ for _format in (
         hub_columns={"words": "tokens", "tags": "upos"},
     ),
     SquadFormat(name="squad", extensions=(".json",), file_names=("{split}-v*.json",)),
-    *_GLUE,
+    *(_glue(*row) for row in _GLUE),
 ):
     register_format(_format)
 

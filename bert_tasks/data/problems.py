@@ -147,11 +147,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def is_or_are(count: int) -> str:
-    """The verb of a counted subject."""
-    return "is" if count == 1 else "are"
-
-
 def first_few(items: Iterable[str], most: int) -> str:
     """The first items, separated by commas, and ``...`` if there are more."""
     shown = list(islice(items, most + 1))

@@ -34,7 +34,6 @@ from bert_tasks.data.records import (
     dataset_records,
 )
 from bert_tasks.data.table import (
-    HubSplit,
     RowTable,
     cache_folder,
     row_batches,
@@ -320,8 +319,8 @@ def read_hub(
     commit = None if Path(dataset).exists() else _commit(rows)
     hub = None
     if commit is not None:
-        licence = _licence(dataset, commit)
-        hub = HubSplit(dataset=dataset, config=config, split=split, commit=commit, licence=licence)
+        hub = {"dataset": dataset, "config": config, "split": split, "commit": commit}
+        hub["licence"] = _licence(dataset, commit)
     rows = without_absent(stored.rows, columns)
     return RowTable(rows=rows, source=source, fingerprint=stored.sha256, notes=stored.notes, file=stored.path, hub=hub)
 

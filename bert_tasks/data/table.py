@@ -130,17 +130,6 @@ def read_batches(path: Path, columns: Sequence[str]) -> Iterator[list[dict[str, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubSplit:
-    """A split of a data set on the hub. ``commit`` and ``licence`` (as its page states it) are None where unknown."""
-
-    dataset: str
-    config: str | None
-    split: str
-    commit: str | None
-    licence: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class RowTable:
     """Rows with the task's column names, and ``line``: the row's place in its source, from 1.
 
@@ -151,7 +140,7 @@ class RowTable:
         notes: what people should know of the reading, such as rows that were skipped.
         file: the Arrow file that holds these rows and no others, if there is one: reading them in order then leaves no
             pages of it in memory.
-        hub: where on the hub the rows are.
+        hub: the dataset, config, split, commit and licence (as its page states it) of rows of the hub.
         errors: of the rows that were skipped (``without_errors``) the column ``ROW_ERROR``, in which each is a JSON
             object: its line, what is wrong with it, and the row itself.
         part: the table that these rows are a part of, and their numbers there, if they share its features.
@@ -163,7 +152,7 @@ class RowTable:
     fingerprint: str
     notes: tuple[str, ...] = ()
     file: Path | None = None
-    hub: HubSplit | None = None
+    hub: Mapping[str, str | None] | None = None
     errors: "Dataset | None" = None
     part: "tuple[RowTable, Numbers] | None" = None
     joined_sources: tuple[tuple[str, int], ...] = ()

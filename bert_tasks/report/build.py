@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.data.problems import counted, is_or_are
+from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.writers import DELIMITERS, TableWriter, check_place, flat, json_line, whole_file
 from bert_tasks.errors import UsageError
@@ -99,7 +99,8 @@ class Report:
         lines += [] if self.mistakes is None else [f"{counted(self.mistakes.rows, 'mistake')}: {self.mistakes.path}"]
         if self.label_issues is not None:
             count = self.label_issues.rows
-            lines.append(f"{counted(count, 'label')} that {is_or_are(count)} probably wrong: {self.label_issues.path}")
+            verb = "is" if count == 1 else "are"
+            lines.append(f"{counted(count, 'label')} that {verb} probably wrong: {self.label_issues.path}")
         return [*lines, f"report: {self.output}"]
 
 

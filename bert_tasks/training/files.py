@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
@@ -76,7 +76,7 @@ def data_metadata(splits: Splits) -> dict[str, dict[str, Any]]:
             "fingerprint": table.fingerprint,
             "rows": len(table),
             **({} if table.errors is None else {"rows_left_out": len(table.errors)}),
-            **({} if table.hub is None else {"hub": asdict(table.hub)}),
+            **({} if table.hub is None else {"hub": dict(table.hub)}),
         }
         for name, table in named_splits(splits)
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_tasks.data.problems import counted, is_or_are, missing_path
+from bert_tasks.data.problems import counted, missing_path
 from support.sources import package_sources
 
 
@@ -37,9 +37,9 @@ def test_a_folder_that_may_not_be_listed(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 rows are"), (1, "1 row is"), (2, "2 rows are")])
-def test_a_count_agrees_with_its_noun_and_verb(count: int, text: str) -> None:
-    assert f"{counted(count, 'row')} {is_or_are(count)}" == text
+@pytest.mark.parametrize(("count", "text"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows")])
+def test_a_count_agrees_with_its_noun(count: int, text: str) -> None:
+    assert counted(count, "row") == text
 
 
 # Nouns that every message has beside a count which can be 1.
