@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_839  # of 29,000
-TOTAL_STATEMENTS = 21_883  # of 15,800
+TOTAL_LINES = 39_838  # of 29,000
+TOTAL_STATEMENTS = 21_882  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -98,9 +98,8 @@ class Report:
         lines += [line for comparison in self.comparisons for line in comparison.lines()]
         lines += [] if self.mistakes is None else [f"{counted(self.mistakes.rows, 'mistake')}: {self.mistakes.path}"]
         if self.label_issues is not None:
-            count = self.label_issues.rows
-            verb = "is" if count == 1 else "are"
-            lines.append(f"{counted(count, 'label')} that {verb} probably wrong: {self.label_issues.path}")
+            labels = "1 label that is" if (count := self.label_issues.rows) == 1 else f"{count} labels that are"
+            lines.append(f"{labels} probably wrong: {self.label_issues.path}")
         return [*lines, f"report: {self.output}"]
 
 
