@@ -25,7 +25,6 @@ from filelock import FileLock, Timeout
 from bert_tasks.errors import UsageError
 
 LOCK = "run.lock"
-_LONGEST_SHOWN = 300  # characters of a path in a message
 
 
 @contextmanager
@@ -259,11 +258,5 @@ def os_error_message(error: OSError) -> str:
     reason = str(error) if error.strerror is None else error.strerror
     files: tuple[object, ...] = (error.filename, error.filename2)  # may also be numbers of open files
     paths = [name for name in files if isinstance(name, str | bytes | os.PathLike) and name not in ("", b"")]
-    names = [_printable(os.fsdecode(path)) for path in paths]
+    names = [repr(os.fsdecode(path))[1:-1] for path in paths]  # unprintable characters are escaped
     return ": ".join([*[" -> ".join(names)][: len(names)], reason.partition("\n")[0]])
-
-
-def _printable(path: str | Path) -> str:
-    """The path with unprintable characters escaped; a very long one is cut."""
-    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(path))
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"

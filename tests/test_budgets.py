@@ -20,7 +20,7 @@ LINES = {
     "api": (269, 250),
     "report": (2039, 1700),
     "cards": (548, 380),
-    "serving": (1094, 800),
+    "serving": (1092, 800),
     "glue_submission": (148, 150),
     "experiments": (1793, 1200),
     "training": (4156, 2700),
@@ -36,12 +36,12 @@ LINES = {
     "metrics": (1179, 1000),
     "data": (5113, 2900),
     "encoder": (3064, 2300),
-    "foundations": (944, 800),
+    "foundations": (937, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_838  # of 29,000
-TOTAL_STATEMENTS = 21_882  # of 15,800
+TOTAL_LINES = 39_829  # of 29,000
+TOTAL_STATEMENTS = 21_874  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint, distribution, entry_points, packages_distributions
+from importlib.metadata import EntryPoint, distribution, packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +77,6 @@ def test_make_builds_the_wheel_anew_when_any_of_its_files_changes(repository: Pa
     assert {str(file.relative_to(repository)) for file in packaged} - set(sources.split()) == set()
 
 
-@made_by_make
-def test_console_script_is_installed() -> None:
-    (script,) = (entry for entry in entry_points(group="console_scripts") if entry.name == "bert-tasks")
-    assert callable(script.load())
-
-
 def test_console_script_names_a_function(project: dict[str, Any]) -> None:
     script = EntryPoint("bert-tasks", project["scripts"]["bert-tasks"], "console_scripts")
     assert callable(script.load())
@@ -130,21 +124,6 @@ def test_constraints_pin_every_direct_dependency_at_its_floor_or_above(
 
 def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
-
-
-def test_help_starts_without_heavy_imports() -> None:
-    code = (
-        "import sys\n"
-        "from bert_tasks.cli import main\n"
-        "sys.argv = ['bert-tasks', '--help']\n"
-        "code = 0\ntry:\n    main()\nexcept SystemExit as end:\n    code = end.code\n"
-        f"print('loaded:', *(name for name in {HEAVY!r} if name in sys.modules))\n"
-        "sys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "train" in done.stdout
-    assert done.stdout.splitlines()[-1].strip() == "loaded:"
 
 
 def test_public_names_are_imported_when_asked_for() -> None:

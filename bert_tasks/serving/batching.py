@@ -126,14 +126,16 @@ class Batcher:
             self._explanations -= 1
 
     async def _predicted(self, rows: Sequence[Row]) -> Sequence[Prediction]:
-        loop = asyncio.get_running_loop()
-        arrived = loop.time()
+        loop, model = asyncio.get_running_loop(), self._model
+        arrived, tokenizer = loop.time(), model.require_tokenizer()
         answer: asyncio.Future[Sequence[Prediction]] = loop.create_future()
         answer.add_done_callback(retrieve_exception)  # the client may disconnect before it fails
         self.waiting += 1
         features: list[Feature] | None = None
         try:
-            features = await loop.run_in_executor(self._tokenizing, self._features, rows)
+            features = await loop.run_in_executor(
+                self._tokenizing, checked_features, model.task, rows, tokenizer, model.config
+            )
         finally:
             self.waiting -= features is None  # cancelled meanwhile
         tokens = sum(len(feature["input_ids"]) for feature in features)
@@ -146,10 +148,6 @@ class Batcher:
             if request in self._requests:  # cancelled: its place is free, even while the model runs
                 self._requests.remove(request)
                 self.waiting -= 1
-
-    def _features(self, rows: Sequence[Row]) -> list[Feature]:
-        """Runs on the tokenizer's thread."""
-        return checked_features(self._model.task, rows, self._model.require_tokenizer(), self._model.config)
 
     async def _collect(self) -> None:
         """Runs the oldest requests together, again and again, until it is cancelled."""

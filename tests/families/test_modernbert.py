@@ -131,18 +131,6 @@ def test_stock_transformers_differs_by_its_roundings(
     assert apart > 1e-9  # the roundings are there
 
 
-def test_transformers_computes_the_same_in_float32_with_its_roundings_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = random_batch("modernbert", lengths=LENGTHS)
-    theirs = hf_model("modernbert", "token", dtype=torch.float32)
-    with torch.no_grad():
-        lifted = theirs(**batch.inputs("modernbert")).logits
-        for name in ("apply_rotary_pos_emb", "eager_attention_forward"):
-            monkeypatch.setattr(modeling_modernbert, name, STOCK_MODERNBERT[name])
-        monkeypatch.setattr(modeling_modernbert.ModernBertRotaryEmbedding, "forward", STOCK_MODERNBERT["forward"])
-        stock = theirs(**batch.inputs("modernbert")).logits
-    assert torch.equal(lifted, stock)
-
-
 def test_default_config_is_transformers() -> None:
     assert encoder_config({"model_type": "modernbert"}) == encoder_config(ModernBertConfig().to_dict())
 
