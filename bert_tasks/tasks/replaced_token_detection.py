@@ -56,8 +56,7 @@ class ReplacedTokenPrediction(Prediction):
         measured: in evaluation (logit, replaced, masked) of each token that the discriminator saw.
         ids: of the tokens.
         originals: in evaluation the ids of the tokens before some were replaced.
-        excerpt: of a row that a report may show: pieces of the text, each with the token that it replaced ("": none)
-            and the probability that it replaced one.
+        example: of a row that a report may show, without its line.
     """
 
     tokens: tuple[str, ...]
@@ -65,7 +64,7 @@ class ReplacedTokenPrediction(Prediction):
     measured: tuple[tuple[float, bool, bool], ...] = field(default=(), metadata=NOT_WRITTEN)
     ids: tuple[int, ...] = field(default=(), metadata=NOT_WRITTEN)
     originals: tuple[int, ...] = field(default=(), metadata=NOT_WRITTEN)
-    excerpt: tuple[tuple[str, str, float], ...] = field(default=(), metadata=NOT_WRITTEN)
+    example: Example | None = field(default=None, metadata=NOT_WRITTEN)
 
     @property
     def worst(self) -> float:
@@ -89,7 +88,7 @@ class ReplacedFormats(Rendering, HFConfig):
             replace(
                 one,
                 tokens=tuple(map(str, tokenizer.convert_ids_to_tokens(list(one.ids)))),
-                excerpt=_excerpt(one, tokenizer) if number in shown else (),
+                example=_example(one, tokenizer) if number in shown else None,
             )
             for number, one in enumerate(predictions)
         ]
@@ -292,43 +291,28 @@ def _result(row: Row, one: ReplacedTokenPrediction) -> RowResult:
     )
 
 
-def _excerpt(one: ReplacedTokenPrediction, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[str, str, float], ...]:
+def _example(one: ReplacedTokenPrediction, tokenizer: PreTrainedTokenizerBase) -> Example:
     """The tokens that were replaced or seem to be, each alone, and the text between them."""
+    segments, remarks = [], []
     rows = zip(one.ids, one.originals, one.scores, strict=True)
-    pieces: list[tuple[str, str, float]] = []
     for is_marked, group in groupby(rows, key=lambda row: row[0] != row[1] or row[2] > 0.5):
         tokens = list(group)
         if not is_marked:
-            pieces.append((str(tokenizer.decode([token for token, _, _ in tokens])), "", 0.0))
+            segments.append(Segment(text=f" {tokenizer.decode([token for token, _, _ in tokens])} "))
             continue
         for token, original, score in tokens:
-            was = "" if token == original else str(tokenizer.decode([original])).strip()
-            pieces.append((str(tokenizer.decode([token])).strip(), was, score))
-    return tuple(pieces)
+            text, is_right = str(tokenizer.decode([token])).strip(), score > 0.5
+            was = "" if token == original else f"in place of {str(tokenizer.decode([original])).strip()}"
+            segments.append(Segment(text=f" {text} ", label=was, prediction="replaced" if is_right else ""))
+            if was:
+                remarks.append(Remark(name=f"{text} {was}", value=score, tone="good" if is_right else "bad"))
+    return Example(line=None, excerpt=tuple(segments), remarks=tuple(remarks))
 
 
 def _examples(pairs: Sequence[tuple[Row, ReplacedTokenPrediction]], figures: Mapping[str, int]) -> Examples | None:
     """The texts with the worst mistakes."""
-    shown = sorted((pair for pair in pairs if pair[1].excerpt), key=lambda pair: -pair[1].worst)[:MOST_EXAMPLES]
-    items = tuple(
-        Example(
-            line=row.get("line"),
-            excerpt=tuple(
-                Segment(
-                    text=f" {text} ",
-                    label=f"in place of {was}" if was else "",
-                    prediction="replaced" if score > 0.5 else "",
-                )
-                for text, was, score in one.excerpt
-            ),
-            remarks=tuple(
-                Remark(name=f"{text} in place of {was}", value=score, tone="good" if score > 0.5 else "bad")
-                for text, was, score in one.excerpt
-                if was
-            ),
-        )
-        for row, one in shown
-    )
+    worst = sorted(pairs, key=lambda pair: -pair[1].worst)[:MOST_EXAMPLES]
+    items = [replace(one.example, line=row.get("line")) for row, one in worst if one.example is not None]
     if not items:
         return None
     return Examples(
@@ -339,5 +323,5 @@ def _examples(pairs: Sequence[tuple[Row, ReplacedTokenPrediction]], figures: Map
             "replaced by another token. Each text is shown as the model read it; the numbers are the probabilities "
             "that it gave to replaced tokens of being so."
         ),
-        items=items,
+        items=tuple(items),
     )

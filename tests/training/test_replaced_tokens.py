@@ -259,7 +259,7 @@ def test_a_report_shows_replaced_tokens(folder: Path, tmp_path: Path) -> None:
         assert tokenizer.mask_token_id not in one.ids
         changed = [token != original for token, original in zip(one.ids, originals, strict=True)]
         assert sum(changed) == sum(replaced for _, replaced, _ in one.measured)
-        assert sum(was != "" for _, was, _ in one.excerpt) == sum(changed)
+        assert sum(segment.label != "" for segment in one.example.excerpt) == sum(changed)
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "Texts with the worst mistakes" in page
     assert " in place of " in page

@@ -122,28 +122,21 @@ class RowReport(Report):
 
     def _class_sections(self, pairs: Pairs) -> ReportSections:
         """One class or choice for each row."""
-        results = [self.result(row, prediction) for row, prediction in pairs]
+        results, names = [self.result(row, prediction) for row, prediction in pairs], self.task.labels
         correct = [result.is_correct for result in results]
-        sections = ReportSections(
-            measure=accuracy_measure(correct),
+        labels, predicted = [result.label for result in results], [str(result.prediction) for result in results]
+        has_classes = self.task.output_kind != "choice"
+        return ReportSections(
+            measure=class_measure(labels, predicted, names) if has_classes else accuracy_measure(correct),
             unit="rows",
-            headline=("accuracy",),
+            headline=("accuracy", "macro_f1") if has_classes else ("accuracy",),
             results=tuple(results),
             accuracy_of_rows=True,
+            label_word="class" if has_classes else "",
+            labels=names,
+            confusion=Confusion.of(labels, predicted, names, "rows") if has_classes else None,
             calibration=calibration([result.score for result in results], correct),
             examples=self._mistakes(results, pairs),
-        )
-        if self.task.output_kind == "choice":
-            return sections
-        labels, predicted = [result.label for result in results], [str(result.prediction) for result in results]
-        names = self.task.labels
-        return replace(
-            sections,
-            measure=class_measure(labels, predicted, names),
-            headline=("accuracy", "macro_f1"),
-            label_word="class",
-            labels=names,
-            confusion=Confusion.of(labels, predicted, names, "rows"),
         )
 
     def _label_sections(self, pairs: Pairs) -> ReportSections:

@@ -425,16 +425,12 @@ class SpanExtraction(Task[SpanPrediction]):
 
 
 def _offsets(feature: Feature) -> Sequence[int]:
-    found = feature.get("offsets")
-    if found is None:
-        raise ValueError("a feature of span extraction has no offsets: make features with SpanExtraction.features")
-    return found
+    offsets = feature.get("offsets")
+    return () if offsets is None else offsets
 
 
 def _null_odds(prediction: SpanPrediction) -> float:
-    if prediction.null_odds is None:
-        raise ValueError("a prediction without null odds: it was made without version_2_with_negative")
-    return prediction.null_odds
+    return 0.0 if prediction.null_odds is None else prediction.null_odds
 
 
 def _answered_rows(
