@@ -94,31 +94,6 @@ def test_a_run_with_pickles_in_its_checkpoints_does_not_open_them(recipe: Path, 
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("kind", ["elsewhere", "gpt2", "../../bert"])
-def test_another_type_of_model_is_refused(model: Path, tmp_path: Path, kind: str) -> None:
-    content = json.loads((model / "config.json").read_text("utf-8"))
-    (model / "config.json").write_text(json.dumps({**content, "model_type": kind}), "utf-8")
-    ended = predict(model, ["a ferry"], tmp_path)
-    assert ended.code == 4, ended.err
-    assert kind in ended.err
-    assert not (tmp_path / "answers.jsonl").exists()
-
-
-def test_special_tokens_in_texts_are_text(model: Path, tmp_path: Path) -> None:
-    tokens = ["<s>", "</s>", "<mask>", "<pad>"]
-    ended = predict(model, [*(f"a {token} ferry" for token in tokens), "a ferry"], tmp_path)
-    assert ended.code == 0, ended.err
-    scores = {json.loads(line)["score"] for line in (tmp_path / "answers.jsonl").read_text("utf-8").splitlines()}
-    assert len(scores) == len(tokens) + 1
-
-
-def test_a_lone_surrogate_is_named_with_its_row(model: Path, tmp_path: Path) -> None:
-    ended = predict(model, ["a ferry", "\ud800 broken"], tmp_path)
-    assert ended.code == 3, ended.err
-    assert "texts.jsonl:2" in ended.err
-    assert not (tmp_path / "answers.jsonl").exists()
-
-
 def test_tokens_do_not_reach_files_or_messages(recipe: Path, tmp_path: Path) -> None:
     secret = "hf_" + "Q" * 34
     ended = runs.run([*runs.CONSOLE, "--debug", "train", recipe], folder=tmp_path, HF_TOKEN=secret, MY_API_KEY=secret)

@@ -177,27 +177,6 @@ def test_who_waits_while_the_model_runs_goes_next_without_waiting(model_of: Mode
     assert gauge.batches == [1, 7]
 
 
-def test_a_cancelled_request_is_never_run_and_leaves_the_queue(model_of: ModelOf) -> None:
-    gauge = Gauge(model_of("single"))
-
-    async def ask() -> None:
-        async with batcher(gauge, Batching(max_wait=0)) as opened:
-            with gauge.held():
-                first = asyncio.create_task(opened.answer([ROW]))
-                await until(gauge.entered.is_set)
-                gone, kept = (asyncio.create_task(opened.answer([ROW] * count)) for count in (5, 2))
-                await until(lambda: opened.waiting == 2)
-                await asyncio.sleep(0.05)
-                gone.cancel()
-            assert len(await kept) == 2
-            await first
-            assert gone.cancelled()
-            assert opened.waiting == 0
-
-    asyncio.run(ask())
-    assert gauge.batches == [1, 2]
-
-
 def test_who_has_left_keeps_no_place_while_the_model_runs(model_of: ModelOf) -> None:
     gauge = Gauge(model_of("single"))
 
