@@ -29,7 +29,7 @@ LINES = {
     "init": (632, 650),
     "model": (2227, 1950),
     "export": (811, 700),
-    "tasks": (7207, 4900),
+    "tasks": (7195, 4900),
     "checkpoints": (1745, 1450),
     "tensorflow": (686, 600),
     "families": (1224, 1250),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_802  # of 29,000
-TOTAL_STATEMENTS = 21_870  # of 15,800
+TOTAL_LINES = 39_790  # of 29,000
+TOTAL_STATEMENTS = 21_866  # of 15,800
 TASK_MEMBERS = 14
 
 

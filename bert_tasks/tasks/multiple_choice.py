@@ -183,8 +183,6 @@ class ChoiceExplainable(Explainable):
 class ChoiceReport(RowReport):
     """What a report shows of multiple choice."""
 
-    task: "MultipleChoice"
-
     def describe(self, decision: int) -> str:
         return f"choice {decision} for every row"
 

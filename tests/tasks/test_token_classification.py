@@ -154,15 +154,6 @@ class TestMetrics:
         unclosed = TokenClassification(labels=labels).metrics([answer("abc", ["B-A", "I-A", "O"])], rows)
         assert (unclosed["overall_f1"], unclosed["invalid_transitions"]) == (1.0, 1.0)
 
-    def test_raw_labels(self) -> None:
-        task = TokenClassification(labels=("NOUN", "VERB"))
-        rows = [{"tags": ["NOUN", "VERB", "X"]}, {"tags": ["O"]}]
-        found = task.metrics([answer("abc", ["NOUN", "NOUN", "NOUN"]), answer("a", ["NOUN"])], rows)
-        assert found["overall_accuracy"] == 0.25
-        assert found[task.primary_metric] == 0.25
-        assert "overall_f1" not in found
-        assert TASK.primary_metric == "overall_f1"
-
     def test_raw_labels_may_look_like_chunk_tags(self) -> None:
         task = TokenClassification(labels=("E-MAIL", "NAME", "O"))
         rows = [{"tags": ["E-MAIL", "O"]}, {"tags": ["NAME", "E-MAIL"]}]
@@ -241,19 +232,6 @@ class TestSettings:
     def test_refused(self, fields: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             TokenClassification(**fields)
-
-    def test_what_a_user_states_and_what_transformers_is_told(self) -> None:
-        assert Fitting.of(TokenClassification(labels=LABELS, scheme="IOB1")).settings() == {
-            "max_length": 128,
-            "labelling": "first",
-            "doc_stride": 32,
-            "crf": False,
-            "context_tokens": 0,
-        }
-        assert HFConfig.of(TokenClassification(labels=("O", "B-A"))).entries == {
-            "id2label": {"0": "O", "1": "B-A"},
-            "label2id": {"O": 0, "B-A": 1},
-        }
 
     @pytest.mark.parametrize("usable", [3, 4, 16, 48, 512])
     def test_settings_implied_by_a_checkpoint_fit_it(self, usable: int) -> None:

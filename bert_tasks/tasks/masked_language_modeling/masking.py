@@ -63,15 +63,11 @@ class MaskingRule:
     def __post_init__(self) -> None:
         if not 0 < self.mlm_probability <= 1:
             raise ValueError(f"mlm_probability is {self.mlm_probability}, expected a share above 0 and at most 1")
-        shares = {"mask_replace_prob": self.mask_replace_prob, "random_replace_prob": self.random_replace_prob}
-        for name, share in shares.items():
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name} is {share}, expected a share from 0 to 1")
-        if sum(shares.values()) > 1 + 1e-9:
-            raise ValueError(
-                f"mask_replace_prob + random_replace_prob is {sum(shares.values()):g}, expected at most 1: they are "
-                "shares of the tokens that are predicted"
-            )
+        for name in ("mask_replace_prob", "random_replace_prob"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected a share from 0 to 1")
+        if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:
+            raise ValueError("mask_replace_prob + random_replace_prob: expected at most 1, shares of predicted tokens")
         if self.max_ngram < 1:
             raise ValueError(f"max_ngram is {self.max_ngram}, expected 1 or more words")
         if self.max_ngram > 1 and not self.whole_word_mask:

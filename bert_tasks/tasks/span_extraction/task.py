@@ -252,6 +252,12 @@ class SpanExtraction(Task[SpanPrediction]):
     """
 
     name: ClassVar[str] = "span-extraction"
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column(name="id", kind="id", required=False),
+        Column(name="question", kind="text"),
+        Column(name="context", kind="text"),
+        Column(name="answers", kind="answers", required=False),
+    )
     output_kind: ClassVar[OutputKind] = "position"
     primary_metric: ClassVar[str] = "f1"
     parts: ClassVar[tuple[type[Part], ...]] = (SpanDetection, SpanFormats, SpanFitting, SpanExplainable, SpanReport)
@@ -288,15 +294,6 @@ class SpanExtraction(Task[SpanPrediction]):
                 f"by 0 to {room - 1} tokens"
             )
         return None
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return (
-            Column(name="id", kind="id", required=False),
-            Column(name="question", kind="text"),
-            Column(name="context", kind="text"),
-            Column(name="answers", kind="answers", required=False),
-        )
 
     def head(self, config: EncoderConfig) -> PerTokenHead:
         return PerTokenHead(config, 2, dropout=config.head.span_dropout)

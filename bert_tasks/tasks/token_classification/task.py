@@ -225,6 +225,12 @@ class TokenClassification(Task[TokenPrediction]):
     """
 
     name: ClassVar[str] = "token-classification"
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column(name="words", kind="words"),
+        Column(name="tags", kind="tags", required=False),
+        Column(name="document", kind="id", required=False),
+        Column(name="text", kind="text", required=False),  # in place of the words, or the text that they are from
+    )
     parts: ClassVar[tuple[type[Part], ...]] = (TokenDetection, TokenFormats, TokenFitting, TokenReport)
     labelling: Literal["first", "continuation", "all"] = "first"
     doc_stride: int = 32
@@ -245,15 +251,6 @@ class TokenClassification(Task[TokenPrediction]):
             raise ValueError(f"context_tokens is {self.context_tokens}, expected 0 (no context) or more")
         if self.crf and self.labelling != "first":
             raise ValueError(f"crf = true requires labelling = 'first', not {self.labelling!r}")
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return (
-            Column(name="words", kind="words"),
-            Column(name="tags", kind="tags", required=False),
-            Column(name="document", kind="id", required=False),
-            Column(name="text", kind="text", required=False),  # in place of the words, or the text that they are from
-        )
 
     @property
     def _label_scheme(self) -> Scheme:
