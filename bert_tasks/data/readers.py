@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 GivenRow = TypeVar("GivenRow")  # a row as the caller wrote it: a dict, a text, a tuple of texts
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_VERSION = 4  # part of the cache's key and of the fingerprint: raise it when reading changes
+_VERSION = 5  # part of the cache's key and of the fingerprint: raise it when reading changes
 
 
 class Frame(Protocol):
@@ -258,21 +258,16 @@ def read_table(
         digest = sha256_file(path)
     except OSError as error:
         raise DataError(f"{path}: the file cannot be read: {error.strerror}") from error
-    # Runs keep fingerprints in run.json, so these values and their names stay as they are.
-    names = {} if options.columns is None else options.columns
-    settings: dict[str, Any] = {
-        "columns": None,
+    settings = asdict(options) | {
+        "columns": {} if options.columns is None else options.columns,
         "encoding": "utf-8" if options.encoding is None else options.encoding,
-        "delimiter": options.delimiter,
         "header": options.header is not False,
         "label_separator": separator,
         "format": layout.name,
-        "version": _VERSION,
+        "document": options.document if layout.has_documents else None,
     }
-    settings |= {"document": options.document} if layout.has_documents else {}
-    read = [{**asdict(field), "mapped": field.column.name in names} for field in validator.fields]
-    further = [] if passthrough == "none" and not skip_errors else [passthrough, skip_errors]
-    fingerprint = sha256_json(digest, settings, read, labels, *further)
+    fields = [asdict(field) for field in validator.fields]
+    fingerprint = sha256_json(digest, settings, fields, labels, passthrough, skip_errors, _VERSION)
     records = layout.open(path, options, columns_to_read=columns_to_read)
     try:
         stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, validator, name))
