@@ -34,14 +34,14 @@ LINES = {
     "tensorflow": (686, 600),
     "families": (1224, 1250),
     "metrics": (1179, 1000),
-    "data": (5113, 2900),
+    "data": (5108, 2900),
     "encoder": (3064, 2300),
     "foundations": (937, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_790  # of 29,000
-TOTAL_STATEMENTS = 21_866  # of 15,800
+TOTAL_LINES = 39_785  # of 29,000
+TOTAL_STATEMENTS = 21_863  # of 15,800
 TASK_MEMBERS = 14
 
 

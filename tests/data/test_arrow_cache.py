@@ -47,6 +47,11 @@ def test_contents_and_options_change_the_fingerprint(read: Read) -> None:
     assert tables[1][0]["label"] == "y"
 
 
+def test_what_is_assumed_and_what_is_stated_are_the_same(read: Read) -> None:
+    tables = [read("text,label\na,x\n", **options) for options in ({}, {"encoding": "utf-8"})]
+    assert tables[0].fingerprint == tables[1].fingerprint
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_cached_files_obey_the_umask(read: Read, tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
