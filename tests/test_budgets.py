@@ -18,17 +18,17 @@ from support.sources import Source, package_sources
 LINES = {
     "cli": (1501, 1000),
     "api": (269, 250),
-    "report": (2039, 1700),
-    "cards": (548, 380),
+    "report": (1966, 1700),
+    "cards": (544, 380),
     "serving": (1092, 800),
     "glue_submission": (148, 150),
     "experiments": (1793, 1200),
     "training": (4156, 2700),
-    "inference": (1955, 1150),
+    "inference": (1892, 1150),
     "recipe": (1476, 1000),
     "init": (632, 650),
-    "model": (2227, 1950),
-    "export": (811, 700),
+    "model": (2212, 1950),
+    "export": (790, 700),
     "tasks": (7195, 4900),
     "checkpoints": (1745, 1450),
     "tensorflow": (686, 600),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_785  # of 29,000
-TOTAL_STATEMENTS = 21_863  # of 15,800
+TOTAL_LINES = 39_609  # of 29,000
+TOTAL_STATEMENTS = 21_811  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -77,8 +77,8 @@ class FinishedRun:
     @property
     def head(self) -> str | None:
         """The kind of the head if transformers has it, such as sequence, token or span."""
-        kind = head_kind(dict(self.config))
-        return None if kind == "base" else kind
+        name = head_kind(dict(self.config))
+        return None if name == "base" else name
 
     @property
     def has_hf_head(self) -> bool:
@@ -201,22 +201,22 @@ def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licen
     """
     folder = Path(run)
     finished, path = read_run(folder), folder / outputs.MODEL / CARD
-    stated = _stated(path)
+    fields = _stated(path)
     for name, texts in (("language", languages), ("license", None if licence is None else [licence])):
         if texts is not None:
             if not all(text.strip() for text in texts):
                 raise UsageError(f"the {name} is empty: state one, such as en or apache-2.0, or leave it out")
-            stated[name] = [visible(text) for text in texts]
+            fields[name] = [visible(text) for text in texts]
     if licence is not None:
-        stated["license"] = visible(licence)
-    text = card_text(finished, stated)
+        fields["license"] = visible(licence)
+    text = card_text(finished, fields)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         outputs.write_text(path, text)
     remove_temporaries(path.parent, of=[CARD])
     return path
 
 
-def card_text(run: FinishedRun, stated: Mapping[str, Any]) -> str:
+def card_text(run: FinishedRun, fields: Mapping[str, Any]) -> str:
     """The whole card. ``stated``: what only a person can say, ``language`` and ``license``."""
     from huggingface_hub import ModelCard
 
@@ -236,7 +236,7 @@ def card_text(run: FinishedRun, stated: Mapping[str, Any]) -> str:
     recipe = "" if run.recipe is None else to_toml(run.recipe)
     body = _template().render(
         run=run,
-        overview=_overview(run, stated),
+        overview=_overview(run, fields),
         limits=() if card is None else card.limits,
         example=None if card is None else json.dumps(card.example_rows[0]),
         inputs=", ".join(inputs if inputs else ['"The text to classify."']),
@@ -249,7 +249,7 @@ def card_text(run: FinishedRun, stated: Mapping[str, Any]) -> str:
         versions={**run.metadata.get("versions", {}), "python": run.metadata.get("python", _UNKNOWN)},
         no_stock_head=NO_HF_HEAD,
     )
-    return signed(ModelCard(f"---\n{_header(run, stated, results).to_yaml()}\n---\n\n{body}\n").content)
+    return signed(ModelCard(f"---\n{_header(run, fields, results).to_yaml()}\n---\n\n{body}\n").content)
 
 
 @cache
@@ -278,7 +278,7 @@ def _stated(path: Path) -> dict[str, Any]:
     return {key: data[key] for key in ("language", "license") if data.get(key) is not None}
 
 
-def _header(run: FinishedRun, stated: Mapping[str, Any], results: Sequence[Any]) -> Any:
+def _header(run: FinishedRun, fields: Mapping[str, Any], results: Sequence[Any]) -> Any:
     """The metadata of the card, with the metrics that are scores: no loss, no count, no threshold."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -303,9 +303,9 @@ def _header(run: FinishedRun, stated: Mapping[str, Any], results: Sequence[Any])
             if name not in not_scores and value is not None and math.isfinite(value)
         ]
     datasets = [visible(str(data["hub"]["dataset"])) for data in run.splits.values() if data["hub"]]
-    fields: dict[str, Any] = {
-        "language": stated.get("language"),
-        "license": stated.get("license"),
+    content: dict[str, Any] = {
+        "language": fields.get("language"),
+        "license": fields.get("license"),
         "library_name": "transformers" if run.has_hf_head else "bert-tasks",
         "pipeline_tag": pipeline_tag,
         "tags": ["bert-tasks", visible(str(run.config["model_type"]))],
@@ -315,10 +315,10 @@ def _header(run: FinishedRun, stated: Mapping[str, Any], results: Sequence[Any])
         "model_name": visible(run.title) if scores else None,
         "eval_results": scores,
     }
-    return ModelCardData(**{key: value for key, value in fields.items() if value not in (None, [])})
+    return ModelCardData(**{key: value for key, value in content.items() if value not in (None, [])})
 
 
-def _overview(run: FinishedRun, stated: Mapping[str, Any]) -> dict[str, object]:
+def _overview(run: FinishedRun, fields: Mapping[str, Any]) -> dict[str, object]:
     """The first table of the card."""
     base = run.base_name
     if base is None:
@@ -326,7 +326,7 @@ def _overview(run: FinishedRun, stated: Mapping[str, Any]) -> dict[str, object]:
     elif run.is_hub_base:
         asked = "" if run.base["revision"] is None else f"revision {run.base['revision']}, "
         base = f"{base} ({asked}commit {run.base['commit']})"
-    languages = stated.get("language", [])
+    languages = fields.get("language", [])
     names = [languages] if isinstance(languages, str) else languages
     no_licence = f"{_UNKNOWN} (not stated); the licences of the base model and the data apply too"
     return {
@@ -334,7 +334,7 @@ def _overview(run: FinishedRun, stated: Mapping[str, Any]) -> dict[str, object]:
         "architecture": f"{run.config['model_type']} ({run.architecture})",
         "base model": base,
         "languages": ", ".join(names) if names else f"{_UNKNOWN} (not stated)",
-        "licence": stated.get("license", no_licence),
+        "licence": fields.get("license", no_licence),
     }
 
 

@@ -56,10 +56,10 @@ class Push:
         lines.append(f"{sum(self.files.values()):>14,}  bytes in {counted(len(self.files), 'file')} from {self.folder}")
         if self.left_out:
             lines.append(f"left out: {', '.join(self.left_out)}")
-        kind = "public" if self.public else "private"
+        visibility = "public" if self.public else "private"
         if self.url is None:
-            return [*lines, f"dry run: nothing was sent; would go to {self.repo} ({kind}), branch {self.branch}"]
-        return [*lines, f"{self.repo} ({kind}), branch {self.branch}: {self.url}"]
+            return [*lines, f"dry run: nothing was sent; would go to {self.repo} ({visibility}), branch {self.branch}"]
+        return [*lines, f"{self.repo} ({visibility}), branch {self.branch}: {self.url}"]
 
 
 def push(
@@ -117,8 +117,8 @@ def push(
 def _model_folder(path: Path) -> Path:
     """The folder of the model, after a check that the model can be loaded."""
     if not path.is_dir():
-        what = "a file" if path.exists() else missing_path(path, "folder")
-        raise UsageError(f"{path}: {what}; expected the folder of a model or of a finished run")
+        problem = "a file" if path.exists() else missing_path(path, "folder")
+        raise UsageError(f"{path}: {problem}; expected the folder of a model or of a finished run")
     if not (path / CONFIG).is_file():
         if (path / outputs.RUN).is_file() and outputs.read_summary(path) is None:
             raise UsageError(f"{path}: the run is not finished; train it to its end, or push {path / outputs.MODEL}")
@@ -132,23 +132,19 @@ def _model_folder(path: Path) -> Path:
 
 
 def _files_to_upload(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The files to upload with their sizes, and the names of all others.
-
-    Raises:
-        UsageError: one of them is a link, or the weights are pickled.
-    """
+    """The files to upload with their sizes, and the names of all others."""
     names = sorted(path.name for path in folder.iterdir())
-    chosen = [
+    names_to_upload = [
         name
         for name in names
         if is_model_file(name) or any(fnmatch.fnmatchcase(name, pattern) for pattern in _ACCOMPANYING)
     ]
-    for name in chosen:
+    for name in names_to_upload:
         if (folder / name).is_symlink():
             raise UsageError(f"{folder / name} is a link; push a copy of the folder: cp -rL {folder} COPY")
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in PICKLES):
             raise UsageError(f"{folder / name} holds pickled weights; load the model and save it with save_pretrained")
-    files = {name: (folder / name).stat().st_size for name in chosen if (folder / name).is_file()}
+    files = {name: (folder / name).stat().st_size for name in names_to_upload if (folder / name).is_file()}
     return files, tuple(name for name in names if name not in files)
 
 

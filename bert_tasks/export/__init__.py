@@ -172,11 +172,11 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
             f"{target} is not empty and contains no export (it contains {min(existing)}): choose another folder"
         )
     try:
-        stated = json.loads((target / RECORD).read_text("utf-8"))["files"]
-        own = {RECORD, *(name for name in stated if isinstance(name, str))}
+        files = json.loads((target / RECORD).read_text("utf-8"))["files"]
+        own_files = {RECORD, *(name for name in files if isinstance(name, str))}
     except (OSError, ValueError, RecursionError, KeyError, TypeError):  # there is none, or it is damaged
-        own = {RECORD}
-    foreign = sorted(existing - own)
+        own_files = {RECORD}
+    foreign = sorted(existing - own_files)
     if foreign:
         raise UsageError(f"{target} holds an export and other files ({foreign[0]}): choose another folder")
     if existing and not overwrite:
@@ -298,9 +298,9 @@ def _random_sequences(model: TaskModel) -> list[Feature]:
     second_segment = min(1, max(0, config.type_vocab_size - 1))
     sequences: list[Feature] = []
     for length in sorted({length for length in (*LENGTHS, longest - 1, longest) if 1 <= length <= longest}):
-        chosen = tokens[torch.randint(len(tokens), (length,), generator=generator)].tolist()
+        ids = tokens[torch.randint(len(tokens), (length,), generator=generator)].tolist()
         segments = [0] * (length - length // 2) + [second_segment] * (length // 2)
-        sequences.append({"row": len(sequences), "input_ids": chosen, "token_type_ids": segments})
+        sequences.append({"row": len(sequences), "input_ids": ids, "token_type_ids": segments})
     return sequences
 
 
@@ -315,8 +315,8 @@ def _largest_differences(
     ]
     # Neighbouring sequences together, whatever their lengths, with heads reading all of their tokens.
     batches = [b for size in sizes for b in token_batches(range(len(whole)), [1] * len(whole), max_tokens=size)]
-    found = [_difference(model, graph, [whole[i] for i in batch]) for batch in batches]
-    differences, logits = torch.tensor(found, dtype=torch.float64).amax(dim=0).tolist()
+    pairs = [_difference(model, graph, [whole[i] for i in batch]) for batch in batches]
+    differences, logits = torch.tensor(pairs, dtype=torch.float64).amax(dim=0).tolist()
     return differences, logits
 
 
@@ -330,10 +330,10 @@ def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tu
         logits = graph.rectangle_logits(ids, segments, lengths).to(model.device)  # [N, L] or [B, L]
         return model.head.from_graph(logits)
 
-    expected, found = model.batch_logits(batch)[1], model.batch_logits(batch, forward_fn=run)[1]
+    expected, actual = model.batch_logits(batch)[1], model.batch_logits(batch, forward_fn=run)[1]
     if isinstance(expected, PretrainingOutput):
         expected = expected.vocabulary
     if isinstance(expected, VocabularyOutput):
         with torch.inference_mode():
             expected = expected.logits()
-    return (expected - found).abs().max().item(), expected.abs().max().item()
+    return (expected - actual).abs().max().item(), expected.abs().max().item()

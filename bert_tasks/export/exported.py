@@ -100,11 +100,11 @@ class GraphModel:
                 ("inputs", session.get_inputs(), input_names(model.config), "tensor(int64)"),
                 ("outputs", session.get_outputs(), output_names(model), "tensor(float)"),
             )
-            for what, found, names, kind in checks:
-                if [(value.name, value.type) for value in found] != [(name, kind) for name in names]:
-                    given = ", ".join(shortened(f"{value.name} {value.type}") for value in found)
+            for direction, values, names, dtype in checks:
+                if [(value.name, value.type) for value in values] != [(name, dtype) for name in names]:
+                    actual = ", ".join(shortened(f"{value.name} {value.type}") for value in values)
                     raise CheckpointError(
-                        f"the graph's {what} are {given}, expected {', '.join(names)}, each {kind}: "
+                        f"the graph's {direction} are {actual}, expected {', '.join(names)}, each {dtype}: "
                         "export the model again"
                     )
         return cls(session=session, head=model.head, pad_token_id=model.config.pad_token_id)
@@ -114,14 +114,14 @@ class GraphModel:
         device = batch.input_ids.device
         batch = batch.to(torch.device("cpu"))
         parts, row, per_token = [], 0, self.head.per_token
-        wanted, order = batch.layout.gather_positions.sort()
+        positions, order = batch.layout.gather_positions.sort()
         for lengths in rectangles(batch.layout.row_lengths):
             rows = slice(row, row + int(lengths.sum()))
-            part = self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths)
+            logits = self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths)
             if per_token:  # only rows that are read are kept: over a vocabulary the logits of all are many
-                first, end = torch.searchsorted(wanted, torch.tensor([row, rows.stop])).tolist()
-                part = part.index_select(0, wanted[first:end] - row)
-            parts.append(part)
+                first, end = torch.searchsorted(positions, torch.tensor([row, rows.stop])).tolist()
+                logits = logits.index_select(0, positions[first:end] - row)
+            parts.append(logits)
             row = rows.stop
         places = order.argsort() if per_token else batch.layout.order
         logits = torch.cat(parts).index_select(0, places).to(device)
@@ -139,12 +139,12 @@ class GraphModel:
         feed = dict(zip(INPUTS, (padded.numpy(), mask.long().numpy(), segments.numpy()), strict=True))
         taken = [node.name for node in self.session.get_inputs()]
         with _graph_errors("cannot run"):
-            found = [torch.from_numpy(part) for part in self.session.run(None, {name: feed[name] for name in taken})]
+            outputs = [torch.from_numpy(part) for part in self.session.run(None, {name: feed[name] for name in taken})]
         per_token, labels = self.head.per_token, self.head.num_logits
-        shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(found) == 1 else ()))
-        if any(part.shape != shape for part in found):
-            raise CheckpointError(f"the graph returns logits of shape {tuple(found[0].shape)}, expected {shape}")
-        logits = found[0] if len(found) == 1 else torch.stack(found, dim=-1)  # [B, L] or [B, T, L]
+        shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(outputs) == 1 else ()))
+        if any(part.shape != shape for part in outputs):
+            raise CheckpointError(f"the graph returns logits of shape {tuple(outputs[0].shape)}, expected {shape}")
+        logits = outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=-1)  # [B, L] or [B, T, L]
         return logits[mask] if per_token else logits
 
 
@@ -159,7 +159,7 @@ def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _graph_errors(what: str) -> Iterator[None]:
+def _graph_errors(action: str) -> Iterator[None]:
     """Raises CheckpointError for errors of onnxruntime when it loads or runs a graph."""
     errors = import_onnxruntime("onnxruntime.capi.onnxruntime_pybind11_state")
     try:
@@ -174,7 +174,7 @@ def _graph_errors(what: str) -> Iterator[None]:
         RuntimeError,  # of C++ without a class of its own
         UnicodeDecodeError,  # of a message, or the name of an input
     ) as error:
-        raise CheckpointError(f"onnxruntime {what} the graph: {str(error).partition(chr(10))[0][:300]}") from None
+        raise CheckpointError(f"onnxruntime {action} the graph: {str(error).partition(chr(10))[0][:300]}") from None
 
 
 def import_onnxruntime(module: str = "onnxruntime") -> Any:
@@ -226,10 +226,10 @@ class ExportedModel(FixedModel[PredictionT]):
         path = folder.path
         model = cls(folder.hf_config, stated_task(folder, task, options), graph=_checked_graph(path))
         outputs = model.graph.session.get_outputs()
-        found = (None, *outputs[0].shape)[-1] if len(outputs) == 1 else len(outputs)
-        found, expected = found if isinstance(found, int) else None, model.head.num_logits
-        if found != expected:
-            raise CheckpointError(f"{path}: {GRAPH} returns {found} logits, but config.json states {expected} labels")
+        count = (None, *outputs[0].shape)[-1] if len(outputs) == 1 else len(outputs)
+        count, expected = count if isinstance(count, int) else None, model.head.num_logits
+        if count != expected:
+            raise CheckpointError(f"{path}: {GRAPH} returns {count} logits, but config.json states {expected} labels")
         shapes = {f"head.{name}": tensor.shape for name, tensor in model.head.outside_graph.items()}
         if shapes:
             tensors = read_head_tensors(path)
@@ -244,14 +244,10 @@ class ExportedModel(FixedModel[PredictionT]):
 
 
 def _checked_graph(path: Path) -> bytes:
-    """The content of the graph's file, after checking its digest and that it contains all of its tensors.
-
-    Raises:
-        CheckpointError: the file is damaged or was changed, or a tensor is in another file.
-    """
-    stated = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES).get("sha256")
+    """The content of the graph's file, after checking its digest and that it contains all of its tensors."""
+    digest = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES).get("sha256")
     content = checked_file(path, GRAPH).read_bytes()
-    if sha256(content) != stated:
+    if sha256(content) != digest:
         raise CheckpointError(
             f"{path / GRAPH}: damaged or changed, its sha256 is not that of {RECORD}: export the model again"
         )

@@ -17,7 +17,6 @@ from bert_tasks.environment import check_libraries
 from bert_tasks.errors import UsageError
 from bert_tasks.export.exported import import_onnxruntime, input_names, output_names
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.storage import os_error_message
 
 if TYPE_CHECKING:
     import onnx
@@ -37,9 +36,9 @@ class _PaddedCall(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> Tensor | tuple[Tensor, ...]:
-        found = self.model(input_ids, attention_mask, token_type_ids)
+        output = self.model(input_ids, attention_mask, token_type_ids)
         # Of tokens, and of pairs of sentences, which no prediction reads.
-        logits: Tensor = found[0] if isinstance(found, tuple) else found
+        logits: Tensor = output[0] if isinstance(output, tuple) else output
         return logits.unbind(-1) if self.splits else logits
 
 
@@ -61,21 +60,17 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     mask[0, 5:] = 0
     example = tuple(tensor.to(model.device) for tensor in (mask * 5, mask, torch.zeros_like(mask)))
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    was_training = model.training
-    try:
-        with _quiet(), torch.no_grad():
-            program = torch.onnx.export(
-                _PaddedCall(model).eval(),
-                example[: len(inputs)],
-                dynamo=True,
-                verbose=False,
-                opset_version=OPSET,
-                input_names=inputs,
-                output_names=outputs,
-                dynamic_shapes=(free,) * len(inputs),
-            )
-    finally:
-        model.train(was_training)
+    with _quiet(), torch.no_grad(), model.in_evaluation():
+        program = torch.onnx.export(
+            _PaddedCall(model).eval(),
+            example[: len(inputs)],
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_shapes=(free,) * len(inputs),
+        )
     graph: onnx.ModelProto = program.model_proto  # type: ignore[union-attr]  # dynamo=True always gives a program
     sizes = [size.dim_param for size in graph.graph.input[0].type.tensor_type.shape.dim]
     names = dict(zip(sizes, ("batch", "sequence"), strict=True))
@@ -84,8 +79,8 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
             if size.dim_param in names:
                 size.dim_param = names[size.dim_param]
     # The metadata of nodes contain paths of this machine.
-    for part in (graph, graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.functions):
-        del part.metadata_props[:]
+    for message in (graph, graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.functions):
+        del message.metadata_props[:]
     for weights in graph.graph.initializer:
         del weights.metadata_props[:]
     del graph.graph.value_info[:]  # intermediate shapes, which are wrong after the quantizer has transposed weights
@@ -115,31 +110,22 @@ def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7)
     Args:
         graph: in float32.
         weight_bits: 8 are for processors with VNNI; on others intermediate sums of 16 bits would overflow.
-
-    Raises:
-        UsageError: the quantizer's temporary files cannot be written.
     """
     quantization = import_onnxruntime("onnxruntime.quantization")
     # The products of the head, also under the names that the quantizer gives them first.
     head = [node.name for node in graph.graph.node if any(name.startswith("model.head.") for name in node.input)]
-    try:
-        with TemporaryDirectory() as folder, _quiet():
-            path = Path(folder) / "int8.onnx"
-            quantization.quantize_dynamic(
-                _with_token_scales(graph, excluded=head),
-                path,
-                op_types_to_quantize=["MatMul", "Gemm"],
-                per_channel=True,
-                reduce_range=weight_bits == 7,
-                weight_type=quantization.QuantType.QInt8,
-                nodes_to_exclude=[*head, *(f"{name}_MatMul" for name in head)],
-            )
-            return path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"int8 needs temporary files of about {2 * graph.ByteSize()} bytes, which cannot be written "
-            f"({os_error_message(error)}): free some space there, or set TMPDIR to another folder"
-        ) from None
+    with TemporaryDirectory() as folder, _quiet():
+        path = Path(folder) / "int8.onnx"
+        quantization.quantize_dynamic(
+            _with_token_scales(graph, excluded=head),
+            path,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            reduce_range=weight_bits == 7,
+            weight_type=quantization.QuantType.QInt8,
+            nodes_to_exclude=[*head, *(f"{name}_MatMul" for name in head)],
+        )
+        return path.read_bytes()
 
 
 def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -> "onnx.ModelProto":
@@ -194,10 +180,7 @@ def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences messages of the libraries that do not concern the user.
-
-    They are about deprecated internals of torch, torchvision, and the preprocessing of graphs.
-    """
+    """Silences messages about deprecated internals of torch, torchvision, and the preprocessing of graphs."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -204,8 +204,8 @@ class BatchPredictor:
     def _names(self, present: Sequence[str]) -> dict[str, str]:
         """Maps the task's columns to those of a batch, if they differ: as stated, else as in the training data."""
         names = self.reading.with_names(self.trained_names, self.columns, present).columns
-        known = {column.name for column in self.columns}
-        return {} if names is None else {task: name for task, name in names.items() if task in known}
+        own_names = {column.name for column in self.columns}
+        return {} if names is None else {task: name for task, name in names.items() if task in own_names}
 
     def _predict(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Returns for each row the columns of its prediction, as far as it has them."""
@@ -238,8 +238,8 @@ class BatchPredictor:
 
     def _load(self) -> Callable[[Iterable[Row]], Iterator[Prediction]]:
         """Returns the function that predicts rows; each process loads a model once."""
-        kind = f"{self.task.__module__}:{self.task.__qualname__}" if isinstance(self.task, type) else self.task
-        source = [self.model, kind, repr(self.settings), self.revision, self.dtype, self.fingerprint]
+        task = f"{self.task.__module__}:{self.task.__qualname__}" if isinstance(self.task, type) else self.task
+        source = [self.model, task, repr(self.settings), self.revision, self.dtype, self.fingerprint]
         key = os.getpid(), sha256_json(source, self.reading.columns)
         with _loading:
             if key not in _loaded:
@@ -254,11 +254,7 @@ class BatchPredictor:
 
 
 def _batch_columns(batch: Any) -> dict[str, Any]:
-    """Returns the columns of a batch by their names as texts, all of one length.
-
-    Raises:
-        DataError: It is no batch.
-    """
+    """Returns the columns of a batch by their names as texts, all of one length."""
     import pyarrow
 
     if isinstance(batch, pyarrow.Table | pyarrow.RecordBatch):
@@ -343,19 +339,19 @@ def prediction_schema(task: Task, *, with_error: bool = False) -> "pyarrow.Schem
     return pyarrow.schema([*fields, *([pyarrow.field(ERROR, pyarrow.string())] if with_error else [])])
 
 
-def _arrow_type(kind: Any, labels: Sequence[str]) -> "pyarrow.DataType":
+def _arrow_type(hint: Any, labels: Sequence[str]) -> "pyarrow.DataType":
     """The Arrow type of a Python type; raises TypeError for one that does not say what it holds."""
     import pyarrow
 
-    outer, parts = get_origin(kind), [part for part in get_args(kind) if part is not NoneType]
+    outer, parts = get_origin(hint), [part for part in get_args(hint) if part is not NoneType]
     if outer in (Union, UnionType) and len(parts) == 1:
         return _arrow_type(parts[0], labels)
     if outer in (list, tuple, Sequence):
         return pyarrow.list_(_arrow_type(parts[0], labels))
     if outer is Mapping and labels and parts[0] is str:
         return pyarrow.struct([(label, _arrow_type(parts[1], labels)) for label in labels])
-    if is_dataclass(kind) and isinstance(kind, type):
-        return pyarrow.struct([(name, _arrow_type(hint, labels)) for name, hint in get_type_hints(kind).items()])
-    if kind not in _SIMPLE:
-        raise TypeError(f"{kind} does not say what it holds")
-    return getattr(pyarrow, _SIMPLE[kind])()
+    if is_dataclass(hint) and isinstance(hint, type):
+        return pyarrow.struct([(name, _arrow_type(hint, labels)) for name, hint in get_type_hints(hint).items()])
+    if hint not in _SIMPLE:
+        raise TypeError(f"{hint} does not say what it holds")
+    return getattr(pyarrow, _SIMPLE[hint])()

@@ -1,7 +1,6 @@
 """Embedding of the texts of files, tables and streams, which are read, resumed and written as predictions are."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
@@ -48,40 +47,26 @@ def embed_file(
     writing = WriteOptions() if writing is None else writing
     destination = output_destination(output, data, writing, Embedding)
     if destination.form == "npy":
-        writing = _for_vectors_alone(writing)
+        if writing.keep_columns not in ("all", "none"):
+            raise UsageError("npy holds the vectors alone, no column can be kept: use parquet or jsonl")
+        if writing.on_error == "skip":
+            raise UsageError("npy has no place for line numbers, so no row can be left out: use parquet or jsonl")
+        writing = replace(writing, keep_columns="none")
     if dtype == "int8":
         raise UsageError("dtype is 'int8': embeddings are computed in float32 or bf16")
-    # Before the model is loaded, which takes longer.
-    broadcast_from_main(make_accelerator(), partial(destination.check_places, data))
+    broadcast_from_main(make_accelerator(), destination.check_places, data)  # before the model is loaded
     encoder = model if isinstance(model, Encoder) else Encoder.from_pretrained(model, revision=revision)
     loaded = encoder.embedding_model(
-        pooling=pooling,
-        normalize=normalize,
-        layer=layer,
-        max_length=max_length,
-        prompt=prompt,
+        pooling=pooling, normalize=normalize, layer=layer, max_length=max_length, prompt=prompt
     )
     embedded = predict_file(loaded, data, output, dtype=dtype, writing=writing, reading=reading, progress=progress)
     return replace(embedded, notes=(*_notes(encoder, cast("Embedding", loaded.task), pooling), *embedded.notes))
 
 
-def _for_vectors_alone(writing: WriteOptions) -> WriteOptions:
-    """The options for a file that holds no columns.
-
-    Raises:
-        UsageError: columns are asked for, or rows may be left out, so that the rest would not be told apart.
-    """
-    if writing.keep_columns not in ("all", "none"):
-        raise UsageError("npy holds the vectors alone, no column can be kept: use parquet or jsonl")
-    if writing.on_error == "skip":
-        raise UsageError("npy has no place for line numbers, so no row can be left out: use parquet or jsonl")
-    return replace(writing, keep_columns="none")
-
-
-def _notes(encoder: Encoder, task: Embedding, given: EmbeddingPooling | None) -> list[str]:
+def _notes(encoder: Encoder, task: Embedding, pooling: EmbeddingPooling | None) -> list[str]:
     """What was computed, and in what it differs from the model's sentence-transformers files."""
     settings, layers = encoder.sentence_settings, len(encoder.encoder.layer_order)
-    source = f" ({settings.source})" if given is None and settings is not None else ""
+    source = f" ({settings.source})" if pooling is None and settings is not None else ""
     norm = "length 1" if task.normalize else "not normalised"
     where = {layers: "", 0: " of the embeddings"}.get(task.depth, f" of layer {task.depth} of {layers}")
     notes = [
@@ -98,6 +83,6 @@ def _notes(encoder: Encoder, task: Embedding, given: EmbeddingPooling | None) ->
         notes.append("texts in lower case (sentence_bert_config.json)")
     if settings.unsupported is not None:
         notes.append(f"the model's {settings.unsupported}, which is left out")
-    elif given is not None and given != settings.pooling:
+    elif pooling is not None and pooling != settings.pooling:
         notes.append(f"the model's {settings.source} asks for {settings.pooling} pooling")
     return notes

@@ -166,30 +166,25 @@ def evaluated_predictions(model: TaskModel, table: RowTable) -> list[Prediction]
     """
     samples = tokenized(table, model.task, model)
     batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
-    run = _run_of(model, "float32")
-    results = _run_batches(model, samples, batches, run)
+    results = _run_batches(model, samples, batches, _forward_fn(model, "float32"))
     return _decoded(model.task, model.require_tokenizer(), samples, _by_feature(samples, results), list(table))
 
 
-def _run_of(model: TaskModel, dtype: DType) -> ForwardFn:
-    """What runs a prepared batch: the model, and with it the generator that a run saved beside it, if its task has one.
-
-    Raises:
-        UsageError: there is no generator, or it is another model's.
-    """
-    run = logits_of(model, dtype)
+def _forward_fn(model: TaskModel, dtype: DType) -> ForwardFn:
+    """Runs the model on a prepared batch, with the generator that a run saved beside it if its task has one."""
+    forward_fn = logits_of(model, dtype)
     if Fitting.of(model.task).generator() is None:
-        return run
+        return forward_fn
     if model.origin is None or model.origin.commit is not None:
         where = "which is not known for this one"
-    elif not (place := resolve(model.origin.name).parent / RUN_GENERATOR).is_dir():
-        where = f"and {place} does not exist"
+    elif not (folder := resolve(model.origin.name).parent / RUN_GENERATOR).is_dir():
+        where = f"and {folder} does not exist"
     else:
-        generator = TaskModel.from_pretrained(place).to(model.device, model.encoder.embeddings.word.weight.dtype)
-        tables = [one.encoder.embeddings.word.weight for one in (model, generator)]
+        generator = TaskModel.from_pretrained(folder).to(model.device, model.encoder.embeddings.word.weight.dtype)
+        tables = [module.encoder.embeddings.word.weight for module in (model, generator)]
         if tables[0].shape == tables[1].shape and torch.equal(*tables):  # training ties them
-            return partial(replaced_token_output, generator=logits_of(generator, dtype), discriminator=run)
-        where = f"and that in {place} belongs to other weights"
+            return partial(replaced_token_output, generator=logits_of(generator, dtype), discriminator=forward_fn)
+        where = f"and that in {folder} belongs to other weights"
     raise UsageError(
         f"{model.task.name}: a model is evaluated with its generator, {where}: evaluate the output folder of the run "
         "(or its model/, beside which the run has saved generator/); the metrics of the run are in its metrics.json"
@@ -201,33 +196,25 @@ def _run_batches(
 ) -> list[_BatchResult]:
     corpus = EvaluationCorpus(samples) if is_dynamic(model.task) else None
 
-    def prepared(chosen: list[int]) -> tuple[list[int], Sequence[Feature]]:
-        features = cast("list[Feature]", samples.whole_features_of(chosen))
+    def prepared(batch: list[int]) -> tuple[list[int], Sequence[Feature]]:
+        features = cast("list[Feature]", samples.whole_features_of(batch))
         if corpus is None:
-            return chosen, features
-        numbers = samples.indices(chosen)
+            return batch, features
+        numbers = samples.indices(batch)
         ranked, keys = corpus.ranked(features, numbers), corpus.keys(numbers)
         changed = model.task.prepare(ranked, keys, corpus, model.require_tokenizer())
-        return chosen, [{**new, "row": old["row"]} for new, old in zip(changed, features, strict=True)]
+        return batch, [{**new, "row": old["row"]} for new, old in zip(changed, features, strict=True)]
 
-    def result(batch: tuple[list[int], Sequence[Feature]]) -> _BatchResult:
-        return _run_batch(model, *batch, forward_fn)
+    def run(inputs: tuple[list[int], Sequence[Feature]]) -> _BatchResult:
+        numbers, features = inputs
+        batch, logits = model.batch_logits(features, forward_fn=forward_fn)
+        with torch.inference_mode():
+            terms = model.task.loss(logits.double(), batch)
+        loss = [(term.weight * term.total.item(), term.count.item()) for term in terms]
+        return _BatchResult(samples=numbers, summaries=model.reduce(batch, logits, features), loss=loss)
 
     with model.in_evaluation():
-        return list(map_batches(result, map(prepared, batches), device=model.device))
-
-
-def _run_batch(
-    model: TaskModel, chosen: list[int], features: Sequence[Feature], forward_fn: ForwardFn | None
-) -> _BatchResult:
-    batch, logits = model.batch_logits(features, forward_fn=forward_fn)
-    with torch.inference_mode():
-        terms = model.task.loss(logits.double(), batch)
-    return _BatchResult(
-        samples=chosen,
-        summaries=model.reduce(batch, logits, features),
-        loss=[(term.weight * term.total.item(), term.count.item()) for term in terms],
-    )
+        return list(map_batches(run, map(prepared, batches), device=model.device))
 
 
 def _evaluation(
@@ -258,10 +245,10 @@ def _evaluation(
 
 def _by_feature(samples: Samples, results: Sequence[_BatchResult]) -> list[Tensor]:
     """What decoding needs of each feature, in feature order."""
-    found: dict[int, Tensor] = {}
+    compact: dict[int, Tensor] = {}
     for result in results:
-        found |= zip(samples.indices(result.samples), result.summaries, strict=True)
-    return [found[index] for index in range(len(found))]
+        compact |= zip(samples.indices(result.samples), result.summaries, strict=True)
+    return [compact[index] for index in range(len(compact))]
 
 
 def _decoded(
@@ -311,15 +298,16 @@ def evaluate(
         CheckpointError: the model cannot be loaded.
     """
     options = ReadOptions.from_arguments(evaluate, reading, document=document)
-    stated: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
-    loaded = load_trained(model, data=data, reading=options, ensembles=True, **stated)
+    loaded = load_trained(
+        model, task=task, settings=settings, revision=revision, data=data, reading=options, ensembles=True
+    )
     return evaluate_data(loaded, data, dtype=dtype, reading=options).metrics
 
 
 def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: DType = "float32") -> Evaluation:
     """Evaluates a model in memory; see ``evaluate``."""
     accelerator = make_accelerator()
-    forward_fn = _run_of(model.to(accelerator.device), dtype)
+    forward_fn = _forward_fn(model.to(accelerator.device), dtype)
     with main_process_first(accelerator):
         table = load_table(data, model.task, names=model.columns, reading=reading)
         if len(table) == 0:

@@ -208,21 +208,21 @@ class OutputDestination:
         forms = ", ".join(f".{form}" for form in Rendering.of(task).row_formats)
         if self.form not in Rendering.of(task).file_formats:
             raise UsageError(f"{self.path}: {task.name} has no output format {self.form!r}; use {forms}")
-        for what, asked in (("logits", writing.logits), ("explanations", writing.explain)):
+        for content, asked in (("logits", writing.logits), ("explanations", writing.explain)):
             if asked:
-                raise UsageError(f"{self.path}: {self.form} has no place for {what}; use {forms}")
+                raise UsageError(f"{self.path}: {self.form} has no place for {content}; use {forms}")
         for name in filter(None, Rendering.of(task).render(self.form, [], [])):
             self._check_apart(f"{name} of the output", sibling_output(self.path, name), data)
 
-    def _check_apart(self, what: str, path: Path | None, data: Data) -> None:
+    def _check_apart(self, label: str, path: Path | None, data: Data) -> None:
         """Raises UsageError if a file of the output, the input and the rejects are not three files."""
         source = Path(data) if isinstance(data, str | Path) and data != STANDARD else None
-        places = [(what, path), ("input", source), ("rejects", self.rejects)]
-        named = [(name, place) for name, place in places if place is not None]
-        for (other, second), (name, place) in combinations(named, 2):
-            both_exist = place.exists() and second.exists()
-            if os.path.samefile(place, second) if both_exist else os.path.realpath(place) == os.path.realpath(second):
-                raise UsageError(f"{place} is both {other} and {name}: choose another name for the output")
+        places = [(label, path), ("input", source), ("rejects", self.rejects)]
+        named = [(name, file) for name, file in places if file is not None]
+        for (other, second), (name, file) in combinations(named, 2):
+            both_exist = file.exists() and second.exists()
+            if os.path.samefile(file, second) if both_exist else os.path.realpath(file) == os.path.realpath(second):
+                raise UsageError(f"{file} is both {other} and {name}: choose another name for the output")
 
 
 def sibling_output(path: Path, name: str) -> Path:
@@ -267,9 +267,9 @@ def output_destination(
         path = Path(output)
         kinds = [*(TASKS.values() if forms == FORMS else ()), *([] if task is None else [task])]
         of_tasks = sorted({extension for kind in kinds for extension in Rendering.of(kind).file_formats})
-        known = [*(f".{form}" for form in forms), *of_tasks]
-        if writing.format is None and path.suffix not in known:
-            raise UsageError(f"{path}: the output's extension must be {', '.join(known[:-1])} or {known[-1]}")
+        extensions = [*(f".{form}" for form in forms), *of_tasks]
+        if writing.format is None and path.suffix not in extensions:
+            raise UsageError(f"{path}: the output's extension must be {', '.join(extensions[:-1])} or {extensions[-1]}")
         rendered = writing.format is None and path.suffix in of_tasks
         form = path.suffix if rendered else path.suffix[1:] if writing.format is None else writing.format
     rejects = writing.rejects

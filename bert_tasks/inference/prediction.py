@@ -20,7 +20,6 @@ from typing import IO, Any, Literal, Unpack, cast, overload
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, PassthroughColumns, Row
@@ -31,9 +30,9 @@ from bert_tasks.data.table import RowTable, Truncation, read_batches
 from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.validator import plain
 from bert_tasks.data.writers import json_line, vector_text, whole_file
-from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
+from bert_tasks.distributed import broadcast_from_main, check_agreement, main_process_first, make_accelerator
 from bert_tasks.environment import installed_version
-from bert_tasks.errors import BertTasksError, DataError, UsageError
+from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.inference.output import (
     INPUT,
     LINE,
@@ -204,8 +203,8 @@ def predict_file(
         progress: gets, on the first process, the number of rows that are completed, and of all rows; None: of a stream.
     """
     options, writing = ReadOptions() if reading is None else reading, WriteOptions() if writing is None else writing
-    own = type(model.task) if isinstance(model, TaskModel) else task
-    destination = output_destination(output, data, writing, own if isinstance(own, type) else None)
+    task_class = type(model.task) if isinstance(model, TaskModel) else task
+    destination = output_destination(output, data, writing, task_class if isinstance(task_class, type) else None)
     is_standard = isinstance(data, str) and data == STANDARD
     format = None if options.format is None or not is_standard else named_format(options.format)
     accelerator = make_accelerator()
@@ -214,14 +213,13 @@ def predict_file(
         raise UsageError("standard input is closed: name a file, or send rows through a pipe")
     if is_standard and accelerator.num_processes > 1:
         raise UsageError("several processes cannot share standard input: write it to a file first")
-    stated: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
-    loaded = load_trained(model, data=data, reading=options, ensembles=True, **stated).to(accelerator.device)
+    loaded = load_trained(
+        model, task=task, settings=settings, revision=revision, data=data, reading=options, ensembles=True
+    ).to(accelerator.device)
     destination.check_task(loaded.task, data, writing)
     if writing.explain:
         explainable_task(loaded, loaded.task, dtype)
-    run = PredictionRun(
-        loaded, destination, writing, dtype=dtype, accelerator=accelerator, progress=progress, names=options.columns
-    )
+    run = PredictionRun(loaded, destination, writing, dtype=dtype, progress=progress)
     can_stream = format is None or format.can_stream
     if is_standard and destination.stream is not None and can_stream and can_open(STDIN):
         predicted = run.predict_stream(options, STDIN)
@@ -263,9 +261,7 @@ class PredictionRun:
         destination: Where the output goes.
         writing: What is written for each row.
         dtype: The precision.
-        accelerator: The processes that share the chunks of a table. The first one writes.
         progress: See ``predict_file``.
-        names: The task's columns -> the file's, if they differ.
     """
 
     def __init__(
@@ -275,15 +271,13 @@ class PredictionRun:
         writing: WriteOptions,
         *,
         dtype: DType = "float32",
-        accelerator: Accelerator | None = None,
         progress: Progress = lambda completed, total: None,
-        names: Mapping[str, str] | None = None,
     ) -> None:
         self.model, self.destination, self.writing = model, destination, writing
         self.dtype, self.progress = dtype, progress
-        self._accelerator = make_accelerator() if accelerator is None else accelerator
+        self._accelerator = make_accelerator()
         self._forward_fn = logits_of(model, dtype)
-        self._names = {} if names is None else names
+        self._names: Mapping[str, str] = {}  # the task's columns -> the file's, if they differ
         self._given: Rows | None = None  # rows in memory as the caller gave them, whose columns are kept
         self._encode_vector = vector_text if destination.form in ("parquet", "npy") else float_list
         self._counts = Predicted()
@@ -312,14 +306,7 @@ class PredictionRun:
                 passthrough="none" if destination.rendered else self.writing.keep_columns,
                 skip_errors=self.writing.on_error == "skip",
             )
-        fingerprints = gather_object([table.fingerprint])
-        other = next((rank for rank, digest in enumerate(fingerprints) if digest != fingerprints[0]), None)
-        if other is not None:
-            error = DataError(
-                f"{table.source}: process {other} reads other rows than process 0; give all processes the same file"
-            )
-            error.collective = True
-            raise error
+        check_agreement({"the content of the data": table.fingerprint}, found_in_data=("the content",))
         if destination.rejects is not None:
             broadcast_from_main(self._accelerator, write_rejects, table, destination.rejects)
         if destination.path is None:
@@ -393,11 +380,7 @@ class PredictionRun:
         self.progress(self._counts.rows, total)
 
     def _map_chunks(self, table: RowTable, write: Callable[[Chunk], None], completed: int = 0) -> None:
-        """Predicts every chunk of a table on one of the processes; the first one writes them in row order.
-
-        Args:
-            completed: Number of first chunks that are left out.
-        """
+        """Predicts the chunks that are not completed, each on one process; the first one writes them in row order."""
         rank, world = self._accelerator.process_index, self._accelerator.num_processes
         size = self._table_chunk_rows(table)
         rows, count = iter(table), -(-len(table) // size)
@@ -462,11 +445,7 @@ class PredictionRun:
         return {"input": table.fingerprint, "model": model, "settings": settings, "versions": versions}
 
     def _render(self, table: RowTable, path: Path) -> None:
-        """Writes the files of a task's format, made of all predictions; the one asked for appears last.
-
-        Raises:
-            DataError: The format has no place for these rows; before any is predicted.
-        """
+        """Writes the files of a task's format, made of all predictions; the file asked for appears last."""
         rendering, form, chunks = Rendering.of(self.model.task), self.destination.form, list[Chunk]()
         usable = (row for row in table if row.get(ROW_ERROR) is None)
         notes = broadcast_from_main(self._accelerator, lambda: rendering.check(form, usable))
@@ -483,12 +462,7 @@ class PredictionRun:
         self._counts = replace(self._counts, notes=notes)
 
     def _predict_chunk(self, first: int, rows: Rows) -> Chunk:
-        """Predicts the usable ones of some rows.
-
-        Args:
-            first: The number of the first row, for messages.
-            rows: The rows.
-        """
+        """Predicts the usable ones of some rows; ``first`` is the number of the first row, for messages."""
         usable, features = [row for row in rows if row.get(ROW_ERROR) is None], list[Sequence[Feature]]()
         asked = {"logits": self.writing.logits, "explain": self.writing.explain}
         predictions = list(
@@ -520,8 +494,8 @@ class PredictionRun:
             kept = json.loads(row[PASSTHROUGH])
         else:  # rows in memory, of which none is ever left out
             cells = row if self._given is None else self._given[number]
-            own = LINE if self._given is None else None
-            kept = {k: plain(v) for k, v in cells.items() if k != own and (keep == "all" or k in keep)}
+            line_column = LINE if self._given is None else None
+            kept = {k: plain(v) for k, v in cells.items() if k != line_column and (keep == "all" or k in keep)}
         content = prediction.to_json(encode_vector=self._encode_vector)
         taken = reserved_names(task).union(content)
         repeated = {c.name for c in task.columns if not c.is_label and self._names.get(c.name, c.name) == c.name}
@@ -533,12 +507,7 @@ class PredictionRun:
 
 
 def usable_rows(table: RowTable, size: int) -> list[int]:
-    """Returns the number of usable rows of each chunk of a table.
-
-    Args:
-        table: The table.
-        size: Number of rows of a chunk.
-    """
+    """Returns the number of usable rows of each chunk of a table."""
     usable = np.ones(len(table), dtype=np.int64)
     if table.file is not None and ROW_ERROR in table.rows.column_names:
         faults = (row[ROW_ERROR] for batch in read_batches(table.file, [ROW_ERROR]) for row in batch)

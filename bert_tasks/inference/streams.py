@@ -136,8 +136,8 @@ def stream_rows(
     layout = _stream_format(model) if reading.format is None else named_format(reading.format)
     with layout.open(path, reading) as records:
         records, present = peeked(records)
-        stated = reading.with_names(model.columns, columns, present).columns
-        known = {column.name for column in columns}
-        names = {} if stated is None else {task: name for task, name in stated.items() if task in known}
+        renames = reading.with_names(model.columns, columns, present).columns
+        task_columns = {column.name for column in columns}
+        names = {} if renames is None else {task: name for task, name in renames.items() if task in task_columns}
         validator = RowValidator(columns, names, layout=layout, passthrough=keep_columns, skip_errors=True)
         yield validator.rows(records, STDIN_NAME), names

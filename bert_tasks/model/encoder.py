@@ -145,8 +145,8 @@ class Encoder(PretrainedModule):
         )
         rows = ({"text": text} for text in ([texts] if isinstance(texts, str) else texts))
         vectors = [prediction.embedding for prediction in model.predict_rows(rows)]
-        found = np.stack(vectors) if vectors else np.empty((0, self.config.hidden_size), np.float32)
-        return found[0] if isinstance(texts, str) else found
+        array = np.stack(vectors) if vectors else np.empty((0, self.config.hidden_size), np.float32)
+        return array[0] if isinstance(texts, str) else array
 
     def embedding_model(
         self,
@@ -168,11 +168,11 @@ class Encoder(PretrainedModule):
                 f"the model's {settings.unsupported}, which is not computed here: name the pooling (mean, cls or max) "
                 "to embed texts without it"
             )
-        stated: Any = "mean" if settings is None else settings.pooling
+        default_pooling: Any = "mean" if settings is None else settings.pooling
         default_prompt = "" if settings is None else settings.prompt
         try:
             task = Embedding(
-                pooling=stated if pooling is None else pooling,
+                pooling=default_pooling if pooling is None else pooling,
                 normalize=normalize,
                 depth=layer % states,
                 max_length=self._embedded_length() if max_length is None else max_length,

@@ -100,10 +100,10 @@ class EnsembleModel(FixedModel[PredictionT]):
         self, features: Sequence[Feature], *, max_tokens: int | None = None, forward_fn: ForwardFn | None = None
     ) -> list[Tensor]:
         """As ``TaskModel.forward_windows``. Where samples are rows, the features must be all windows of each row."""
-        found = super().forward_windows(features, max_tokens=max_tokens, forward_fn=forward_fn)
-        if not self._joins_windows or not found:
-            return found
-        means = self._row_means(torch.stack(found), [len(windows) for windows in windows_by_row(features)])
+        logits = super().forward_windows(features, max_tokens=max_tokens, forward_fn=forward_fn)
+        if not self._joins_windows or not logits:
+            return logits
+        means = self._row_means(torch.stack(logits), [len(windows) for windows in windows_by_row(features)])
         return list(self.task.compact_logits(means.unbind(), features))
 
     def _row_means(self, logits: Tensor, windows: Sequence[int]) -> Tensor:
@@ -132,11 +132,7 @@ def load_ensemble(name: str | Path, **options: Any) -> EnsembleModel:
 
 
 def _finished_folds(folder: Path) -> list[Path]:
-    """The folders of the runs of all folds.
-
-    Raises:
-        CheckpointError: the cross-validation, or one of its runs, is not finished, or a model was removed.
-    """
+    """The folders of the runs of all folds, which must be finished."""
     homes = fold_runs(folder)
     if (folder / FOLDS).is_file():
         runs = read_json(folder / FOLDS, max_bytes=MAX_CONFIG_BYTES).get("runs")
@@ -168,10 +164,10 @@ def _difference(model: TaskModel, other: TaskModel) -> str | None:
         return f"their tasks are {task.name} and {theirs.name}"
     if task.labels != theirs.labels:
         return f"their labels are {', '.join(task.labels)} and {', '.join(theirs.labels)}"
-    own, others = Fitting.of(task).settings(), Fitting.of(theirs).settings()
-    setting = next((name for name in own if own[name] != others[name]), None)
+    settings, other_settings = Fitting.of(task).settings(), Fitting.of(theirs).settings()
+    setting = next((name for name in settings if settings[name] != other_settings[name]), None)
     if setting is not None:
-        return f"{setting} is {own[setting]!r} and {others[setting]!r}"
+        return f"{setting} is {settings[setting]!r} and {other_settings[setting]!r}"
     if model.config != other.config:
         return "the configurations of their encoders differ"
     if not same_token_ids(model.require_tokenizer(), other.require_tokenizer()):
@@ -180,23 +176,17 @@ def _difference(model: TaskModel, other: TaskModel) -> str | None:
 
 
 def _mean_task(models: Mapping[str, TaskModel[PredictionT]]) -> Task[PredictionT]:
-    """The task of the models, with the means of the values that were fitted to data.
-
-    A text is that of the first model: predictions do not depend on it (the scheme of the tags in the training rows).
-
-    Raises:
-        CheckpointError: values that differ have no mean.
-    """
+    """The task of the models, with the means of fitted values; texts, which change no prediction, are the first's."""
     (first_name, first), *others = ((name, model.task) for name, model in models.items())
     means: dict[str, Any] = {}
     for field in Fitting.of(first).fields:
         value = getattr(first, field)
-        differing = {name: found for name, task in others if (found := getattr(task, field)) != value}
-        for name, found in differing.items():
-            are_texts = isinstance(found, str) and isinstance(value, str)
-            if not are_texts and not _have_mean(found, value):
+        differing = {name: other_value for name, task in others if (other_value := getattr(task, field)) != value}
+        for name, other_value in differing.items():
+            are_texts = isinstance(other_value, str) and isinstance(value, str)
+            if not are_texts and not _have_mean(other_value, value):
                 raise CheckpointError(
-                    f"{name} and {first_name} do not predict the same: {field} is {found!r} and {value!r}"
+                    f"{name} and {first_name} do not predict the same: {field} is {other_value!r} and {value!r}"
                 )
         if differing and not isinstance(value, str):
             means[field] = _mean([value, *(getattr(task, field) for _, task in others)])

@@ -79,9 +79,11 @@ def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32"
         raise UsageError(f"there are no gradients to explain with: {model.no_weights_reason}")
     if dtype != "float32":
         raise UsageError(f"explanations are computed in float32: leave out dtype = {dtype!r}")
-    own = model.encoder.embeddings.word.weight.dtype
-    if own not in (torch.float32, torch.float64):
-        raise UsageError(f"explanations are computed in float32, but the model's weights are {own}: call model.float()")
+    precision = model.encoder.embeddings.word.weight.dtype
+    if precision not in (torch.float32, torch.float64):
+        raise UsageError(
+            f"explanations are computed in float32, but the model's weights are {precision}: call model.float()"
+        )
     return Explainable.of(task)
 
 
@@ -219,8 +221,8 @@ class _InputGradients:
             terms, _ = self._terms(point, packed, windows)
             (slope,) = torch.autograd.grad(terms.sum(), point)
             parts = torch.split((slope * change).sum(1).double().cpu(), list(packed.layout.lengths))  # of [N]
-            for (_, weight), window, part in zip(keys, windows, parts, strict=True):
-                window.contributions.add_(part, alpha=weight)
+            for (_, weight), window, shares in zip(keys, windows, parts, strict=True):
+                window.contributions.add_(shares, alpha=weight)
 
     def _batches(self, items: Sequence[tuple[Any, _Window]]) -> Iterator[tuple[tuple[Any, ...], tuple[_Window, ...]]]:
         """Batches of ascending length: so the rows of a packed batch are in the order of its sequences."""

@@ -98,8 +98,8 @@ def trained_task(
         CheckpointError, UsageError: see ``load_trained``.
     """
     folder = CheckpointFolder.open(resolve(model, revision=revision, weights=False))
-    given = {} if settings is None else settings
-    built, _ = folder_task(folder, task, given, lambda kind: _task_of_columns(kind, None, reading))
+    fields = {} if settings is None else settings
+    built, _ = folder_task(folder, task, fields, lambda kind: _task_of_columns(kind, None, reading))
     return built, folder.columns
 
 
@@ -145,30 +145,30 @@ def renamed(
     """
     if isinstance(data, str | Path | RowTable):
         return data
-    stated = {} if columns is None else columns
-    given, names = in_memory(data, task, source), {**stored, **stated}
+    renames = {} if columns is None else columns
+    originals, names = in_memory(data, task, source), {**stored, **renames}
     try:
-        rows = [complete_row(row, task.columns, names) for row in given]
+        rows = [complete_row(row, task.columns, names) for row in originals]
     except RowError as error:
         raise DataError(f"{source}: {error}") from None
-    known = [column.name for column in task.columns]
+    names_of_task = [column.name for column in task.columns]
     read = {column.name for column in task.columns if read_labels or not column.is_label}
-    present = list(dict.fromkeys(str(name) for row in rows for name in row)) if stated else []
-    for name, other in stated.items():
-        if name not in known:
-            raise DataError(f"{source}: {unknown_column(name, known)}")
+    present = list(dict.fromkeys(str(name) for row in rows for name in row)) if renames else []
+    for name, other in renames.items():
+        if name not in names_of_task:
+            raise DataError(f"{source}: {unknown_column(name, names_of_task)}")
         if rows and name in read and other not in present:
             there = ", ".join(map(repr, present))
             raise DataError(f"{source}: no column {other!r}{did_you_mean(other, present)}; the columns are: {there}")
-    others = {name: other for name, other in stored.items() if name not in stated}
-    if not stated and not others:
+    others = {name: other for name, other in stored.items() if name not in renames}
+    if not renames and not others:
         return rows
-    unread = read_for_others(task.columns, stated)
+    unread = read_for_others(task.columns, renames)
     named = []
     for row in rows:
-        own = {name: value for name, value in row.items() if name not in stated and name not in unread}
-        chosen = {name: row[other] for name, other in stated.items() if other in row}
-        named.append(rename_row({**own, **chosen}, others, task.columns))
+        unchanged = {name: value for name, value in row.items() if name not in renames and name not in unread}
+        moved = {name: row[other] for name, other in renames.items() if other in row}
+        named.append(rename_row({**unchanged, **moved}, others, task.columns))
     return named
 
 

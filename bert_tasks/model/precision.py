@@ -80,7 +80,7 @@ def _int8_logits(model: TaskModel) -> ForwardFn:
     from bert_tasks.export.exported import GraphModel
     from bert_tasks.export.graph import check_int8, exported_graph, quantized_graph
 
-    known = torch.cpu.get_capabilities()
-    weight_bits: Literal[7, 8] = 8 if known.get("avx512_vnni") or known.get("avx_vnni") else 7
+    capabilities = torch.cpu.get_capabilities()
+    weight_bits: Literal[7, 8] = 8 if capabilities.get("avx512_vnni") or capabilities.get("avx_vnni") else 7
     check_int8(model)
     return GraphModel.of(model, quantized_graph(exported_graph(model), weight_bits=weight_bits)).packed_logits

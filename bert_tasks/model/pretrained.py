@@ -110,7 +110,7 @@ def folder_task(
         return task, False
     example = f"pass task={next(iter(TASKS))!r} (or another)"
     if isinstance(task, type):
-        kind = task
+        task_class = task
     elif folder.stored is not None and task in (None, folder.task):
         stored = TASKS.get(folder.task) if isinstance(folder.task, str) else None
         if stored is None:
@@ -118,11 +118,11 @@ def folder_task(
                 f"{folder.path}: config.json says its task is {folder.task!r}, which is not built in; pass the class: "
                 "TaskModel.from_pretrained(folder, task=YourTask), or --task module:YourTask"
             )
-        kind = stored
+        task_class = stored
     elif task is not None:
-        kind = named_task(task)
+        task_class = named_task(task)
     elif served := tasks_with_head(folder.head):
-        kind = served[0] if served_as is None else served_as(served[0])
+        task_class = served[0] if served_as is None else served_as(served[0])
     elif given:
         raise UsageError(f"labels and settings need a task: {example} too")
     else:
@@ -130,7 +130,8 @@ def folder_task(
             f"{folder.path} has no task head this package knows (architectures: "
             f"{folder.hf_config.get('architectures')}); {example} for a new one"
         )
-    return _merged_task(folder, kind, given), task is None or (not given and folder.task == stored_name(kind))
+    is_own = task is None or (not given and folder.task == stored_name(task_class))
+    return _merged_task(folder, task_class, given), is_own
 
 
 def stated_task(
@@ -148,76 +149,69 @@ def stated_task(
         UsageError: a given field is not one of the task's.
     """
     if folder.stored is not None and not isinstance(task, Task):
-        found, _ = folder_task(folder, task, given)
-        if folder.task == stored_name(type(found)):
-            return found
+        built, _ = folder_task(folder, task, given)
+        if folder.task == stored_name(type(built)):
+            return built
     raise CheckpointError(f"{folder.path}: config.json says its task is {folder.task!r}; only that one can be run")
 
 
-def _merged_task(folder: CheckpointFolder, kind: type[Task], given: Mapping[str, Any]) -> Task:
+def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapping[str, Any]) -> Task:
     """The task of this class that a folder holds or starts from, with the caller's fields.
 
-    The one place where settings are merged: given by the caller, else stored by us in config.json (only of the same
-    task), else implied by transformers' configuration, else the defaults. A given field changes no other field, except
+    The only place that merges settings: fields of the caller, else stored by us in config.json (only of the same task),
+    else implied by transformers' configuration, else the defaults. A field of the caller changes no other field, except
     those that cannot be combined with it (``HFConfig.compatible_fields``).
-
-    Raises:
-        CheckpointError: what the folder states is damaged.
-        UsageError: a given field is not one of the task's, or does not fit the others.
     """
-    is_own = folder.task == stored_name(kind)
-    implied = HFConfig.of(kind).implied_fields(
+    is_own = folder.task == stored_name(task_class)
+    implied = HFConfig.of(task_class).implied_fields(
         folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length
     )
-    if not is_own and kind not in tasks_with_head(folder.head):  # of a new head only the lengths are implied
+    if not is_own and task_class not in tasks_with_head(folder.head):  # of a new head only the lengths are implied
         implied = {name: value for name, value in implied.items() if isinstance(value, int)}
     stored: dict[str, Any] = {}
     if is_own and folder.stored is not None:
         settings = folder.stored.get("settings", {})
         if not isinstance(settings, dict):
             raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: settings must be an object")
-        fitted = {name: value for name, value in folder.stored.items() if name in ("labels", *Fitting.of(kind).fields)}
+        names = ("labels", *Fitting.of(task_class).fields)
+        fitted = {name: value for name, value in folder.stored.items() if name in names}
         stored = {**settings, **fitted}
     base = {**implied, **stored}
-    if is_own or not given:
+    if is_own or not options:
         try:
-            task = _build(kind, {**implied, **_typed(kind, stored)})
+            task = _build(task_class, {**implied, **_typed(task_class, stored)})
         except UsageError as error:
-            place = f"config.json, key {CONFIG_KEY}" if is_own else "config.json"
-            raise CheckpointError(f"{folder.path}: {place}: {error}") from None
-        if not given:
+            source = f"config.json, key {CONFIG_KEY}" if is_own else "config.json"
+            raise CheckpointError(f"{folder.path}: {source}: {error}") from None
+        if not options:
             return task
         base = {field.name: getattr(task, field.name) for field in fields(task)}
-    checked = _typed(kind, given)
-    return _build(kind, {**HFConfig.of(kind).compatible_fields(base, checked), **checked})
+    checked = _typed(task_class, options)
+    return _build(task_class, {**HFConfig.of(task_class).compatible_fields(base, checked), **checked})
 
 
-def _typed(kind: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries with values of the types of their fields.
-
-    Raises:
-        UsageError: a value has another type.
-    """
+def _typed(task: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries with values of the types of their fields."""
     checked = dict(entries)
-    for name in entries.keys() & {one.name for one in fields(kind)}:
+    for name in [one.name for one in fields(task) if one.name in entries]:
         try:
-            checked[name] = typed_setting(kind, name, entries[name])
+            checked[name] = typed_setting(task, name, entries[name])
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
-            raise UsageError(f"{kind.name}: {name} is {entries[name]!r}: {problem}") from None
+            raise UsageError(f"{task.name}: {name} is {entries[name]!r}: {problem}") from None
     return checked
 
 
-def _build(kind: type[Task], entries: Mapping[str, Any]) -> Task:
-    known = {field.name for field in fields(kind)}
-    if unknown := next((key for key in entries if key not in known), None):
-        raise UsageError(f"{kind.name} has no setting {unknown!r}{did_you_mean(unknown, known)}")
+def _build(task: type[Task], entries: Mapping[str, Any]) -> Task:
+    names = {field.name for field in fields(task)}
+    if unknown := next((key for key in entries if key not in names), None):
+        raise UsageError(f"{task.name} has no setting {unknown!r}{did_you_mean(unknown, names)}")
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()}
-    construct: Callable[..., Task] = kind  # its fields are checked by the task itself
+    construct: Callable[..., Task] = task  # its fields are checked by the task itself
     try:
         return construct(**plain)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{kind.name}: {error}") from None
+        raise UsageError(f"{task.name}: {error}") from None
 
 
 def check_trained(name: str | Path, task: Task, report: LoadReport | None) -> None:
@@ -266,8 +260,8 @@ def with_label_order(
         return matched
     named = file_labels
     if label_places(file_labels, labels) is None:  # unnamed labels (LABEL_1) are the ones that are left, in order
-        known = {label.casefold() for label in file_labels if not _UNNAMED.fullmatch(label)}
-        left = iter([label for label in labels if label.casefold() not in known])
+        named_labels = {label.casefold() for label in file_labels if not _UNNAMED.fullmatch(label)}
+        left = iter([label for label in labels if label.casefold() not in named_labels])
         named = tuple(next(left, label) if _UNNAMED.fullmatch(label) else label for label in file_labels)
     places = label_places(named, labels)
     if places is None:

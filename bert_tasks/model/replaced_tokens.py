@@ -30,7 +30,7 @@ def replaced_token_output(batch: PackedBatch, *, generator: ForwardFn, discrimin
         drawn = generated.sample(batch.fields[UNIFORM])  # [R]
         ids = batch.input_ids.index_copy(0, masked, drawn)  # [N]
         flags = torch.zeros_like(ids)
-        chosen = flags.index_fill(0, masked, 1)
+        is_masked = flags.index_fill(0, masked, 1)
         replaced = flags.index_copy(0, masked, (drawn != labels).to(flags.dtype))
     rows, lengths = all_rows(batch), batch.layout.lengths
     layout = replace(batch.layout, gather_positions=rows, gather_counts=lengths)
@@ -38,7 +38,7 @@ def replaced_token_output(batch: PackedBatch, *, generator: ForwardFn, discrimin
     return ReplacedTokenOutput(
         logits=float32(logits).squeeze(1),
         replaced=replaced.index_select(0, rows),
-        masked=chosen.index_select(0, rows),
+        masked=is_masked.index_select(0, rows),
         ids=ids.index_select(0, rows),
         generator=generated,
         lengths=lengths,

@@ -123,10 +123,10 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
             UsageError: an unknown task or setting, or one text as the labels, which would be taken for its letters.
         """
-        given = (
+        fields = (
             settings if labels is None else {**settings, "labels": labels if isinstance(labels, str) else tuple(labels)}
         )
-        return cls.load(name, task=task, revision=revision, given=given)
+        return cls.load(name, task=task, revision=revision, given=fields)
 
     @classmethod
     def from_config(
@@ -155,7 +155,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             CheckpointError: an unknown family or field, a value that does not fit, or no such tokenizer.
             UsageError: see ``from_pretrained``.
         """
-        given = (
+        fields = (
             settings if labels is None else {**settings, "labels": labels if isinstance(labels, str) else tuple(labels)}
         )
         if isinstance(tokenizer, str | Path):
@@ -170,7 +170,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             vocab_size=max(loaded.get_vocab().values()) + 1,
             special_ids={name: number for name, number in special.items() if number is not None},
         )
-        built, _ = folder_task(CheckpointFolder(path=Path("config"), hf_config=hf_config), task, given)
+        built, _ = folder_task(CheckpointFolder(path=Path("config"), hf_config=hf_config), task, fields)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = cls(hf_config, cast("Task[PredictionT]", built), tokenizer=loaded)
@@ -253,18 +253,18 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             )
         config = converted_config(self.hf_config, layers=kept, family=family)
         student = type(self)(config, self.task, tokenizer=self.tokenizer)
-        own, state = student.state_dict(), self.state_dict()
+        new_state, state = student.state_dict(), self.state_dict()
         same_head = self.head.per_token or student.config.head.activation == self.config.head.activation
-        of_head = {name for name in own if name.startswith("head.")}
-        for name, tensor in own.items():
-            found = re.match(r"encoder\.layers\.(\d+)\.", name)
-            if found is not None:
-                tensor.copy_(state[f"encoder.layers.{kept[int(found[1])]}.{name[found.end() :]}"])
+        of_head = {name for name in new_state if name.startswith("head.")}
+        for name, tensor in new_state.items():
+            layer = re.match(r"encoder\.layers\.(\d+)\.", name)
+            if layer is not None:
+                tensor.copy_(state[f"encoder.layers.{kept[int(layer[1])]}.{name[layer.end() :]}"])
             elif same_head or name not in of_head:
                 tensor.copy_(state[name])
-        if "encoder.embeddings.token_type.weight" in state.keys() - own.keys():
-            own["encoder.embeddings.position.weight"] += state["encoder.embeddings.token_type.weight"][0]
-        student._drawn = {name: own[name].clone() for name in (self._drawn if same_head else of_head)}
+        if "encoder.embeddings.token_type.weight" in state.keys() - new_state.keys():
+            new_state["encoder.embeddings.position.weight"] += state["encoder.embeddings.token_type.weight"][0]
+        student._drawn = {name: new_state[name].clone() for name in (self._drawn if same_head else of_head)}
         student.origin, student.columns, student.load_report = self.origin, self.columns, self.load_report
         if self.load_report is not None:
             note = f"layers {', '.join(map(str, kept))} of {count}{'' if family is None else f', as {family}'}"
@@ -281,16 +281,16 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             UsageError: a library (peft, ...) has wrapped or replaced modules of the model.
         """
         self.check_parameters()
-        state, family, kind = self.state_dict(), family_of(self.hf_config), HFConfig.of(self.task).head
-        names = parameter_map(family, self.config, head="base" if kind is None else kind, pooler=False)
-        own = {key: value for key, value in state.items() if key not in names}
-        prefix = family.prefix if kind is None else ""  # which transformers' base models do not have
+        state, family, head_kind = self.state_dict(), family_of(self.hf_config), HFConfig.of(self.task).head
+        names = parameter_map(family, self.config, head="base" if head_kind is None else head_kind, pooler=False)
+        head_state = {key: value for key, value in state.items() if key not in names}
+        prefix = family.prefix if head_kind is None else ""  # which transformers' base models do not have
         save_folder(
             Path(folder),
             config=saved_config(self.hf_config, self.task, self.columns),
             tensors=hf_tensors({key: state[key] for key in names}, names, strip_prefix=prefix),
             tokenizer=self.tokenizer,
-            head_tensors=hf_tensors(own, {key: (key,) for key in own}) if own else None,
+            head_tensors=hf_tensors(head_state, {key: (key,) for key in head_state}) if head_state else None,
         )
 
     def restore(self, folder: str | Path) -> None:
@@ -320,11 +320,11 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             CheckpointError: naming every tensor that is missing, unknown, of another shape or not finite.
             UsageError: the head lacks a parameter of the head of transformers that the task names.
         """
-        state, family, kind = self.state_dict(), family_of(self.hf_config), HFConfig.of(self.task).head
-        names = parameter_map(family, self.config, head="base" if kind is None else kind, pooler=False)
+        state, family, head_kind = self.state_dict(), family_of(self.hf_config), HFConfig.of(self.task).head
+        names = parameter_map(family, self.config, head="base" if head_kind is None else head_kind, pooler=False)
         if unknown := sorted(names.keys() - state.keys()):
             raise UsageError(
-                f"{type(self.task).__name__}: HFConfig.head is {kind!r}, but the head has no "
+                f"{type(self.task).__name__}: HFConfig.head is {head_kind!r}, but the head has no "
                 f"{first_few(unknown, 3)}; HFConfig.head is None for a head that is not one of transformers"
             )
         shapes = {key: state[key].shape for key in names}
@@ -334,21 +334,20 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             shapes=shapes,
             family=family,
             head_may_be_new=head_may_be_new,
-            ignore_head=folder.head != kind and not self.head.reads_embeddings,  # whose keys no other head has
+            ignore_head=folder.head != head_kind and not self.head.reads_embeddings,  # whose keys no other head has
             dtype=dtype,
             copy=copy,
         )
         tensors, report = matched.tensors, matched.report
         # What transformers has no name for is in task_head.safetensors.
-        own = {key: value for key, value in state.items() if key not in names}
-        if own:
-            found = read_head_tensors(folder.path)
-            fits = found is not None and {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in own.items()}
-            if found is not None and fits:
-                tensors = tensors | checked_tensors(found, {key: value.dtype for key, value in own.items()})
-                report = replace(report, loaded=tuple(sorted([*report.loaded, *own])))
+        head_state = {key: value for key, value in state.items() if key not in names}
+        if head_state:
+            saved, expected = read_head_tensors(folder.path), {key: value.shape for key, value in head_state.items()}
+            if saved is not None and {key: value.shape for key, value in saved.items()} == expected:
+                tensors = tensors | checked_tensors(saved, {key: value.dtype for key, value in head_state.items()})
+                report = replace(report, loaded=tuple(sorted([*report.loaded, *head_state])))
             elif head_may_be_new:
-                report = replace(report, new=tuple(sorted([*report.new, *own])))
+                report = replace(report, new=tuple(sorted([*report.new, *head_state])))
             else:
                 raise CheckpointError(f"{folder.path}: task_head.safetensors is missing or does not fit the task")
         matched = CheckpointMatch(tensors=tensors, report=report)
@@ -364,11 +363,11 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         with torch.device("meta"):
             head = self.task.head(self.config)
         head_shapes = {f"head.{name}": value.shape for name, value in head.state_dict().items()}
-        expected, found = self._encoder_shapes | head_shapes, {k: v.shape for k, v in self.state_dict().items()}
+        expected, actual = self._encoder_shapes | head_shapes, {k: v.shape for k, v in self.state_dict().items()}
         differences = {
-            "missing": expected.keys() - found.keys(),
-            "not known": found.keys() - expected.keys(),
-            "of another shape": {key for key in expected.keys() & found.keys() if expected[key] != found[key]},
+            "missing": expected.keys() - actual.keys(),
+            "not known": actual.keys() - expected.keys(),
+            "of another shape": {key for key in expected.keys() & actual.keys() if expected[key] != actual[key]},
         }
         if any(differences.values()):
             listed = "; ".join(f"{kind}: {first_few(sorted(names), 3)}" for kind, names in differences.items() if names)
@@ -561,16 +560,16 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         order = filling_order([len(one["input_ids"]) for one in features], max_tokens=most)
         inputs = ((i, one) for i in order for one in Windows.of(self.task).copies(features[i], tokenizer))
         batches = filled_batches(inputs, lambda pair: len(pair[1]["input_ids"]), max_tokens=most)
-        found: dict[int, list[Tensor]] = {}
+        parts: dict[int, list[Tensor]] = {}
 
         def compact(batch: Sequence[tuple[int, Feature]]) -> Iterator[tuple[tuple[int, Feature], Tensor]]:
             return zip(batch, self.forward_batch([one for _, one in batch], forward_fn=forward_fn), strict=True)
 
         with self.in_evaluation():
             for results in map_batches(compact, batches, device=self.device):
-                for (i, _), part in results:
-                    found.setdefault(i, []).append(part)
-        return [one[0] if len(one) == 1 else torch.cat(one) for one in map(found.__getitem__, range(len(features)))]
+                for (i, _), window in results:
+                    parts.setdefault(i, []).append(window)
+        return [one[0] if len(one) == 1 else torch.cat(one) for one in map(parts.__getitem__, range(len(features)))]
 
     def forward_batch(self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None) -> tuple[Tensor, ...]:
         """As ``forward_windows``, of features that are run together."""

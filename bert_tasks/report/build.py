@@ -10,13 +10,14 @@ from typing import Any
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.writers import DELIMITERS, TableWriter, check_place, flat, json_line, whole_file
+from bert_tasks.environment import check_libraries
 from bert_tasks.errors import UsageError
 from bert_tasks.experiments.search import SEARCH, STUDY
 from bert_tasks.model.explanation import explainable_task
 from bert_tasks.report.collect import GivenRows, Run, gather, with_file_columns
 from bert_tasks.report.comparison import Comparison, check_comparable, compare
 from bert_tasks.report.explanations import with_explanations
-from bert_tasks.report.label_issues import ISSUE_COLUMNS, check_label_issues, issue_cells, label_issues_of
+from bert_tasks.report.label_issues import ISSUE_COLUMNS, issue_cells, label_issues_of
 from bert_tasks.report.page import comparison_page, run_page
 from bert_tasks.report.results import (
     FileResults,
@@ -150,7 +151,12 @@ def make_report(
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:
         raise UsageError("no run: name at least one output folder of `bert-tasks train`")
-    page_path = _page_path(folders, output)
+    default = folders[0] / outputs.REPORT if len(folders) == 1 else Path(outputs.REPORT)
+    page_path = default if output is None else Path(output)
+    if page_path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{page_path}: expected a name that ends in .html for the report")
+    if output is not None and not page_path.absolute().parent.is_dir():
+        raise UsageError(f"{page_path}: there is no folder {page_path.parent} for the report; make it first")
     options = [] if reading is None else [name for name, value in vars(reading).items() if value not in (None, {})]
     if data is None and options:
         raise UsageError(f"{', '.join(options)}: this says how a file is read; name the file with --data")
@@ -169,20 +175,22 @@ def make_report(
     if len(gathered) > 1:
         if is_for_one_run:
             raise UsageError(f"{_ONE_RUN}, not for {len(gathered)}: name one of them")
-        return _compare_runs(gathered, page_path)
+        check_comparable(gathered)
+        each = [run_results(run) for run in gathered]
+        comparisons = compare(gathered, each)
+        outputs.write_text(page_path, comparison_page(gathered, each, comparisons))
+        return Report(output=page_path, runs=tuple(gathered), results=tuple(each), comparisons=tuple(comparisons))
     (run,) = gathered
     if label_issues is not None:
-        check_label_issues()
+        check_libraries(["cleanlab"], extra="labels", purpose="--label-issues")
     model = None if explain == 0 else model_of(run, "to explain predictions")
     if model is not None:
         explainable_task(model, model.task)
-    results = run_results(run)
+    results = run_results(run, by=by if data is None else ())
     issues = None if label_issues is None else label_issues_of(run)
     on_file = None
     if data is not None:
         on_file = results_on_file(run, data, by=by, read_options=ReadOptions() if reading is None else reading)
-    elif by:
-        results = _with_slices(run, results, by)
     if model is not None:
         results = {name: with_explanations(each, model, explain) for name, each in results.items()}
         if on_file is not None and on_file.results is not None:
@@ -198,65 +206,34 @@ def make_report(
     )
 
 
-def _page_path(folders: Sequence[Path], output: str | Path | None) -> Path:
-    """Returns the path of the report, whose name and folder are checked."""
-    default = folders[0] / outputs.REPORT if len(folders) == 1 else Path(outputs.REPORT)
-    path = default if output is None else Path(output)
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"{path}: expected a name that ends in .html for the report")
-    if output is not None and not path.absolute().parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent} for the report; make it first")
-    return path
+def run_results(run: Run, *, by: Sequence[str] = ()) -> dict[str, Results]:
+    """Returns the results on each validation set; the metric that the best model was chosen by comes first.
 
-
-def _compare_runs(runs: Sequence[Run], page_path: Path) -> Report:
-    check_comparable(runs)
-    results = [run_results(run) for run in runs]
-    comparisons = compare(runs, results)
-    outputs.write_text(page_path, comparison_page(runs, results, comparisons))
-    return Report(output=page_path, runs=tuple(runs), results=tuple(results), comparisons=tuple(comparisons))
-
-
-def run_results(run: Run) -> dict[str, Results]:
-    """Returns the results on each validation set; the metric that the best model was chosen by comes first."""
-    if run.task is None:
-        return {}
-    each = {
-        part.name: results_of(run.task, part.predictions, part.rows, first=run.best_metric[1]) for part in run.predicted
-    }
-    return {name: results for name, results in each.items() if results is not None}
-
-
-def _with_slices(run: Run, results: Mapping[str, Results], columns: Sequence[str]) -> dict[str, Results]:
-    """Returns the results on each validation set with slices by the columns.
+    Args:
+        run: The run.
+        by: Columns of the file, or of the task, whose values have scores of their own.
 
     Raises:
-        UsageError: there are no predictions, or no such column.
+        UsageError: ``by`` needs predictions that cannot be made, or there is no such column.
     """
-    if run.task is None or not results:
+    results: dict[str, Results] = {}
+    for predicted in with_file_columns(run).predicted if by and run.predicted else run.predicted:
+        result = None
+        if run.task is not None:
+            result = results_of(run.task, predicted.predictions, predicted.rows, first=run.best_metric[1])
+        if run.task is not None and result is not None:
+            names = list(result.headline)
+            slices = slices_of(run.task, predicted.predictions, predicted.rows, columns=by, names=names)
+            results[predicted.name] = replace(result, slices=slices)
+    if by and not results:
         reasons = " ".join(run.missing) if run.missing else "Its task states no figures for a report."
         rows = "the validation rows, or a file named with --data" if run.folds is None else "the rows of all folds"
         raise UsageError(f"{run.folder}: --by needs {rows}. {reasons}")
-    sliced = {}
-    for part in with_file_columns(run).predicted:
-        if part.name in results:
-            names = list(results[part.name].headline)
-            slices = slices_of(run.task, part.predictions, part.rows, columns=columns, names=names)
-            sliced[part.name] = replace(results[part.name], slices=slices)
-    return sliced
+    return results
 
 
 def check_rows_file(path: Path, others: Sequence[Path], content: str) -> None:
-    """Rejects an unusable file for rows before any work is done.
-
-    Args:
-        path: The file.
-        others: Files that must not be overwritten.
-        content: What is written there, as a word.
-
-    Raises:
-        UsageError: if its extension or folder is not usable, or it is one of the others.
-    """
+    """Raises UsageError if rows cannot be written to the file, or it is one of the others."""
     if path.suffix[1:] not in ("jsonl", *DELIMITERS):
         raise UsageError(f"{path}: expected a name that ends in .csv, .tsv or .jsonl for the {content}")
     check_place(path)
@@ -267,10 +244,7 @@ def check_rows_file(path: Path, others: Sequence[Path], content: str) -> None:
 
 
 def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_file: FileResults | None) -> WrittenRows:
-    """Writes the wrongly predicted rows of the file or, without one, of the validation sets, by descending score.
-
-    A column ``label`` of the input is not written twice.
-    """
+    """Writes the wrongly predicted rows of the file or, without one, of the validation sets, by descending score."""
     sets, columns = dict(results), [] if run.task is None else run.task.columns
     label_column = next((column.name for column in columns if column.is_label), None)
     if on_file is not None:

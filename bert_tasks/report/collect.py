@@ -120,10 +120,6 @@ class Run:
         """The metrics of a validation set, without its name."""
         return metrics_of_set(self.metrics, name)
 
-    def is_lower_better(self, metric: str) -> bool:
-        """Whether lower values of a metric are better; the metric is without the name of its validation set."""
-        return metric in self.metadata["metrics"]["lower_is_better"]
-
     def fingerprints(self) -> dict[str, str]:
         """The fingerprints of the validation sets, by their names in run.json."""
         return {split: data["fingerprint"] for split, data in self.metadata["data"].items() if split != "train"}
@@ -177,11 +173,7 @@ def _metadata(home: Path) -> dict[str, Any]:
 
 
 def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
-    """Returns all folds as one run, whose validation rows are all rows; ``metadata``: run.json of the first fold.
-
-    Raises:
-        UsageError: folds.json is damaged.
-    """
+    """Returns all folds as one run, whose validation rows are all rows; ``metadata``: run.json of the first fold."""
     content = read_record(folder / FOLDS, FoldsRecord, remedy="run the command again to write it anew")
     homes = [folder / f"fold-{run['fold']}" for run in content["runs"]]
     missing = [f"{note[:1].upper()}{note[1:]}." for note in content["notes"]]
@@ -215,19 +207,16 @@ def _recipe_text(home: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
-def _load_model(home: Path, task: type[Task]) -> TaskModel:
+def load_model(home: Path, task: type[Task] | None) -> TaskModel:
+    """Loads the model of a run, on a GPU if there is one."""
     model = TaskModel.from_pretrained(home / outputs.MODEL, task=task)
     return model.to("cuda") if torch.cuda.is_available() else model
 
 
 def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
-    """Predicts all rows, each by the model that was trained without it.
+    """Predicts each row by the model that was trained without it.
 
-    Returns:
-        The predictions, the fingerprint of all rows, and the task without the values that each fold fitted to its rows.
-
-    Raises:
-        BertTasksError: a model cannot be loaded, or the rows are not those that it was trained on.
+    Returns the predictions, the fingerprint of all rows, and the task without values that were fitted to rows.
     """
     parts: list[FoldPredictions] = []
     for number, home in enumerate(homes, start=1):
@@ -236,7 +225,7 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
         train = {} if metadata is None else metadata["data"].get("train", {})
         if table is None or train.get("fingerprint") != prepared.splits.train.fingerprint:
             raise UsageError(f"{prepared.splits.train.source} has changed since the run of {home}")
-        model = _load_model(home, type(prepared.task))
+        model = load_model(home, type(prepared.task))
         parts.append(FoldPredictions(fold=number, table=table, predictions=evaluated_predictions(model, table)))
     rows, _, predictions = out_of_fold(parts)
     table = parts[0].table
@@ -263,21 +252,18 @@ def with_file_columns(run: Run) -> Run:
     predicted = []
     for each in run.predicted:
         again = list(tables[each.name])
-        if len(again) != len(each.rows) or not all(map(_same_cells, each.rows, again)):
+        pairs = list(zip(each.rows, again, strict=False))
+        differs = any(new[name] != row[name] for row, new in pairs for name in row.keys() & new)
+        if differs or len(again) != len(each.rows):
             raise UsageError(f"{each.source} has changed while the report was made: run the command again")
-        rows = [{**row, PASSTHROUGH: cells[PASSTHROUGH]} for row, cells in zip(each.rows, again, strict=True)]
+        rows = [{**row, PASSTHROUGH: new[PASSTHROUGH]} for row, new in pairs]
         predicted.append(replace(each, rows=rows))
     return replace(run, predicted=tuple(predicted))
 
 
-def _same_cells(row: Row, again: Row) -> bool:
-    """Returns True if a row that was read again has the same line and the same values."""
-    return all(again[name] == value for name, value in row.items() if name in again)
-
-
-def _run(folder: Path, name: str, metadata: dict[str, Any], given: GivenRows | None) -> Run:
+def _run(folder: Path, name: str, metadata: dict[str, Any], rows_of_fit: GivenRows | None) -> Run:
     summary = outputs.read_summary(folder)
-    predicted, task, missing = _predict_validation(folder, metadata, given)
+    predicted, task, missing = _predict_validation(folder, metadata, rows_of_fit)
     if task is None:
         with suppress(BertTasksError):
             task = stated_task(CheckpointFolder.open(folder / outputs.MODEL))
@@ -307,10 +293,10 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], given: GivenRows | N
 
 
 def _predict_validation(
-    folder: Path, metadata: Mapping[str, Any], given: GivenRows | None
+    folder: Path, metadata: Mapping[str, Any], rows_of_fit: GivenRows | None
 ) -> tuple[list[PredictedSet], Task | None, list[str]]:
     """Returns the predictions for each validation set, the model's task, and why there are none for others."""
-    if given is None and not (folder / outputs.RECIPE).is_file():
+    if rows_of_fit is None and not (folder / outputs.RECIPE).is_file():
         reason = (
             "The run was started from Python with rows or files of its own and has no recipe, so its validation rows "
             "are not known: no examples, tables by class or intervals. fit(..., report=True) makes a report with them."
@@ -319,15 +305,15 @@ def _predict_validation(
     if not (folder / outputs.MODEL).is_dir():
         return [], None, ["There is no model yet: no examples, tables by class or intervals."]
     try:
-        if given is None:
+        if rows_of_fit is None:
             prepared = prepare(load_recipe(folder / outputs.RECIPE))
-            given = GivenRows(validation=prepared.splits.validation, task=type(prepared.task))
-        model = _load_model(folder, given.task)
+            rows_of_fit = GivenRows(validation=prepared.splits.validation, task=type(prepared.task))
+        model = load_model(folder, rows_of_fit.task)
     except (BertTasksError, OSError) as error:
         return [], None, [f"The model could not predict its validation rows again: {error}"]
     predicted: list[PredictedSet] = []
     missing: list[str] = []
-    for name, table in given.validation.items():
+    for name, table in rows_of_fit.validation.items():
         split = f"validation_{name}" if name else "validation"
         if metadata["data"].get(split, {}).get("fingerprint") != table.fingerprint:
             missing.append(f"{table.source} has changed since the run, so its results cannot be shown.")

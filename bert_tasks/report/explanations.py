@@ -22,20 +22,18 @@ def with_explanations(results: Results, model: TaskModel, count: int) -> Results
     explained = [(index, example.row) for index, example in enumerate(items[:count]) if example.row is not None]
     predictions = model.predict_rows([row for _, row in explained], explain=True)
     for (index, row), prediction in zip(explained, predictions, strict=True):
-        items[index] = replace(items[index], shading=_shading(prediction.explanation, row))
+        explanation = prediction.explanation
+        contributions = [word.contribution for word in explanation.words]
+        columns = dict.fromkeys(word.column for word in explanation.words)
+        shading = Shading(
+            label=explanation.label,
+            texts=tuple((column, tuple(_pieces(explanation, column, row))) for column in columns),
+            largest=max([_SMALLEST, *map(abs, contributions)]),
+            total=sum(contributions),
+        )
+        items[index] = replace(items[index], shading=shading)
     sections = replace(results.sections, examples=replace(examples, items=tuple(items)))
     return replace(results, sections=sections)
-
-
-def _shading(explanation: Explanation, row: Row) -> Shading:
-    contributions = [word.contribution for word in explanation.words]
-    columns = dict.fromkeys(word.column for word in explanation.words)
-    return Shading(
-        label=explanation.label,
-        texts=tuple((column, tuple(_pieces(explanation, column, row))) for column in columns),
-        largest=max([_SMALLEST, *map(abs, contributions)]),
-        total=sum(contributions),
-    )
 
 
 def _pieces(explanation: Explanation, column: str, row: Row) -> Iterator[tuple[str, float | None]]:

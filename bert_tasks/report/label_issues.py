@@ -7,7 +7,6 @@ with that label have.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from bert_tasks.errors import UsageError
 from bert_tasks.report.collect import Run
 
 ISSUE_COLUMNS = ("label", "suggested", "probability", "suggested_probability")
-_LIBRARY = "cleanlab"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +33,6 @@ class LabelIssue:
     suggested: str
     probability: float
     suggested_probability: float
-
-
-def check_label_issues() -> None:
-    """Raises UsageError if the library is not installed."""
-    if find_spec(_LIBRARY) is None:
-        raise UsageError(f"{_LIBRARY} not installed, needed for --label-issues: pip install '.[labels]'")
 
 
 def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
@@ -73,11 +65,7 @@ def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
 def find_issues(
     pairs: Sequence[tuple[Row, Mapping[str, float]]], column: str, labels: Sequence[str]
 ) -> list[LabelIssue]:
-    """``label_issues`` of rows with the probability of each label.
-
-    Args:
-        column: the name of the rows' column of labels.
-    """
+    """Returns the issues of rows with the probability of each label; ``column`` holds the labels."""
     from cleanlab.filter import find_label_issues
 
     present = [label for label in labels if any(row[column] == label for row, _ in pairs)]
@@ -104,15 +92,6 @@ def find_issues(
 
 def issue_cells(issue: LabelIssue, cells: Mapping[str, Any]) -> dict[str, Any]:
     """A row of the file to correct; ``cells``: the row's columns."""
-    return {
-        "line": issue.row.get("line"),
-        **{
-            f"input.{name}" if name in ("line", "set", *ISSUE_COLUMNS) else name: value
-            for name, value in cells.items()
-            if name != "label"
-        },
-        "label": issue.label,
-        "suggested": issue.suggested,
-        "probability": issue.probability,
-        "suggested_probability": issue.suggested_probability,
-    }
+    reserved = ("line", "set", *ISSUE_COLUMNS)
+    others = {f"input.{name}" if name in reserved else name: cells[name] for name in cells if name != "label"}
+    return {"line": issue.row.get("line"), **others, **{name: getattr(issue, name) for name in ISSUE_COLUMNS}}

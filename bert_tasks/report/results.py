@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bert_tasks.data.columns import FOLD_GROUP, PASSTHROUGH, Row
 from bert_tasks.data.problems import counted, did_you_mean, first_few
 from bert_tasks.data.readers import ReadOptions
@@ -16,7 +14,7 @@ from bert_tasks.inference import evaluate_data
 from bert_tasks.metrics.tables import CLASS_SCORES, ClassRow, MetricTable
 from bert_tasks.model.inputs import load_table
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.report.collect import Run
+from bert_tasks.report.collect import Run, load_model
 from bert_tasks.report.statistics import Estimate, bootstrap
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.tasks.shared.report import Report, ReportSections
@@ -154,13 +152,11 @@ class Slices:
     """The scores of the rows with each value of a column, the most frequent value first.
 
     Attributes:
-        names: the names of the scores.
         slices: a row for each value; the last may stand for all values that have no row of their own.
         others: how many values the last slice stands for; 0 if each value has its own.
     """
 
     column: str
-    names: tuple[str, ...]
     slices: tuple[ScoreRow, ...]
     others: int = 0
 
@@ -205,10 +201,10 @@ def slices_of(
     predictions, rows = [predictions[i] for i in labelled], [rows[i] for i in labelled]
 
     def score_row(value: str, indices: Sequence[int]) -> ScoreRow:
-        part = [predictions[i] for i in indices], [rows[i] for i in indices]
-        results = results_of(task, *part)
+        rows_of_value = [predictions[i] for i in indices], [rows[i] for i in indices]
+        results = results_of(task, *rows_of_value)
         if results is None:
-            scores = {task.primary_metric: Estimate(value=task.metrics(*part)[task.primary_metric])}
+            scores = {task.primary_metric: Estimate(value=task.metrics(*rows_of_value)[task.primary_metric])}
         else:
             scores = {name: results.estimates[name] for name in names}
         return ScoreRow(name=value, scores=scores, count=len(indices))
@@ -217,7 +213,7 @@ def slices_of(
     for column in dict.fromkeys(columns):
         groups, others = group_rows(column, rows)
         score_rows = tuple(score_row(value, indices) for value, indices in groups.items())
-        slices.append(Slices(column=column, names=tuple(names), slices=score_rows, others=others))
+        slices.append(Slices(column=column, slices=score_rows, others=others))
     return tuple(slices)
 
 
@@ -231,20 +227,17 @@ def group_rows(column: str, rows: Sequence[Row]) -> tuple[dict[str, list[int]], 
         UsageError: if no row has the column.
     """
     cells: Sequence[Mapping[str, Any]] = [file_cells(row) for row in rows]
-    if not any(column in row for row in cells):
-        task_columns = dict.fromkeys(name for row in rows for name in row if name not in _INTERNAL)
-        if column not in task_columns:
-            known = list(dict.fromkeys(name for row in [*cells, task_columns] for name in row))
+    if not any(column in row for row in cells):  # a column of the task that has another name in the file
+        names = dict.fromkeys(name for row in [*cells, *rows] for name in row if name not in _INTERNAL)
+        if column not in names:
             raise UsageError(
-                f"--by {column}: no row has this column{did_you_mean(column, known)}; the columns are "
-                f"{', '.join(map(repr, known))}"
+                f"--by {column}: no row has this column{did_you_mean(column, names)}; the columns are "
+                f"{', '.join(map(repr, names))}"
             )
         cells = rows
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(cells):
-        value = row.get(column)
-        if value is None or value == "":
-            value = EMPTY
+        value = EMPTY if row.get(column) in (None, "") else row[column]
         groups.setdefault(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), []).append(index)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     if len(ordered) <= MOST_VALUES:
@@ -304,11 +297,9 @@ def model_of(run: Run, purpose: str) -> TaskModel:
     """
     if run.folds is not None:
         raise UsageError(f"{run.folder} has a model for each fold: name the folder of one of them {purpose}")
-    folder = run.folder / outputs.MODEL
-    if not folder.is_dir():
+    if not (run.folder / outputs.MODEL).is_dir():
         raise UsageError(f"{run.folder} has no model yet {purpose}; wait for the run's first evaluation")
-    model = TaskModel.from_pretrained(folder, task=None if run.task is None else type(run.task))
-    return model.to("cuda") if torch.cuda.is_available() else model
+    return load_model(run.folder, None if run.task is None else type(run.task))
 
 
 def results_on_file(run: Run, data: str | Path, *, by: Sequence[str], read_options: ReadOptions) -> FileResults:

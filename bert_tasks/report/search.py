@@ -33,14 +33,7 @@ def search_page(folder: Path) -> str:
         key = next((key for key in space if trial["values"].get(key) not in space[key]), None)
         if key is not None:
             raise UsageError(f"{path} is damaged: trial {trial['number']}: {key}. {remedy.capitalize()}")
-    content = _page_content(result, list(space))
-    return (
-        page_environment().get_template("search.html").render(content, title=f"{name} · bert-tasks search", name=name)
-    )
-
-
-def _page_content(result: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    studies, first = result["studies"], result["studies"][0]
+    keys, studies, first = list(space), result["studies"], result["studies"][0]
     best = [next((trial for trial in one["trials"] if trial["number"] == one["best"]), None) for one in studies]
     summary = [
         (
@@ -52,18 +45,24 @@ def _page_content(result: Mapping[str, Any], keys: Sequence[str]) -> dict[str, A
     ]
     if result["baseline"] is not None:
         summary.append(("the recipe as it is", None, result["baseline"]))
-    return {
-        "metric": result["metric"],
-        "better": "lower" if result["lower_is_better"] else "higher",
-        "keys": keys,
-        "tables": [_trial_table(study, keys) for study in studies],
-        "ended": "; ".join(map(_count_trials, studies)),
-        "sampler": first["sampler"],
-        "best": [] if best[0] is None else [(key, shown_value(best[0]["values"][key])) for key in keys],
-        "summary": summary,
-        "importance": list(first["importance"].items()),
-        "notes": result["notes"],
-    }
+    return (
+        page_environment()
+        .get_template("search.html")
+        .render(
+            title=f"{name} · bert-tasks search",
+            name=name,
+            metric=result["metric"],
+            better="lower" if result["lower_is_better"] else "higher",
+            keys=keys,
+            tables=[_trial_table(study, keys) for study in studies],
+            ended="; ".join(map(_count_trials, studies)),
+            sampler=first["sampler"],
+            best=[] if best[0] is None else [(key, shown_value(best[0]["values"][key])) for key in keys],
+            summary=summary,
+            importance=list(first["importance"].items()),
+            notes=result["notes"],
+        )
+    )
 
 
 def _count_trials(study: Mapping[str, Any]) -> str:

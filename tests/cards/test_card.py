@@ -287,7 +287,6 @@ def test_a_metric_that_is_no_number_is_said_so(run: Path) -> None:
 )
 def test_plain_text_survives_markdown(text: str) -> None:
     (row,) = [t.children for t in MARKDOWN.parse(table(["h"], [[f"“{text}”"]])) if t.content.startswith("“")]
-    assert row is not None
     assert "".join(child.content for child in row) == visible(f"“{text}”")
     assert plain(text) == plain(str(text))
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from datasets import Dataset, Features
 from datasets.fingerprint import Hasher
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, batch_predictor, predict
 from bert_tasks.errors import CheckpointError, DataError, UsageError
@@ -24,7 +23,6 @@ from bert_tasks.inference.output import reserved_names
 from bert_tasks.tasks import SequenceClassification, TokenClassification
 from bert_tasks.tasks.base import Prediction
 from bert_tasks.tasks.sequence_classification.task import TextFormats
-from support.small_checkpoints import save_checkpoint
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
 
@@ -72,18 +70,11 @@ def without_null(value: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def encoder(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("roberta")
-    save_checkpoint(folder, "roberta", bpe_tokenizer, wide=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def folder(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier."""
     saved = tmp_path_factory.mktemp("classifier")
     task = SequenceClassification(labels=("bad", "good"), max_length=16)
-    TaskModel.from_pretrained(encoder, task=task).save_pretrained(saved)
+    TaskModel.from_pretrained(base, task=task).save_pretrained(saved)
     return saved
 
 
@@ -93,9 +84,9 @@ LIKE_OTHERS = {"windows", "token crf", "span", "pair", "pair regression"}  # the
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in LIKE_OTHERS else name for name in EXAMPLES]
 )
-def test_equals_predict_for_every_task_and_kind_of_batch(name: str, encoder: Path, tmp_path: Path) -> None:
+def test_equals_predict_for_every_task_and_kind_of_batch(name: str, base: Path, tmp_path: Path) -> None:
     example = EXAMPLES[name]
-    TaskModel.from_pretrained(encoder, task=example.task).save_pretrained(tmp_path)
+    TaskModel.from_pretrained(base, task=example.task).save_pretrained(tmp_path)
     rows = json.loads(json.dumps(unlabelled(example)).replace("[MASK]", "<mask>"))
     expected = [without_null(one.to_json()) for one in predict(tmp_path, rows)]
     predictor = batch_predictor(tmp_path, keep_columns="none")
@@ -153,10 +144,10 @@ def test_kept_columns_have_the_names_that_predict_gives_them(folder: Path, tmp_p
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_all_fields_of_predictions_are_reserved(name: str, encoder: Path) -> None:
+def test_all_fields_of_predictions_are_reserved(name: str, base: Path) -> None:
     example = EXAMPLES[name]
     rows = json.loads(json.dumps(unlabelled(example)[:1]).replace("[MASK]", "<mask>"))
-    (prediction,) = TaskModel.from_pretrained(encoder, task=example.task).predict(rows)
+    (prediction,) = TaskModel.from_pretrained(base, task=example.task).predict(rows)
     assert reserved_names(example.task) == set(vars(prediction))
 
 
@@ -200,7 +191,7 @@ def test_columns_are_those_stated_or_of_the_training_data(folder: Path, tmp_path
     assert batch_predictor(tmp_path)({"text": TEXTS})["label"] == expected
 
 
-def test_what_cannot_be_used_is_refused_before_the_engine_starts(folder: Path, encoder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_refused_before_the_engine_starts(folder: Path, base: Path, tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"model": TaskModel.from_pretrained(folder)}, "model.save_pretrained"),
         ({"on_error": "stop"}, "expected 'fail' or 'skip'"),
@@ -217,7 +208,7 @@ def test_what_cannot_be_used_is_refused_before_the_engine_starts(folder: Path, e
     with pytest.raises(CheckpointError, match=r"no such folder|does not exist|nothing there"):
         batch_predictor(tmp_path / "none")
     task = TokenClassification(labels=("O", "B-X"), max_length=24, doc_stride=6, context_tokens=4)
-    TaskModel.from_pretrained(encoder, task=task).save_pretrained(tmp_path)
+    TaskModel.from_pretrained(base, task=task).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="reads the rows around each row"):
         batch_predictor(tmp_path)
     assert batch_predictor(tmp_path, settings={"context_tokens": 0})({"words": [["a"]]})["tags"][0][0] in task.labels
@@ -263,12 +254,12 @@ def test_a_pickled_predictor_is_small_and_loads_its_model_once(folder: Path, mon
     assert len(loads) == 2
 
 
-def test_a_model_that_changed_is_loaded_again(folder: Path, encoder: Path, tmp_path: Path) -> None:
+def test_a_model_that_changed_is_loaded_again(folder: Path, base: Path, tmp_path: Path) -> None:
     first = batch_predictor(folder)
     assert Hasher.hash(first) == Hasher.hash(batch_predictor(folder))  # datasets.map finds its cache
     task = SequenceClassification(labels=("bad", "good"), max_length=16)
     for seed in (1, 2):
-        model = TaskModel.from_pretrained(encoder, task=task)
+        model = TaskModel.from_pretrained(base, task=task)
         model.draw_new_head(seed)
         model.save_pretrained(tmp_path)
         predictor = batch_predictor(tmp_path)

@@ -13,10 +13,9 @@ import pytest
 from pyarrow import parquet
 
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
-from bert_tasks.export.exported import ExportedModel
 from bert_tasks.inference import output as output_module
 from bert_tasks.inference import predict, predict_file, prediction
-from bert_tasks.inference.output import MANIFEST, ROWS, WriteOptions, model_fingerprint, unfinished_folder
+from bert_tasks.inference.output import MANIFEST, ROWS, WriteOptions, unfinished_folder
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import locked
@@ -425,14 +424,3 @@ def test_rows_that_read_their_neighbours_are_one_part(base: Path, tmp_path: Path
     predict(tagger, rows, output=tmp_path / "a.jsonl")
     expected = [one.to_json()["scores"] for one in tagger.predict(rows)]
     assert [row["scores"] for row in read(tmp_path / "a.jsonl")] == expected
-
-
-def test_another_graph_is_another_model(model: TaskModel) -> None:
-    """An exported model has no weights to tell it by."""
-    exported = object.__new__(ExportedModel)
-    exported.__dict__.update(model.__dict__)
-    found = []
-    for content in ("one", "two"):
-        exported.graph_sha256 = content
-        found.append(model_fingerprint(exported))
-    assert len({*found, model_fingerprint(model)}) == 3

@@ -159,8 +159,6 @@ def test_rows_come_out_while_others_are_still_to_come(model: Path, tmp_path: Pat
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     arguments = [*runs.CONSOLE, *command(model, "-", "-", *options)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(b"text,id\na ferry,1\n")
         process.stdin.flush()
         assert process.stdout.readline().startswith(b"line,text,id,label")

@@ -51,7 +51,6 @@ def test_every_family_has_the_mean_of_its_last_layer(
 ) -> None:
     save_checkpoint(tmp_path, family, tokenizer_of(family, by_kind), wide=True)
     encoder = Encoder.from_pretrained(tmp_path)
-    assert encoder.tokenizer is not None
     expected = by_formula(tmp_path, encoder.tokenizer, TEXTS, pooling="mean", layer=-1, normalize=True)
     np.testing.assert_allclose(encoder.embed(TEXTS), expected, atol=5e-5)
 
@@ -60,7 +59,6 @@ def test_every_family_has_the_mean_of_its_last_layer(
 @pytest.mark.parametrize("layer", [-1, 1, 0])
 def test_pooling_and_layers(pooling: Any, layer: int, folder: Path) -> None:
     encoder = Encoder.from_pretrained(folder)
-    assert encoder.tokenizer is not None
     expected = by_formula(folder, encoder.tokenizer, TEXTS, pooling=pooling, layer=layer, normalize=False)
     found = encoder.embed(TEXTS, pooling=pooling, layer=layer, normalize=False)
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
@@ -102,7 +100,6 @@ def test_prompt_and_lower_case_are_those_of_sentence_transformers(
 ) -> None:
     texts = ["A Ferry", "THE boats were LATE", "rain"]
     encoder = Encoder.from_pretrained(prompted)
-    assert encoder.tokenizer is not None
     lowered = [expected + text.lower() for text in texts]
     vectors = by_formula(prompted, encoder.tokenizer, lowered, pooling="mean", layer=-1, normalize=True)
     np.testing.assert_allclose(encoder.embed(texts, prompt=prompt), vectors, atol=5e-5)

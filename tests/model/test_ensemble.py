@@ -152,7 +152,6 @@ def test_fitted_values_are_means_or_equal(
     make: Callable[..., list[TaskModel]], values: Sequence[object], mean: object
 ) -> None:
     task = fitted_ensemble(make, values).task
-    assert isinstance(task, Fitted)
     assert (task.fitted, type(task.fitted)) == (mean, type(mean))
 
 
@@ -225,7 +224,6 @@ def best_span(task: SpanExtraction, feature: Feature, logits: Tensor) -> tuple[f
 
 def test_answers_have_the_largest_mean_logits(make: Callable[..., list[TaskModel]]) -> None:
     task = EXAMPLES["span v2"].task
-    assert isinstance(task, SpanExtraction)
     models = make(*(replace(task, null_threshold=limit) for limit in (-3.0, 1.0, 5.0)))
     whole, rows = ensemble(models), inputs("span v2")
     assert whole.task.null_threshold == pytest.approx(1.0)
@@ -243,7 +241,6 @@ def test_answers_have_the_largest_mean_logits(make: Callable[..., list[TaskModel
 def test_long_contexts_have_several_windows(make: Callable[..., list[TaskModel]]) -> None:
     """The answer is the best span of all windows by the mean logits of each window."""
     task = EXAMPLES["span"].task
-    assert isinstance(task, SpanExtraction)
     models = make(task)
     whole, context = ensemble(models), " ".join(row["context"] for row in QUESTIONS)
     for question in ("what", "who", "where is the ferry"):

@@ -32,7 +32,6 @@ from bert_tasks.tasks import (
     SequenceClassification,
     SpanExtraction,
     Task,
-    TokenClassification,
 )
 from bert_tasks.tasks.shared.explanation import Explainable, Explanation, TextWords, TokenSpan, word_contributions
 from support.hf_models import with_families
@@ -105,25 +104,33 @@ def test_classifiers_of_every_family_equal_the_direct_computation(family: str, p
     tokenizer = model.require_tokenizer()
     for row, found in zip(PAIRS if pair else TEXTS, explanations(model, PAIRS if pair else TEXTS), strict=True):
         texts = row if isinstance(row, tuple) else (row,)
-        encoded = tokenizer(*texts, return_offsets_mapping=True, return_token_type_ids=True)
-        sides = encoded.sequence_ids(0)
+        encoded, spans = encoded_spans(tokenizer, *texts)
         target = LABELS.index(str(found.label))
         contributions = direct(
             stock,
             encoded["input_ids"],
-            [side is None for side in sides],
+            [span is None for span in spans],
             encoded["token_type_ids"] if model.config.type_vocab_size > 1 else None,
             lambda output, target=target: output.logits[0, target],
             steps=found.steps,
         )
-        spans = [
-            None if side is None else TokenSpan(("text", "text_pair")[side], *stripped(texts[side], *offsets))
-            for side, offsets in zip(sides, encoded["offset_mapping"], strict=True)
-        ]
+        spans = visible(spans, dict(zip(("text", "text_pair"), texts, strict=False)))
         compare(found, list(zip(spans, contributions.tolist(), strict=True)), tolerance=1e-9)
         assert found.is_complete
         total = sum(word.contribution for word in found.words)
         assert total == pytest.approx(found.logit - found.baseline_logit, rel=0.0101, abs=1e-6)
+
+
+def encoded_spans(tokenizer: Any, *texts: str) -> tuple[Any, list[TokenSpan | None]]:
+    """The ids of texts, and where each token is in them."""
+    encoded = tokenizer(*texts, return_offsets_mapping=True, return_token_type_ids=True)
+    pairs = zip(encoded.sequence_ids(0), encoded["offset_mapping"], strict=True)
+    return encoded, [None if side is None else TokenSpan(("text", "text_pair")[side], *place) for side, place in pairs]
+
+
+def visible(spans: Sequence[TokenSpan | None], texts: Any) -> list[TokenSpan | None]:
+    """The tokens without white space at their start."""
+    return [span and TokenSpan(span.column, *stripped(texts[span.column], *span[1:])) for span in spans]
 
 
 def stripped(text: str, start: int, end: int) -> tuple[int, int]:
@@ -156,10 +163,7 @@ def test_answers_of_every_family_equal_the_direct_computation(family: str, head:
             lambda output, places=places: output.start_logits[0, places[0]] + output.end_logits[0, places[1]],
             steps=found.steps,
         )
-        visible = [
-            None if span is None else TokenSpan(span.column, *stripped(row[span.column], *span[1:])) for span in own
-        ]
-        compare(found, list(zip(visible, contributions.tolist(), strict=True)), tolerance=1e-8)
+        compare(found, list(zip(visible(own, row), contributions.tolist(), strict=True)), tolerance=1e-8)
         assert found.is_complete
 
 
@@ -209,10 +213,8 @@ def test_the_most_probable_choice_equals_the_direct_computation(family: str, hea
             steps=prediction.explanation.steps,
         )
         texts = {**asked, "choices": prediction.answer}
-        visible = [
-            None if span is None else TokenSpan(span.column, *stripped(texts[span.column], *span[1:])) for span in own
-        ]
-        compare(prediction.explanation, list(zip(visible, contributions.tolist(), strict=True)), tolerance=1e-8)
+        tokens = list(zip(visible(own, texts), contributions.tolist(), strict=True))
+        compare(prediction.explanation, tokens, tolerance=1e-8)
         assert prediction.explanation.is_complete
         for word in prediction.explanation.words:
             assert word.word == texts[word.column][word.start : word.end]
@@ -227,20 +229,15 @@ def test_doubled_points_come_close_to_the_integral(folder: Any) -> None:
     model = TaskModel.from_pretrained(path, task=SequenceClassification, max_length=40).double()
     stock: Any = AutoModelForSequenceClassification.from_pretrained(path).double().eval()
     (found,) = explanations(model, TEXTS[:1])
-    encoded = model.require_tokenizer()(TEXTS[0], return_offsets_mapping=True)
+    encoded, spans = encoded_spans(model.require_tokenizer(), TEXTS[0])
     target = LABELS.index(str(found.label))
-    sides = encoded.sequence_ids(0)
     table = stock.get_input_embeddings().weight.detach()
     row = table[torch.tensor(encoded["input_ids"])]
-    baseline = torch.where(torch.tensor([s is None for s in sides])[:, None], row, table[0].expand_as(row))
+    baseline = torch.where(torch.tensor([span is None for span in spans])[:, None], row, table[0].expand_as(row))
     places = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
     points = (baseline + places[:, None, None] * (row - baseline)).requires_grad_()
     (slopes,) = torch.autograd.grad(stock(inputs_embeds=points).logits[:, target].sum(), points)
     tokens = (slopes.mean(0) * (row - baseline)).sum(1).tolist()
-    spans = [
-        None if side is None else TokenSpan("text", *offsets)
-        for side, offsets in zip(sides, encoded["offset_mapping"], strict=True)
-    ]
     compare(found, list(zip(spans, tokens, strict=True)), tolerance=0.02)
 
 
@@ -251,16 +248,11 @@ def test_a_linear_model_gives_its_weights(folder: Any) -> None:
     model.head.depth = 0
     model.encoder.embeddings.norm = nn.Identity()  # type: ignore[assignment]  # no norm
     for text, found in zip(TEXTS, explanations(model, TEXTS), strict=True):
-        encoded = model.require_tokenizer()(text, return_offsets_mapping=True)
+        encoded, spans = encoded_spans(model.require_tokenizer(), text)
         table = model.encoder.embeddings.word.weight.detach()
         weight = model.head.output.weight.detach()[LABELS.index(str(found.label))]
         change = table[torch.tensor(encoded["input_ids"])] - table[model.config.pad_token_id]
-        sides = encoded.sequence_ids(0)
-        spans = [
-            None if side is None else TokenSpan("text", *offsets)
-            for side, offsets in zip(sides, encoded["offset_mapping"], strict=True)
-        ]
-        compare(found, list(zip(spans, (change @ weight / len(sides)).tolist(), strict=True)), tolerance=1e-12)
+        compare(found, list(zip(spans, (change @ weight / len(spans)).tolist(), strict=True)), tolerance=1e-12)
         assert (found.steps, found.completeness_error < 1e-6) == (explanation.FEWEST_STEPS, True)
 
 
@@ -404,24 +396,6 @@ def test_few_rows_are_read_before_the_first_explanation(folder: Any, monkeypatch
     rows = iter([{"text": "rain"}] * 100)
     next(small_classifier(folder).predict_rows(rows, explain=True))
     assert len(list(rows)) == 100 - 32
-
-
-@pytest.mark.parametrize(
-    ("head", "task", "reason"),
-    [
-        (
-            "token",
-            TokenClassification(labels=LABELS, max_length=32, doc_stride=4),
-            "token-classification gives no explanations",
-        ),
-        ("base", "fill-mask", "masked-language-modeling gives no explanations"),
-    ],
-)
-def test_tasks_without_explanations_say_so(head: Any, task: Any, reason: str, folder: Any) -> None:
-    settings = {} if isinstance(task, Task) else {"max_length": 32}
-    model = TaskModel.from_pretrained(folder("bert", head), task=task, **settings)
-    with pytest.raises(UsageError, match=reason):
-        model.predict([{"words": ["a"], "text": "a"}], explain=True)
 
 
 # Of characters that tokenizers drop, split, join or replace.

@@ -1,17 +1,14 @@
 """Gradients, optimizer steps and whole loss curves equal transformers'; checkpointing changes neither."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import PretrainedConfig, PreTrainedModel
 
 from bert_tasks.model.task_model import TaskModel
 from support.hf_models import FAMILIES, Head, HFBatch, hf_config, hf_model, random_batch
-from support.parity import hf_output, in_our_names, ours_from, packed_batch, shaped_output
+from support.parity import hf_output, in_our_names, loss_curve, ours_from, packed_batch, shaped_output
 
 TOLERANCE = 1e-9
 LENGTHS = (17, 1, 30, 9, 2, 16)
@@ -49,12 +46,6 @@ def our_loss(model: TaskModel, batch: HFBatch, head: Head, labels: tuple[int, ..
     return loss.total / loss.count
 
 
-def task_model(hf: PreTrainedModel, head: Head) -> TaskModel:
-    ours = ours_from(hf, head)
-    assert isinstance(ours, TaskModel)
-    return ours
-
-
 def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     """By name; parameters without a gradient (None) are left out."""
     return {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
@@ -70,7 +61,7 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 @pytest.mark.parametrize(("family", "head"), EVERY_HEAD)
 def test_gradients(family: str, head: Head) -> None:
     theirs = hf_model(family, head)
-    ours = task_model(theirs, head)
+    ours = ours_from(theirs, head)
     batch = random_batch(family, lengths=LENGTHS)
     torch.autograd.backward(hf_loss(theirs, batch, head))
     torch.autograd.backward(our_loss(ours, batch, head))
@@ -80,7 +71,7 @@ def test_gradients(family: str, head: Head) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_of_the_padded_call(family: str) -> None:
     theirs = hf_model(family, "sequence")
-    ours = task_model(theirs, "sequence")
+    ours = ours_from(theirs, "sequence")
     batch = random_batch(family, lengths=LENGTHS)
     torch.autograd.backward(hf_loss(theirs, batch, "sequence"))
     torch.autograd.backward(F.cross_entropy(shaped_output(ours, batch), torch.tensor(LABELS)))
@@ -105,7 +96,7 @@ def test_one_adamw_step(family: str, head: Head) -> None:
     1e-6 it depended on the processor whether the tolerance held (1.008e-9 on an Intel Xeon); with 1e-5 it is 2e-10.
     """
     theirs = hf_model(family, head)
-    ours = task_model(theirs, head)
+    ours = ours_from(theirs, head)
     batch = random_batch(family, lengths=LENGTHS)
     before = {name: value.detach().clone() for name, value in ours.named_parameters()}
     for model, loss in ((theirs, hf_loss(theirs, batch, head)), (ours, our_loss(ours, batch, head))):
@@ -121,7 +112,7 @@ def test_every_parameter_gets_a_gradient(family: str, head: Head) -> None:
     """Softmax takes away what all keys have in common, so that key biases, and they alone, have none. In DeBERTa they
     are multiplied with the queries of distances, too.
     """
-    ours = task_model(hf_model(family, head), head)
+    ours = ours_from(hf_model(family, head), head)
     torch.autograd.backward(our_loss(ours, random_batch(family, lengths=LENGTHS), head))
     found = gradients(ours)
     assert found.keys() == dict(ours.named_parameters()).keys()
@@ -145,7 +136,7 @@ def seeded_gradients(model: TaskModel, batch: HFBatch, *, checkpointing: bool) -
 def test_gradient_checkpointing_changes_no_bit(family: str) -> None:
     """With dropout at its default of 0.1 (ALBERT: set) the recomputed layers must draw the same masks."""
     changes = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1} if family == "albert" else {}
-    ours = task_model(hf_model(family, "sequence", config=hf_config(family, **changes)), "sequence")
+    ours = ours_from(hf_model(family, "sequence", config=hf_config(family, **changes)), "sequence")
     batch = random_batch(family, lengths=LENGTHS)
     plain = seeded_gradients(ours, batch, checkpointing=False)
     recomputed = seeded_gradients(ours, batch, checkpointing=True)
@@ -156,7 +147,7 @@ def test_gradient_checkpointing_changes_no_bit(family: str) -> None:
 
 
 def test_gradient_checkpointing_recomputes_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = task_model(hf_model("bert", "sequence"), "sequence")
+    ours = ours_from(hf_model("bert", "sequence"), "sequence")
     calls = 0
 
     def count(module: torch.nn.Module, inputs: object) -> None:
@@ -171,22 +162,6 @@ def test_gradient_checkpointing_recomputes_the_layers(monkeypatch: pytest.Monkey
     assert calls == 3
 
 
-def loss_curve(model: torch.nn.Module, losses: Callable[[int], Tensor], *, steps: int) -> list[float]:
-    """A plain loop: AdamW, linear decay to 0, gradients clipped to norm 1."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.01)
-    schedule = LambdaLR(optimizer, lambda step: 1.0 - step / steps)
-    curve = []
-    for step in range(steps):
-        loss = losses(step)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        curve.append(loss.item())
-    return curve
-
-
 @pytest.mark.parametrize(
     "family",
     [
@@ -199,7 +174,7 @@ def test_a_hundred_steps_give_transformers_loss_curve(family: str) -> None:
     """Five batches, over and over, without dropout: transformers' padded, ours packed."""
     config = undropped(family, num_hidden_layers=2)
     theirs = hf_model(family, "sequence", config=config).train()
-    ours = task_model(theirs, "sequence").train()
+    ours = ours_from(theirs, "sequence").train()
     batches = [random_batch(family, lengths=LENGTHS, seed=seed) for seed in range(5)]
     labels = [tuple((label + seed) % 3 for label in LABELS) for seed in range(5)]
     expected = loss_curve(

@@ -86,7 +86,6 @@ def graph(model: TaskModel) -> Any:
 
 
 def features_of(model: TaskModel) -> list[Feature]:
-    assert model.tokenizer is not None
     return model.task.features(rows_of(model.task.name), model.tokenizer)
 
 

@@ -97,7 +97,6 @@ def test_stock_folder_and_back(family: str, stock: Save, tmp_path: Path) -> None
     assert theirs.std() > 0.05  # a constant would be equal too
     ours = loaded(folder)
     assert ours.task.labels == LABELS
-    assert ours.load_report is not None
     assert ours.load_report.new == ours.load_report.dropped == ()
     assert (our_logits(ours, folder) - theirs).abs().max() < 1e-5 * theirs.abs().max()
     ours.save_pretrained(tmp_path / "saved")
@@ -113,7 +112,6 @@ def test_stock_folder_and_back(family: str, stock: Save, tmp_path: Path) -> None
 def test_heads_that_transformers_lacks(family: str, pooling: str, stock: Save, tmp_path: Path) -> None:
     folder = stock(family)
     ours = loaded(folder, pooling=pooling)
-    assert ours.load_report is not None
     expected = {"head.output.weight", "head.output.bias"}
     if pooling == "attention":
         expected |= {"head.score.weight", "head.score.bias"}
@@ -149,7 +147,6 @@ def test_labels_in_another_order_are_mapped_by_name(family: str, stock: Save, tm
     ours = loaded(folder, order)
     theirs = our_logits(loaded(folder), folder)
     assert torch.allclose(our_logits(ours, folder), theirs[:, [2, 0, 1]], atol=1e-6)
-    assert ours.load_report is not None
     assert ours.load_report.notes == ("head reordered from labels calm, glad, sad to sad, calm, glad",)
     ours.save_pretrained(tmp_path / "saved")
     again = stock_model(tmp_path / "saved")
@@ -182,12 +179,10 @@ def test_unnamed_labels_are_taken_in_order(count: int, stock: Save) -> None:
     assert ("id2label" in json.loads((folder / "config.json").read_text())) == (count != 2)
     unnamed = loaded(folder)
     assert unnamed.task.labels == tuple(f"LABEL_{index}" for index in range(count))
-    assert unnamed.load_report is not None
     assert unnamed.load_report.notes == ()
     ours = ("calm", "glad", "sad", "bored")[:count]
     named = loaded(folder, ours)
     assert torch.equal(our_logits(named, folder), our_logits(unnamed, folder))
-    assert named.load_report is not None
     expected = f"unnamed ({', '.join(unnamed.task.labels)}): taken in the order {', '.join(ours)}"
     assert named.load_report.notes == (f"the file's labels are {expected}",)
     assert named.load_report.new == ()
@@ -212,7 +207,6 @@ def test_names_go_by_name_and_only_the_rest_in_order(
     folder = stock("albert", labels=theirs)
     named = loaded(folder, LABELS)
     assert torch.allclose(our_logits(named, folder), our_logits(loaded(folder), folder)[:, list(order)], atol=1e-6)
-    assert named.load_report is not None
     assert named.load_report.new == ()
     for part, note in zip(unnamed, named.load_report.notes, strict=True):
         assert part in note
@@ -221,7 +215,6 @@ def test_names_go_by_name_and_only_the_rest_in_order(
 @pytest.mark.parametrize("theirs", [("calm", "LABEL_1", "other"), ("LABEL_NOISE", "LABEL_SIGNAL", "LABEL_OTHER")])
 def test_labels_with_names_of_their_own_are_other_labels(theirs: tuple[str, ...], stock: Save) -> None:
     report = loaded(stock("albert", labels=theirs), LABELS).load_report
-    assert report is not None
     assert set(report.new) == {"classifier.weight", "classifier.bias"}
 
 
@@ -234,7 +227,6 @@ def test_other_labels_get_a_new_last_layer(family: str, stock: Save) -> None:
     for labels in (("x", "y", "z"), ("a", "b", "c", "d", "e")):
         model = loaded(folder, labels)
         report = model.load_report
-        assert report is not None
         assert set(report.new) == last
         assert not last.intersection(report.loaded)
         assert set(report.loaded) >= HEAD_KEYS[family] - last
@@ -260,7 +252,6 @@ def test_another_tasks_head_is_dropped(family: str, head: Head, stock: Save) -> 
     labels = LABELS if head == "token" else ("start", "end")
     model = loaded(stock(family, head, labels=labels), labels)
     report = model.load_report
-    assert report is not None
     theirs = {"token": "classifier", "span": "classifier" if family == "modernbert" else "qa_outputs"}[head]
     assert set(report.dropped) == {f"{theirs}.weight", f"{theirs}.bias"}
     assert {key for key in HEAD_KEYS[family] if key.startswith("classifier")} <= set(report.new)
@@ -311,7 +302,6 @@ def test_regression(stock: Save, tmp_path: Path) -> None:
     folder = stock("albert", labels=("LABEL_0",))
     task = SequenceClassification(problem_type="regression", max_length=40)
     model = TaskModel.from_pretrained(folder, task=task)
-    assert model.load_report is not None
     assert not model.load_report.new
     model.save_pretrained(tmp_path / "saved")
     again = TaskModel.from_pretrained(tmp_path / "saved")
@@ -370,7 +360,6 @@ def test_a_regression_model_is_reloaded_by_its_task_name(
     regression = {"task": "sequence-classification", "problem_type": "regression", "max_length": 40}
     TaskModel.from_pretrained(base, **regression).save_pretrained(tmp_path / "saved")
     again = TaskModel.from_pretrained(tmp_path / "saved", **regression)
-    assert again.load_report is not None
     assert again.load_report.new == ()
 
 

@@ -104,13 +104,11 @@ def test_segments_are_the_familys_here_and_in_stock(
         task=PairClassification(labels=LABELS, max_length=40, problem_type="multi_label_classification"),
     )
     second = 0 if family in WITHOUT_SEGMENTS else 1
-    assert model.tokenizer is not None
     features = model.task.features(ROWS, model.tokenizer)
     segments = [feature["token_type_ids"] for feature in features]
     assert segments == segments_of([feature["input_ids"] for feature in features], tokenizer, second)
     model.save_pretrained(tmp_path / "ours")
     again = TaskModel.from_pretrained(tmp_path / "ours")
-    assert again.tokenizer is not None
     assert [feature["token_type_ids"] for feature in again.task.features(ROWS, again.tokenizer)] == segments
     stock = AutoTokenizer.from_pretrained(tmp_path / "ours")
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours").eval()
@@ -136,7 +134,6 @@ def test_no_segment_is_beyond_the_models_table(width: int, family: str, fresh: A
     model = TaskModel.from_pretrained(tmp_path, task=task)
     rows = [{"question": LINES[0], "context": LINES[1]}]
     second = 1 if family not in ROBERTAS and width > 1 else 0
-    assert model.tokenizer is not None
     segments = {kind for feature in task.features(rows, model.tokenizer) for kind in feature["token_type_ids"]}
     assert segments == {0, second}
     assert len(model.predict(rows)) == 1
@@ -160,7 +157,6 @@ def test_a_tokenizer_that_is_set_is_fitted_and_the_callers_stays(fresh: Any, tmp
     tokenizer = plain(fresh("wordpiece"), "far")
     save_checkpoint(tmp_path, "bert", tokenizer)
     encoder = Encoder.from_pretrained(tmp_path)
-    assert encoder.tokenizer is not None
     assert encoder.tokenizer("a", "b")["token_type_ids"] == [0, 0, 0, 1, 1]
     encoder.tokenizer = tokenizer
     assert encoder.tokenizer("a", "b")["token_type_ids"] == [0, 0, 0, 1, 1]
@@ -186,7 +182,6 @@ def test_nothing_but_segments_changes(kind: str, fresh: Any, tmp_path: Path) -> 
     tokenizer = plain(fresh("bpe"), kind)
     save_checkpoint(tmp_path, "bert", tokenizer)
     fitted = Encoder.from_pretrained(tmp_path).tokenizer
-    assert fitted is not None
     assert fitted.special_tokens_map == tokenizer.special_tokens_map
     assert fitted.model_max_length == tokenizer.model_max_length
     for texts in ((" a  café 😀", "the  ferry "), ("", "b"), ("x",)):

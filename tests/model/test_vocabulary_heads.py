@@ -11,7 +11,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import PretrainedConfig, PreTrainedModel
 
 from bert_tasks.checkpoints.load import match_weights
@@ -23,6 +22,7 @@ from bert_tasks.families import encoder_config, family_of, parameter_map
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
 from bert_tasks.tasks.masked_language_modeling.task import MaskedFormats
+from support import parity
 from support.hf_models import FAMILIES, PREFIX, HFBatch, hf_config, random_batch, widen
 from support.small_checkpoints import save_checkpoint
 
@@ -72,19 +72,8 @@ def hf_model(family: str, kind: str, config: PretrainedConfig | None = None, **c
 
 
 def ours_from(theirs: PreTrainedModel, kind: str) -> TaskModel:
-    config = theirs.config.to_dict()
-    model = TaskModel(config, task_of(kind))
-    state = model.state_dict()
-    names = parameter_map(family_of(config), encoder_config(config), head=kind, pooler=False)
-    matched = match_weights(
-        theirs.state_dict(),
-        names,
-        shapes={name: value.shape for name, value in state.items()},
-        family=family_of(config),
-        dtype=torch.float64,
-    )
-    model.load_state_dict(matched.tensors, assign=True)
-    return model.eval()
+    model: TaskModel = parity.ours_from(theirs, kind, task_of(kind))
+    return model
 
 
 def masked(batch: HFBatch, *, seed: int = 0) -> tuple[Tensor, list[list[int]]]:
@@ -143,12 +132,6 @@ def our_loss(model: TaskModel, kind: str, batch: HFBatch, *, seed: int = 0) -> T
     return loss + nn.functional.cross_entropy(output.pairs, torch.tensor(PAIRS)) if kind == "pretraining" else loss
 
 
-def in_our_names(tensors: Mapping[str, Tensor], theirs: PreTrainedModel, kind: str) -> dict[str, Tensor]:
-    config = theirs.config.to_dict()
-    names = parameter_map(family_of(config), encoder_config(config), head=kind, pooler=False)
-    return {ours: torch.cat([tensors[name] for name in sources]) for ours, sources in names.items()}
-
-
 def gradients_apart(theirs: PreTrainedModel, ours: TaskModel, kind: str, batch: HFBatch) -> float:
     """The largest difference of the gradients, in units of the largest."""
     for model, loss in ((theirs, hf_loss(theirs, kind, batch)), (ours, our_loss(ours, kind, batch))):
@@ -156,7 +139,7 @@ def gradients_apart(theirs: PreTrainedModel, ours: TaskModel, kind: str, batch: 
         torch.autograd.backward(loss)
     named = theirs.named_parameters(remove_duplicate=False)  # XLM-RoBERTa's classes list the decoder before the table
     gradients = {name: value.grad for name, value in named if value.grad is not None}
-    expected = in_our_names(gradients, theirs, kind)
+    expected = parity.in_our_names(gradients, theirs, kind)
     found = {name: value.grad for name, value in ours.named_parameters() if value.grad is not None}
     assert found.keys() == expected.keys() == dict(ours.named_parameters()).keys()
     largest = max(float(value.abs().max()) for value in expected.values())
@@ -213,21 +196,6 @@ def test_faults_are_seen() -> None:
     assert gradients_apart(theirs, ours, "masked-lm", batch) > 1e-8
 
 
-def loss_curve(model: nn.Module, losses: Any, *, steps: int) -> list[float]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.01)
-    schedule = LambdaLR(optimizer, lambda step: 1.0 - step / steps)
-    curve = []
-    for step in range(steps):
-        loss = losses(step)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        curve.append(loss.item())
-    return curve
-
-
 @pytest.mark.parametrize(
     ("family", "kind"),
     [("bert", "pretraining"), *(pytest.param(*case, marks=pytest.mark.slow) for case in KINDS if case[0] != "bert")],
@@ -242,8 +210,10 @@ def test_a_hundred_steps_give_transformers_loss_curve_and_files(family: str, kin
     theirs = hf_model(family, kind, num_hidden_layers=2, **none).train()
     ours = ours_from(theirs, kind).train()
     batches = [random_batch(family, lengths=LENGTHS, seed=seed) for seed in range(5)]
-    expected = loss_curve(theirs, lambda step: hf_loss(theirs, kind, batches[step % 5], seed=step % 5), steps=100)
-    curve = loss_curve(ours, lambda step: our_loss(ours, kind, batches[step % 5], seed=step % 5), steps=100)
+    expected = parity.loss_curve(
+        theirs, lambda step: hf_loss(theirs, kind, batches[step % 5], seed=step % 5), steps=100
+    )
+    curve = parity.loss_curve(ours, lambda step: our_loss(ours, kind, batches[step % 5], seed=step % 5), steps=100)
     assert max(abs(one - other) for one, other in zip(expected, curve, strict=True)) <= 1e-9
     assert sum(expected[-5:]) < 0.9 * sum(expected[:5])
     same_as_stock(ours.eval(), kind, tmp_path)
@@ -319,7 +289,6 @@ def test_other_tasks_drop_the_head_and_this_one_may_start_it_anew(tmp_path: Path
     folder = tmp_path / "base"
     save_checkpoint(folder, "bert", by_kind["wordpiece"])
     model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling(max_length=16))
-    assert model.load_report is not None
     assert [name.rpartition(".")[0] for name in model.load_report.new] == [
         *("cls.predictions.transform.dense",) * 2,
         *("cls.predictions.transform.LayerNorm",) * 2,
@@ -329,11 +298,9 @@ def test_other_tasks_drop_the_head_and_this_one_may_start_it_anew(tmp_path: Path
     classifier = TaskModel.from_pretrained(
         tmp_path / "mlm", task=SequenceClassification(labels=("a", "b"), max_length=16)
     )
-    assert classifier.load_report is not None
     assert sorted(classifier.load_report.dropped) == sorted(model.load_report.new)
     again = TaskModel.from_pretrained(tmp_path / "mlm")
     assert again.task == model.task
-    assert again.load_report is not None
     assert again.load_report.new == ()
 
 

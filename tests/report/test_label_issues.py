@@ -97,7 +97,7 @@ def test_only_cross_validations_have_them(checkpoint: Path, folder: Path, tmp_pa
 def test_the_library_is_named_where_it_is_missing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bert_tasks.report.label_issues.find_spec", lambda _: None)
+    monkeypatch.setattr("bert_tasks.environment.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"^cleanlab not installed, .* pip install '\.\[labels\]'"):
         make_report(folder, label_issues=tmp_path / "labels.csv")
 

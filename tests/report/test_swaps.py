@@ -22,7 +22,7 @@ from bert_tasks.metrics.formulas import (
     regression_measure,
     word_measure,
 )
-from bert_tasks.metrics.squad import answer_scores, squad_v2_metrics
+from bert_tasks.metrics.squad import answer_scores, squad_v1_metrics, squad_v2_metrics
 from bert_tasks.metrics.tagging import tagging_metrics
 from bert_tasks.report.statistics import paired, randomisation_test, swapped_differences
 
@@ -51,8 +51,8 @@ def numbers(labels: Rows, predictions: Rows) -> dict[str, float]:
     }
 
 
-def classes(labels: Rows, predictions: Rows) -> dict[str, float]:
-    return classification_metrics(*([NAMES.index(one) for one in side] for side in (labels, predictions)), NAMES)
+def classes(names: Sequence[str]) -> Callable[[Rows, Rows], dict[str, float]]:
+    return lambda a, b: classification_metrics(*([names.index(one) for one in side] for side in (a, b)), names)
 
 
 def sets(labels: Rows, predictions: Rows) -> dict[str, float]:
@@ -65,8 +65,8 @@ def spans(side: Rows) -> list[set[Span]]:
     return [{Span(one.start, one.end, one.type) for one in entities(tags)} for tags in side]
 
 
-def answers(labels: Rows, predictions: Rows) -> MetricFormula:
-    return answer_measure(*answer_scores(labels, predictions, version_2=True), exact_name="exact")
+def answers(version_2: bool, exact_name: str) -> Callable[[Rows, Rows], MetricFormula]:
+    return lambda a, b: answer_measure(*answer_scores(a, b, version_2=version_2), exact_name=exact_name)
 
 
 def masks(_: Rows, predictions: Rows) -> dict[str, float]:
@@ -100,7 +100,8 @@ CASES = {
     "numbers": numbers_case(1.0, 0.0),
     "numbers of another place": numbers_case(1.0, 2.0),
     "numbers of another scale": numbers_case(0.1, -5.0),
-    "classes": case(lambda a, b: class_measure(a, b, NAMES), classes, one_of(*NAMES)),
+    "classes": case(lambda a, b: class_measure(a, b, NAMES), classes(NAMES), one_of(*NAMES)),
+    "two classes": case(lambda a, b: class_measure(a, b, NAMES[:2]), classes(NAMES[:2]), one_of(*NAMES[:2])),
     "sets": case(lambda a, b: multilabel_measure(a, b, NAMES), sets, one_of((), ("a",), ("a", "b"), ("c",), NAMES)),
     "choices": case(
         lambda a, b: accuracy_measure([x == y for x, y in zip(a, b, strict=True)]),
@@ -117,8 +118,14 @@ CASES = {
         lambda a, b: tagging_metrics(a, b, raw=True),
         lambda: DRAW.choice(NAMES, size=4).tolist(),
     ),
+    "answers of version 1": Case(
+        answers(version_2=False, exact_name="exact_match"),
+        squad_v1_metrics,
+        [["the ferry"], ["the", "x"]] * (ROWS // 2),  # "?" matches "the" exactly with an F1 of 0
+        drawn(one_of("ferry", "?", "the ferry at"), [""] * ROWS, (0.2, 0.6)),
+    ),
     "answers": Case(
-        answers,
+        answers(version_2=True, exact_name="exact"),
         lambda a, b: squad_v2_metrics(a, b, None),
         [["the ferry"], [], ["seven o'clock", "at seven"], ["a cup"]] * (ROWS // 4),
         drawn(one_of("ferry", "", "seven", "the cup", "a cold ferry"), [""] * ROWS, (0.2, 0.6)),
@@ -177,7 +184,6 @@ def test_p_of_pearson_is_that_of_scipy(shift: float) -> None:
 
     exact = stats.permutation_test((first, second), difference, permutation_type="samples", n_resamples=np.inf)
     found = randomisation_test(regression_measure(labels, first), regression_measure(labels, second), "pearson")
-    assert found is not None
     assert found.p == pytest.approx(exact.pvalue, abs=0.01)
 
 

@@ -6,12 +6,13 @@ nobody's business.
 Shape legend: B sequences, T padded length, N tokens, X width of an output, L labels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.load import match_weights
@@ -86,13 +87,17 @@ def task_for(head: Head) -> Task:
     return RowTask(kind="span", labels=("start", "end"))
 
 
-def ours_from(hf_model: PreTrainedModel, head: Head) -> Model:
+def ours_from(hf_model: PreTrainedModel, head: Any, task: Task | None = None) -> Any:
     """Our model with the weights and the config of a transformers model, in evaluation mode; nothing is shared."""
     hf_config = hf_model.config.to_dict()
     family, config = family_of(hf_config), encoder_config(hf_config)
     tensors = hf_model.state_dict()
     pooler = head == "base" and any("pooler" in name for name in tensors)
-    model: Model = Encoder(hf_config, pooler=pooler) if head == "base" else TaskModel(hf_config, task_for(head))
+    model: Model
+    if head == "base":
+        model = Encoder(hf_config, pooler=pooler)
+    else:
+        model = TaskModel(hf_config, task_for(head) if task is None else task)
     matched = match_weights(
         tensors,
         parameter_map(family, config, head=head, pooler=pooler),
@@ -105,7 +110,7 @@ def ours_from(hf_model: PreTrainedModel, head: Head) -> Model:
     return model.eval()
 
 
-def in_our_names(tensors: Mapping[str, Tensor], hf_model: PreTrainedModel, head: Head) -> dict[str, Tensor]:
+def in_our_names(tensors: Mapping[str, Tensor], hf_model: PreTrainedModel, head: Any) -> dict[str, Tensor]:
     """Tensors of a transformers model, by its names (weights or gradients), under ours."""
     hf_config = hf_model.config.to_dict()
     names = parameter_map(family_of(hf_config), encoder_config(hf_config), head=head, pooler=False)
@@ -121,6 +126,22 @@ def packed_batch(model: Model, batch: HFBatch, labels: Sequence[Sequence[float]]
         position_offset=model.config.position_offset,
         labels=labels,
     )
+
+
+def loss_curve(model: nn.Module, losses: Callable[[int], Tensor], *, steps: int) -> list[float]:
+    """A plain loop: AdamW, linear decay to 0, gradients clipped to norm 1."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.01)
+    schedule = LambdaLR(optimizer, lambda step: 1.0 - step / steps)
+    curve = []
+    for step in range(steps):
+        loss = losses(step)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        curve.append(loss.item())
+    return curve
 
 
 def hf_output(hf_model: PreTrainedModel, batch: HFBatch, **inputs: Any) -> Tensor:
