@@ -115,9 +115,6 @@ class TestPlainRules:
 
 
 class TestFirstVersion:
-    def test_answers_without_words_match_but_have_no_f1(self) -> None:
-        assert squad_v1_metrics([["The"]], ["?"]) == {"exact_match": 100.0, "f1": 0.0}
-
     def test_questions_without_gold_are_refused(self) -> None:
         with pytest.raises(
             DataError, match=r"question 1 \(of 2, from 0\) has no answer in the data, .* use the SQuAD 2.0"
@@ -164,13 +161,6 @@ class TestThresholds:
 
     def test_lies_above_all_odds_if_answering_all_is_best(self) -> None:
         assert tune_null_threshold([["x"], ["y"]], ["x", "y"], [-5.0, 4.0]) == 5.0
-
-    def test_exact_and_f1_have_their_own(self) -> None:
-        labels, predictions, odds = [["at seven"], ["x"], []], ["seven", "x", "z"], [1.0, 2.0, 1.5]
-        metrics = squad_v2_metrics(labels, predictions, odds)
-        assert (metrics["best_exact"], metrics["best_exact_thresh"]) == (100 / 3, 0.0)
-        assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (pytest.approx(100 * (5 / 3) / 3), 1.0)
-        assert tune_null_threshold(labels, predictions, odds) == 1.25
 
 
 @pytest.mark.parametrize(
