@@ -132,11 +132,7 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
-    """The run.json of a run that can be repeated.
-
-    Raises:
-        UsageError: the folder holds no finished run of a recipe.
-    """
+    """The run.json of a run that can be repeated."""
     metadata = outputs.read_run_metadata(folder)
     if metadata is None:
         reason = f"no {outputs.RUN}" if folder.exists() else missing_path(folder, "folder")

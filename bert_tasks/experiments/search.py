@@ -338,10 +338,7 @@ class _Search:
 
     @on_main_process
     def _next_trial(self, sampler: Sampler, total: int) -> tuple[int, dict[str, Any]] | None:
-        """Returns the number and the values of the next trial, or None if there are enough or it is too late.
-
-        Removes the checkpoints of all trials that have ended, and all models but the model of the best.
-        """
+        """Returns the number and the values of the next trial, or None at the end. Removes weights of ended trials."""
         study = self._study(sampler)
         trials = study.trials
         best = self._best(trials)

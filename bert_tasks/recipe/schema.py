@@ -244,11 +244,7 @@ class OptimSection(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_size(cls, given: Any) -> Any:
-        """Leaves ``batch_size`` out where ``batch_tokens`` replaces it.
-
-        Raises:
-            ValueError: both are stated, or ``batch_tokens`` without ``max_steps``.
-        """
+        """Leaves ``batch_size`` out where ``batch_tokens`` replaces it."""
         if not isinstance(given, Mapping) or given.get("batch_tokens") is None:
             return given
         if given.get("batch_size") is not None:

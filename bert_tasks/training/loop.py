@@ -233,16 +233,7 @@ class Trainer:
         check_agreement(values, found_in_data=("settings.labels", "data."))
 
     def _begin(self, existing: ExistingRun | None, stack: ExitStack, *, progress: bool) -> None:
-        """Tokenises the rows, makes the optimizer, and begins a new run or resumes the one in the folder.
-
-        Args:
-            existing: The run in the folder, if it is to be resumed.
-            stack: Ends the display, the trackers, and the handling of signals.
-            progress: Whether to report on standard error.
-
-        Raises:
-            UsageError: A tracker cannot start, and no step is completed yet.
-        """
+        """Tokenises the rows, makes the optimizer, and begins a new run or resumes the one in the folder."""
         model, splits, run, accelerator = self.model, self.splits, self.run, self.accelerator
         with main_process_first(accelerator):
             samples = tokenized(splits.train, model.task, model)
@@ -285,19 +276,7 @@ class Trainer:
             broadcast_from_main(accelerator, self.logger.start_trackers, metadata, self.folder.settings, **options)
 
     def _resume(self, existing: ExistingRun, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Loads the newest checkpoint on every process, and makes the folder what it was at that step.
-
-        Args:
-            existing: The run so far.
-            metadata: What run.json would say about a new run.
-
-        Returns:
-            What run.json says about the run so far.
-
-        Raises:
-            CheckpointError: There are checkpoints and none can be used.
-            UsageError: The checkpoint is beyond the end of the run.
-        """
+        """Loads the newest checkpoint on every process, and makes the folder what it was at that step."""
         earlier = existing.metadata
         changed = [*existing.changed, *outputs.environment_changes(earlier, metadata)]
         notes = [f"changed since the run began: {change}" for change in changed]
@@ -352,11 +331,7 @@ class Trainer:
         return log.stop
 
     def _evaluate(self) -> None:
-        """Evaluates all validation sets and saves. A better model is written once its checkpoint is there.
-
-        Raises:
-            StoppedError: A signal came meanwhile. The run is saved, and resumes with this evaluation.
-        """
+        """Evaluates all validation sets and saves. A better model is written once its checkpoint is there."""
         state, signals = self.state, self.signals
         self.steps.optimizer.update_weights()
         self.objective.eval()  # until the next step
