@@ -502,6 +502,11 @@ def test_names_of_columns_may_have_spaces_around_the_commas(text: str, names: ob
     assert write_options(keep_columns=text).keep_columns == names
 
 
+def test_options_of_written_rows_are_those_of_the_command() -> None:
+    expected = inference.WriteOptions(on_error="skip", rejects=Path("bad.jsonl"), format="csv")
+    assert write_options(on_error="skip", rejects=Path("bad.jsonl"), output_format="csv") == expected
+
+
 @pytest.mark.parametrize("text", ["", " ", "a,", ",a", "a,,b"])
 def test_an_empty_name_of_a_column_is_refused(text: str, run: Run) -> None:
     result = run("predict", "model", "--text", "x", "--keep-columns", text)

@@ -217,6 +217,23 @@ def test_what_was_collected_runs_in_batches_of_as_many_tokens(
     assert gauge.batches == batches
 
 
+def test_a_batch_that_nobody_waits_for_ends(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_model, "CPU_BATCH_TOKENS", 12)
+    gauge = Gauge(model_of("single"))
+
+    async def ask() -> None:
+        async with batcher(gauge, Batching(tokens=1, max_wait=0)) as opened:
+            with gauge.held():
+                gone = asyncio.create_task(opened.answer([ROW] * 6))  # three batches
+                await until(gauge.entered.is_set)
+                gone.cancel()
+                await asyncio.wait({gone})
+            await opened.answer([ROW])
+
+    asyncio.run(ask())
+    assert len(gauge.batches) < 4
+
+
 def test_a_full_queue_refuses(model_of: ModelOf) -> None:
     gauge = Gauge(model_of("single"))
 
