@@ -1,6 +1,6 @@
 """Export of a trained model to a folder that onnxruntime runs: exported, verified against the model, written whole.
 
-Owns the tolerances and what is compared. The graph and its quantization are made in model/onnx.py, which
+Owns the tolerances and what is compared. The graph and its quantization are made in export/graph.py, which
 ``predict --dtype int8`` uses too.
 
 Shape legend: N tokens, B sequences, L labels, R rows that a head reads.

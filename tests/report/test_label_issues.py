@@ -59,7 +59,7 @@ def test_a_label_that_no_row_has() -> None:
 def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cross-validation of models that have learnt little, so that they find many labels improbable."""
     home = tmp_path_factory.mktemp("labels")
-    recipe = load_recipe(write_recipe(home, checkpoint, rows=24, epochs=1), overrides=["folds.count=2"])
+    recipe = load_recipe(write_recipe(home, checkpoint, rows=24, epochs=1), overrides=["folds.count=3"])
     train_folds(recipe, progress=False)
     return home / "run"
 
