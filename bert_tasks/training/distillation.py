@@ -194,7 +194,7 @@ class Distillation(Objective):
         return tuple(terms)
 
     def _outputs(self, model: TaskModel, batch: PackedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The logits, and of all tokens the states ``[N, H]`` and queries, keys and values ``[N, 3, H]`` of the last layer."""
+        """The logits and, of the last layer, states ``[N, H]`` and queries, keys and values ``[N, 3, H]``."""
         if not self._reads_states:
             return float32(model(batch)), {}
         logits, states = model.logits_and_states(batch)
