@@ -23,7 +23,7 @@ LINES = {
     "serving": (1092, 800),
     "glue_submission": (148, 150),
     "experiments": (1786, 1200),
-    "training": (4128, 2700),
+    "training": (4141, 2700),
     "inference": (1892, 1150),
     "recipe": (1472, 1000),
     "init": (632, 650),
@@ -35,13 +35,13 @@ LINES = {
     "families": (1224, 1250),
     "metrics": (1179, 1000),
     "data": (5108, 2900),
-    "encoder": (3064, 2300),
+    "encoder": (3082, 2300),
     "foundations": (937, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_570  # of 29,000
-TOTAL_STATEMENTS = 21_811  # of 15,800
+TOTAL_LINES = 39_601  # of 29,000
+TOTAL_STATEMENTS = 21_832  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -39,6 +39,8 @@ def attention_backend(*, device: torch.device, dtype: torch.dtype, head_size: in
     """
     is_half = dtype in (torch.float16, torch.bfloat16)
     fits = head_size % 8 == 0 and head_size <= 256
+    if torch.cuda.is_available() and device.type == "cuda":
+        fits = fits and torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere
     return "flash" if device.type == "cuda" and is_half and fits and not has_scores else "grouped"
 
 

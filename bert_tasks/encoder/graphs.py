@@ -1,9 +1,11 @@
 """CUDA graphs of the layers in training: one launch instead of a thousand.
 
 BERT-base on 32 short sentences keeps an H200 busy for 4 ms a step, and the host needs 45 ms to launch the kernels. A
-graph is launched at once, but its shapes are fixed. So a batch's rows are padded, at most by a third, with sequences of
-their own that nothing attends to and that have no gradient. Which graph a batch takes follows from its lengths alone,
-so a resumed run takes the same ones.
+graph is launched at once, but its shapes are fixed. So a batch's rows are padded, by half at most (small batches to
+128), with sequences that no other row attends to and that have no gradient. Which graph a batch takes follows from its
+lengths and from the order of the passes of a step, so a resumed run takes the same ones.
+
+What is captured does not change: modules' hooks, rates of dropout, and which parameters are trained.
 
 Shape legend: N tokens, P padded rows, B sequences, H hidden.
 """
@@ -11,7 +13,7 @@ Shape legend: N tokens, P padded rows, B sequences, H hidden.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +45,12 @@ class GraphShape:
     @classmethod
     def of(cls, lengths: Sequence[int]) -> "GraphShape":
         """Returns the smallest shape that holds sequences of these lengths."""
-        rows, longest = _FEWEST_ROWS, _SHORTEST
-        while rows < sum(lengths):
+        total, rows, longest = sum(lengths), _FEWEST_ROWS, _SHORTEST
+        while rows < total:
             rows = rows * 3 // 2 if rows & (rows - 1) == 0 else rows * 4 // 3  # 2^k, 1.5 x 2^k
         while longest < max(lengths):
             longest *= 4
-        padding = -(-(rows - sum(lengths)) // longest)
+        padding = -(-(rows - total) // longest)
         return cls(rows, 1 << (len(lengths) + padding - 1).bit_length(), longest)
 
     def starts(self, lengths: Sequence[int]) -> Tensor:
@@ -78,8 +80,7 @@ class GraphShape:
         )
 
 
-class _Layers(Protocol):
-    def __call__(self, embedded: Tensor, position_ids: Tensor, layout: Packed) -> Tensor: ...
+_Layers = Callable[[Tensor, Tensor, Packed], Tensor]
 
 
 @cache
@@ -144,22 +145,27 @@ class _Graph:
 class LayerGraphs:
     """Graphs for the shapes of a run, captured when a shape is met first.
 
-    The gradients of all parameters of the layers have places of their own, because graphs add to fixed addresses.
+    The gradients of the trained parameters have fixed addresses, to which graphs add.
 
     Args:
         layers: Runs all layers: embeddings ``[P, H]``, position ids ``[P]`` and a layout ``-> [P, H]``.
-        parameters: Those of the layers.
+        parameters: The parameters of the layers. At least one is trained.
     """
 
     def __init__(self, layers: _Layers, parameters: Sequence[nn.Parameter]) -> None:
         self._layers, self._pool = layers, torch.cuda.graph_pool_handle()
+        self._parameters, self._addresses = parameters, [parameter.data_ptr() for parameter in parameters]
         self._trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._gradients = [torch.zeros_like(parameter) for parameter in self._trained]
         self._graphs: dict[GraphShape, _Graph] = {}
         self._is_busy = False
 
     def begin_step(self) -> None:
-        """Gives the parameters their gradients, which are 0."""
+        """Gives the parameters their gradients, which are 0. Graphs of weights that have moved are dropped."""
+        addresses = [parameter.data_ptr() for parameter in self._parameters]
+        if addresses != self._addresses:
+            self._graphs.clear()
+            self._addresses = addresses
         torch._foreach_zero_(self._gradients)
         for parameter, gradient in zip(self._trained, self._gradients, strict=True):
             parameter.grad = gradient
@@ -171,8 +177,10 @@ class LayerGraphs:
         None: no graph can compute it, because the batch is too large, or because the backward pass of the batch before
         has not run, which still needs what the graphs keep.
         """
-        if self._is_busy or embedded.shape[0] > MOST_ROWS or not (torch.is_grad_enabled() and embedded.requires_grad):
+        if self._is_busy or embedded.shape[0] > MOST_ROWS or not torch.is_grad_enabled():
             return None
+        if not embedded.requires_grad:  # frozen embeddings
+            embedded = embedded.detach().requires_grad_()
         self._is_busy = True  # also while a graph is captured, which calls the layers
         shape = GraphShape.of(layout.lengths)
         starts = shape.starts(layout.lengths)
@@ -194,6 +202,10 @@ class LayerGraphs:
         """Says that the backward pass has run."""
         self._is_busy = False
 
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Copies of the encoder have no graphs, because a graph is of this encoder's weights."""
+        return type(None), ()
+
 
 class _Replay(torch.autograd.Function):
     @staticmethod
@@ -206,7 +218,9 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        of_embedded = ctx.graph.backward(gradient)
+        if ctx.graph is None:
+            raise RuntimeError("the layers were run as a CUDA graph, which has one backward pass for a forward pass")
+        of_embedded, ctx.graph = ctx.graph.backward(gradient), None
         ctx.graphs.end()
         return of_embedded, None, None, None, None
 

@@ -318,8 +318,10 @@ class TransformerEncoder(nn.Module):
             with torch.autocast("cuda", dtype, cache_enabled=False):
                 return self.run_layers(embedded, position_ids, layout)
 
-        of_norm = [] if self.norm is None else [*self.norm.parameters()]
-        self.graphs = LayerGraphs(layers, [*self.layers.parameters(), *of_norm])
+        modules = [self.layers[index] for index in set(self.layer_order)] + ([] if self.norm is None else [self.norm])
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        if any(parameter.requires_grad for parameter in parameters):
+            self.graphs = LayerGraphs(layers, parameters)
 
     def last_queries_keys_values(self, hidden_states: Sequence[Tensor]) -> Tensor:
         """``[N, 3, H]`` of the last layer for all tokens, from the states that ``forward`` collected.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -60,6 +60,8 @@ class Distillation(Objective):
         section: how it teaches.
         relation_heads: into how many heads queries, keys and values are cut to be compared; 0: they are not compared.
     """
+
+    allows_graphs: ClassVar[bool] = True
 
     def __init__(self, model: TaskModel, teacher: TaskModel, section: TeacherSection | None = None) -> None:
         """Checks that the teacher can teach the model.

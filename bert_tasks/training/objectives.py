@@ -8,7 +8,7 @@ Shape legend: N tokens; totals and counts of loss terms are 0-dimensional.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from accelerate import Accelerator
@@ -34,7 +34,11 @@ class Objective(nn.Module, ABC):
 
     Attributes:
         model: what is evaluated and saved.
+        allows_graphs: Whether CUDA graphs may run the layers; a subclass sets it again. Then a forward pass has at most
+            one backward pass, the step's. Other gradients of the embeddings would be added to the parameters' too.
     """
+
+    allows_graphs: ClassVar[bool] = False
 
     def __init__(self, model: TaskModel) -> None:
         super().__init__()
@@ -112,6 +116,8 @@ class Objective(nn.Module, ABC):
 
 class Supervised(Objective):
     """The loss of the model's task against the labels of the rows."""
+
+    allows_graphs: ClassVar[bool] = True
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
         """See ``Objective.forward``."""

@@ -105,7 +105,9 @@ class ModelOptimizer:
             optimizer = make_adamw(groups, optim) if factory is None else make_optimizer(groups, factory)
             self.rates = tuple(group["lr"] for group in optimizer.param_groups)
             self.prepared, self.accelerated = accelerator.prepare(objective, optimizer)
-        if self.adapters is None and accelerator.device.type == "cuda" and accelerator.num_processes == 1:
+        objective.model.encoder.graphs = None
+        is_plain = self.adapters is None and self._is_adamw and accelerator.num_processes == 1
+        if is_plain and vars(type(objective)).get("allows_graphs", False):  # not inherited
             use_graphs(objective.model, optim.mixed_precision)
 
     @property

@@ -4,6 +4,7 @@ Owns how the generator is made, and what the two share. The losses are the task'
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 
@@ -31,6 +32,8 @@ class ReplacedTokenDetection(Objective):
         model: the discriminator.
         generator: a masked language model.
     """
+
+    allows_graphs: ClassVar[bool] = True
 
     def __init__(self, model: TaskModel, generator: TaskModel) -> None:
         """Ties the embeddings of the generator to those of the model.

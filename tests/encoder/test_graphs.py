@@ -3,6 +3,7 @@
 What is captured needs a GPU (tests/gpu). Here a graph computes its passes anew.
 """
 
+import copy
 from contextlib import nullcontext
 from typing import Any
 
@@ -161,3 +162,42 @@ def test_batches_that_no_graph_can_run_take_the_layers(monkeypatch: pytest.Monke
     with torch.no_grad():
         assert not encoder(*inputs).requires_grad
     assert "Replay" not in type(encoder.eval()(*inputs).grad_fn).__name__
+
+
+@pytest.mark.usefixtures("captured")
+def test_frozen_embeddings_weights_that_move_and_copies() -> None:
+    encoder = encoder_of("bert")
+    encoder.embeddings.requires_grad_(False)
+    expected = gradients_of(encoder, BATCHES)
+    encoder.use_graphs(torch.bfloat16)
+    used: LayerGraphs = encoder.graphs  # type: ignore[assignment]
+    used._layers = encoder.run_layers
+    computed = gradients_of(encoder, BATCHES)
+    assert computed.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(computed[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
+    graphs_before = dict(used._graphs)
+    used.begin_step()
+    assert used._graphs == graphs_before
+    assert copy.deepcopy(encoder).graphs is None
+    weight = encoder.layers[0].output.weight
+    weight.data = weight.data.clone()
+    used.begin_step()
+    assert not used._graphs
+    encoder.graphs = None
+    encoder.requires_grad_(False)
+    encoder.use_graphs(torch.bfloat16)
+    assert encoder.graphs is None
+
+
+@pytest.mark.usefixtures("captured")
+def test_a_second_backward_pass_is_an_error() -> None:
+    encoder = encoder_of("bert")
+    encoder.use_graphs(torch.bfloat16)
+    encoder.graphs._layers = encoder.run_layers  # type: ignore[union-attr]
+    encoder.graphs.begin_step()  # type: ignore[union-attr]
+    batch = BATCHES[0]
+    total = encoder(batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout).sum()
+    torch.autograd.backward(total, retain_graph=True)
+    with pytest.raises(RuntimeError, match="one backward pass"):
+        torch.autograd.backward(total)
