@@ -3,7 +3,6 @@
 import errno
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_tasks.cli import main
-from bert_tasks.errors import UsageError
 from bert_tasks.storage import os_error_message
 
 COMMANDS = {
@@ -163,17 +161,3 @@ def test_error_of_the_system_ends_in_one_line(
 
     monkeypatch.setattr("bert_tasks.recipe.schema.load_recipe", fail)
     assert call("check", "recipe.toml") == (2, expected)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOENT, errno.EACCES])
-def test_int8_without_room_for_temporary_files_is_told(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    from bert_tasks.export.graph import quantized_graph
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number), "/full")
-
-    monkeypatch.setattr(tempfile, "mkdtemp", fail)
-    with pytest.raises(UsageError, match=f"/full: {os.strerror(number)}.*TMPDIR"):
-        quantized_graph(onnx.ModelProto())
