@@ -44,7 +44,7 @@ class ModelOptimizer:
     Another optimizer may do more with such rows, so it trains all of them.
 
     Attributes:
-        objective: What is minimised. ``prepared`` is the module to call: wrapped for several processes or half
+        objective: What is minimised. ``wrapped_objective`` is the module to call: wrapped for several processes or half
             precision.
         accelerated: The optimizer as accelerate wraps it.
         rates: The learning rate of each parameter group before the schedule.
@@ -92,7 +92,7 @@ class ModelOptimizer:
                     broadcast(objective.model.encoder.embeddings.word.weight.data)
                 self.vocabulary = TrainedVocabulary.of(objective.model, features)
         self.adapters = make_adapters(objective, optim, seed)
-        self.prepared: nn.Module
+        self.wrapped_objective: nn.Module
         self.accelerated: Any
         with self.attached():
             groups = parameter_groups(
@@ -104,7 +104,7 @@ class ModelOptimizer:
             )
             optimizer = make_adamw(groups, optim) if factory is None else make_optimizer(groups, factory)
             self.rates = tuple(group["lr"] for group in optimizer.param_groups)
-            self.prepared, self.accelerated = accelerator.prepare(objective, optimizer)
+            self.wrapped_objective, self.accelerated = accelerator.prepare(objective, optimizer)
         objective.model.encoder.graphs = None
         is_plain = self.adapters is None and self._is_adamw and accelerator.num_processes == 1
         if is_plain and vars(type(objective)).get("allows_graphs", False):  # not inherited

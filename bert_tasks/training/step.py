@@ -179,7 +179,7 @@ class OptimizerSteps:
         with optimizer.attached():  # the backward pass, too, may run layers
             for features in micro_batches:
                 is_last = features is micro_batches[-1]
-                with nullcontext() if is_last else accelerator.no_sync(optimizer.prepared):
+                with nullcontext() if is_last else accelerator.no_sync(optimizer.wrapped_objective):
                     sums.append(self._add_gradients(features, weight / len(batch), ratios))
         for parameter in optimizer.parameters:
             if parameter.grad is not None and parameter.grad.is_sparse:
@@ -201,7 +201,7 @@ class OptimizerSteps:
         Returns:
             ``[K, 2]`` float64: total and count of each loss term.
         """
-        terms = self.optimizer.prepared(self.objective.model.packed(features))
+        terms = self.optimizer.wrapped_objective(self.objective.model.packed(features))
         losses = [term.total * (term.weight * scale) for term in terms]
         if ratios is not None:
             losses = [loss * ratio.to(loss.dtype) for loss, ratio in zip(losses, ratios, strict=True)]

@@ -45,10 +45,10 @@ def on_meta_device(steps: OptimizerSteps, monkeypatch: pytest.MonkeyPatch) -> It
     fused = sys.modules[torch.optim.Optimizer.__module__]
     monkeypatch.setattr(fused, "_get_fused_kernels_supported_devices", lambda: ["meta"])
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # which it does not have
-    before = list(steps.optimizer.prepared.parameters())
-    steps.optimizer.prepared.to(META)
+    before = list(steps.optimizer.wrapped_objective.parameters())
+    steps.optimizer.wrapped_objective.to(META)
     set_sparse_gradients(steps.objective, False)  # as steps that are made on a device have them
-    moved = dict(zip(before, steps.optimizer.prepared.parameters(), strict=True))
+    moved = dict(zip(before, steps.optimizer.wrapped_objective.parameters(), strict=True))
     vocabulary = steps.optimizer.vocabulary
     if vocabulary is not None:
         weight = torch.nn.Parameter(vocabulary.weight.to(META))
