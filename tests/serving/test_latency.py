@@ -4,6 +4,7 @@ Waiting is counted in processor time of this process, which runs the servers and
 clock would also count the time of other programs.
 """
 
+import gc
 import json
 import socket
 import threading
@@ -89,10 +90,14 @@ def slowest_answer(address: tuple[str, int], body: bytes) -> tuple[float, list[i
 
 @pytest.fixture(scope="module")
 def addresses(model_of: Callable[[str], TaskModel]) -> Iterator[dict[str, tuple[str, int]]]:
+    """Objects of earlier tests are kept out of the collections of garbage, which would pass over them each time."""
     kinds = ("single", "pair", "token", "span")
     with listening([model_of(kind) for kind in kinds]) as urls:
         ports = [int(url.rpartition(":")[2]) for url in urls]
+        gc.collect()
+        gc.freeze()
         yield {kind: ("127.0.0.1", port) for kind, port in zip(kinds, ports, strict=True)}
+        gc.unfreeze()
 
 
 def test_the_bodies_are_json_of_nearly_the_largest_size() -> None:
