@@ -35,12 +35,12 @@ LINES = {
     "families": (1224, 1250),
     "metrics": (1179, 1000),
     "data": (5108, 2900),
-    "encoder": (3082, 2300),
+    "encoder": (3081, 2300),
     "foundations": (937, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_601  # of 29,000
+TOTAL_LINES = 39_600  # of 29,000
 TOTAL_STATEMENTS = 21_832  # of 15,800
 TASK_MEMBERS = 14
 

@@ -91,7 +91,7 @@ def attend(
         for group, rows in zip(layout.groups, parts, strict=True)
     ]
     context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)  # [P, H]
-    return context if regroup is None else _unpad(context, regroup.scatter)
+    return context if regroup is None else _unpad(context, regroup.unpad_index)
 
 
 def attend_cls_query(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: float) -> Tensor:
@@ -118,7 +118,7 @@ def attend_cls_query(query: Tensor, key_value: Tensor, layout: Packed, *, dropou
 
 def pad_groups(rows: Tensor, layout: Packed) -> Tensor:
     """``[N, ...] -> [P, ...]`` packed rows as the layout's groups have them; padding shows row 0."""
-    return rows if layout.regroup is None else _pad(rows, layout.regroup.gather, layout.regroup.scatter)
+    return rows if layout.regroup is None else _pad(rows, layout.regroup.pad_index, layout.regroup.unpad_index)
 
 
 def _attend_window(qkv: Tensor, sequence_of_row: Tensor, window: int, dropout: float) -> Tensor:
@@ -182,7 +182,7 @@ def _attend_heads(
     if not uses_random_bits(query, dropout):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
     dtype = query.dtype
-    if dtype == torch.bfloat16:  # see _attend_rectangle
+    if dtype == torch.bfloat16:  # see attend_padded
         query, key, value = query.float(), key.float(), value.float()
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     weights = (query * factor) @ key.transpose(-2, -1)  # [..., A, T, T]
@@ -195,30 +195,30 @@ class _Pad(torch.autograd.Function):
     """Packed rows into padded groups. Padding shows row 0 and attention masks it, so its gradient is dropped."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
-        ctx.save_for_backward(scatter)
-        return rows.index_select(0, gather)
+    def forward(ctx: Any, rows: Tensor, pad_index: Tensor, unpad_index: Tensor) -> Tensor:
+        ctx.save_for_backward(unpad_index)
+        return rows.index_select(0, pad_index)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (scatter,) = ctx.saved_tensors
-        return gradient.index_select(0, scatter), None, None
+        (unpad_index,) = ctx.saved_tensors
+        return gradient.index_select(0, unpad_index), None, None
 
 
 class _Unpad(torch.autograd.Function):
     """Padded groups back into packed rows; padding gets a gradient of zero."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, scatter: Tensor) -> Tensor:
-        ctx.save_for_backward(scatter)
+    def forward(ctx: Any, rows: Tensor, unpad_index: Tensor) -> Tensor:
+        ctx.save_for_backward(unpad_index)
         ctx.padded_rows = rows.shape[0]
-        return rows.index_select(0, scatter)
+        return rows.index_select(0, unpad_index)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (scatter,) = ctx.saved_tensors
+        (unpad_index,) = ctx.saved_tensors
         padded = gradient.new_zeros(ctx.padded_rows, *gradient.shape[1:])
-        return padded.index_copy_(0, scatter, gradient), None
+        return padded.index_copy_(0, unpad_index, gradient), None
 
 
 _pad: Callable[[Tensor, Tensor, Tensor], Tensor] = _Pad.apply

@@ -119,7 +119,7 @@ class EncoderConfig:
         mlp: the feed-forward: two linear layers, or with a gate.
         attention_window: for each layer, how many tokens on each side a token attends to, None: all; None: all layers
             attend to all.
-        rotary_theta: for each layer, the base of the wavelengths by which rotary positions turn queries and keys.
+        rotary_theta: for each layer, the base of the wavelengths of rotary positions.
         bias: linear layers and norms have biases, except the last layers of heads, which always have them.
     """
 

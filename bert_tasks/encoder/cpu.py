@@ -5,9 +5,9 @@ torch carries too, uses AVX-512 there and is up to twice as fast, with the same 
 decides.
 
 **bfloat16.** Under autocast every product is oneDNN's, and two costs come close to the products' own. oneDNN
-compiles code for each number of rows, which takes longer than running it: rows are cut into blocks of few sizes
-(``_blocks``). And weights are converted: while ``constant_weights`` is open, each is converted once. The copies belong
-to the open context and to no parameter, because optimizers change parameters without telling.
+compiles code for each number of rows, which takes longer than running it, so rows are cut into blocks of few sizes
+(``_blocks``). And weights are converted, each once while ``reuse_bfloat16_weights`` is open. The copies belong to the
+open context and to no parameter, because optimizers change parameters without telling.
 
 **Dropout.** torch draws one random float per element, which costs several times as much as the rest of dropout. Here
 four elements share one 64-bit draw of torch's generator, so ``torch.manual_seed`` fixes the masks as usual. A
@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 # there are fewer sizes, because compiling for one more takes many times as long as the product.
 _BLOCK, _MULTIPLE = 512, 128 if torch.cpu.get_capabilities().get("amx_bf16") else 64
 # id of a parameter -> its copy in bfloat16; None while weights may change.
-_COPIES: ContextVar[dict[int, Tensor] | None] = ContextVar("_COPIES", default=None)
+_BFLOAT16_WEIGHTS: ContextVar[dict[int, Tensor] | None] = ContextVar("_BFLOAT16_WEIGHTS", default=None)
 # Values of ONEDNN_MAX_CPU_ISA that leave out the products in bfloat16 of later processors.
 _WITHOUT_BFLOAT16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
 _VALUES = 2**16  # of 16 random bits
@@ -133,13 +133,13 @@ def gelu_linear_on_cpu(rows: Tensor, weight: Tensor, bias: Tensor | None, form: 
 
 
 @contextmanager
-def constant_weights() -> Iterator[None]:
+def reuse_bfloat16_weights() -> Iterator[None]:
     """While this context is open, weights do not change, so that each is converted to bfloat16 once."""
-    token = _COPIES.set({})
+    token = _BFLOAT16_WEIGHTS.set({})
     try:
         yield
     finally:
-        _COPIES.reset(token)
+        _BFLOAT16_WEIGHTS.reset(token)
 
 
 def _takes_onednn(rows: Tensor, weight: Tensor) -> bool:
@@ -157,7 +157,7 @@ def _takes_bfloat16(rows: Tensor, weight: Tensor) -> bool:
 
 @torch.no_grad()
 def _bfloat16_copy(weight: Tensor) -> Tensor:
-    copies = _COPIES.get()
+    copies = _BFLOAT16_WEIGHTS.get()
     if copies is None or not isinstance(weight, nn.Parameter):  # which lives longer than the context
         return weight.bfloat16()
     copy = copies.get(id(weight))

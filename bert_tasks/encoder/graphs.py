@@ -69,7 +69,7 @@ class GraphShape:
         return Packed(
             lengths=(self.longest,),
             first_rows=nothing,
-            order=nothing,
+            caller_order=nothing,
             sequence_of_row=nothing,
             row_lengths=nothing,
             cu_seqlens=starts,

@@ -100,7 +100,7 @@ def reduce_rows(hidden: Tensor, layout: Layout, how: Literal["sum", "mean", "max
     """``[N, H] -> [B, H]`` sum, mean or largest value over the tokens of each sequence."""
     if isinstance(layout, Packed):
         compact = torch.segment_reduce(hidden, how, lengths=layout.row_lengths, unsafe=True)
-        return compact.index_select(0, layout.order)
+        return compact.index_select(0, layout.caller_order)
     rectangle, absent = hidden.view(*layout.mask.shape, -1), ~layout.mask[..., None]  # [B, T, H], [B, T, 1]
     if how == "max":
         return rectangle.masked_fill(absent, torch.finfo(hidden.dtype).min).amax(1)

@@ -105,7 +105,7 @@ class Attention(nn.Module):
             query, key_value = self.qkv.parts((first, hidden), sizes)
             query = query.view(len(first), self.heads, -1)  # [B, A, D]
             key_value = key_value.view(len(hidden), 2, self.heads, -1)  # [N, 2, A, D]
-            return attend_cls_query(query, key_value, layout, dropout=dropout).index_select(0, layout.order)
+            return attend_cls_query(query, key_value, layout, dropout=dropout).index_select(0, layout.caller_order)
         qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [N, 3, A, D]
         scores = None
         if positions is not None:
@@ -326,8 +326,7 @@ class TransformerEncoder(nn.Module):
     def last_queries_keys_values(self, hidden_states: Sequence[Tensor]) -> Tensor:
         """``[N, 3, H]`` of the last layer for all tokens, from the states that ``forward`` collected.
 
-        They are computed once more, so that no layer has to hand them out, checkpointed or not. Rotary positions have
-        not turned them: they are what a token asks and answers wherever it is.
+        They are computed once more, so that no layer has to return them, checkpointed or not. They are not rotated.
         """
         index = self.layer_order[-1]
         last = cast("Layer", self.layers[index])

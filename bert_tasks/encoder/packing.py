@@ -68,12 +68,12 @@ class Regroup(_Movable):
     """The permutation that brings packed rows into padded groups, with its inverse.
 
     Attributes:
-        gather: ``[P]`` for each row of the padded groups the packed row that it shows (row 0 at padding).
-        scatter: ``[N]`` for each packed row its place in the padded groups.
+        pad_index: ``[P]`` the packed row that each row of the padded groups shows (row 0 at padding).
+        unpad_index: ``[N]`` the place of each packed row in the padded groups.
     """
 
-    gather: Tensor
-    scatter: Tensor
+    pad_index: Tensor
+    unpad_index: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Packed(_Movable):
     Attributes:
         lengths: tokens of each sequence, on the host.
         first_rows: ``[B]`` row of each sequence's first token.
-        order: ``[B]`` the place of each sequence in the order of the rows.
+        caller_order: ``[B]`` the place of each of the caller's sequences in the order of the rows.
         sequence_of_row: ``[N]`` the place of the sequence that a row belongs to.
         row_lengths: ``[B]`` the lengths of the sequences in the order of the rows.
         cu_seqlens: ``[B + 1]`` int32 running sum of ``row_lengths``, for variable-length kernels.
@@ -98,7 +98,7 @@ class Packed(_Movable):
 
     lengths: tuple[int, ...]
     first_rows: Tensor
-    order: Tensor
+    caller_order: Tensor
     sequence_of_row: Tensor
     row_lengths: Tensor
     cu_seqlens: Tensor
@@ -201,8 +201,8 @@ def pack(
         raise ValueError("input_ids and token_type_ids differ in length")
     row_lengths, by_length = torch.tensor(lengths).sort(stable=True)
     starts = _starts(row_lengths)
-    order = by_length.argsort()  # the inverse permutation
-    first_rows = starts.index_select(0, order)
+    caller_order = by_length.argsort()  # the inverse permutation
+    first_rows = starts.index_select(0, caller_order)
     if gather_positions is None:
         gather_positions = [None] * len(lengths)
     gathered = [range(length) if read is None else read for length, read in zip(lengths, gather_positions, strict=True)]
@@ -211,7 +211,7 @@ def pack(
     layout = Packed(
         lengths=lengths,
         first_rows=first_rows,
-        order=order,
+        caller_order=caller_order,
         sequence_of_row=torch.repeat_interleave(row_lengths),
         row_lengths=row_lengths,
         cu_seqlens=F.pad(row_lengths.cumsum(0), (1, 0)).int(),
@@ -282,7 +282,7 @@ def group_rows(row_lengths: Tensor, *, pad_groups: bool = True) -> tuple[tuple[G
         return tuple(groups), None
     sizes = torch.tensor([(group.length, group.sequences) for group in groups])
     padded_lengths = sizes[:, 0].repeat_interleave(sizes[:, 1])  # [B]
-    scatter = _starts(padded_lengths).repeat_interleave(row_lengths) + _count_from_zero(row_lengths)  # [N]
-    gather = torch.zeros(int(padded_lengths.sum()), dtype=torch.int64)  # [P]
-    gather.index_copy_(0, scatter, torch.arange(len(scatter)))
-    return tuple(groups), Regroup(gather=gather, scatter=scatter)
+    unpad_index = _starts(padded_lengths).repeat_interleave(row_lengths) + _count_from_zero(row_lengths)  # [N]
+    pad_index = torch.zeros(int(padded_lengths.sum()), dtype=torch.int64)  # [P]
+    pad_index.index_copy_(0, unpad_index, torch.arange(len(unpad_index)))
+    return tuple(groups), Regroup(pad_index=pad_index, unpad_index=unpad_index)

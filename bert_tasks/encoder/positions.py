@@ -26,7 +26,7 @@ from bert_tasks.errors import CheckpointError
 # scaled products before softmax, broadcastable to ``[B, A, T, T]`` (query, key), in their dtype.
 Scores = Callable[[Tensor, Tensor], Tensor]
 
-_ROWS = 256  # that rotary positions turn together
+_ROWS = 256  # that are rotated together
 
 
 class LayerAttention(Protocol):
@@ -84,8 +84,8 @@ def position_module(config: EncoderConfig) -> nn.Module | None:
 
 
 class RotaryPositions(nn.Module):
-    """Positions as angles by which queries and keys are turned (RoPE, arXiv:2104.09864): a product of both then depends
-    on their distance alone.
+    """Positions as angles by which queries and keys are rotated (RoPE, arXiv:2104.09864). A product of both then
+    depends on their distance alone.
     """
 
     def forward(self, position_ids: Tensor, layout: Layout) -> "RotaryAngles":
@@ -103,12 +103,12 @@ class RotaryAngles:
         self._angles: dict[tuple[float, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, None]:
-        """Turns queries and keys ``[N, 3, A, D]``; values stay. ``attention.theta`` is the base of the wavelengths."""
+        """Rotates queries and keys ``[N, 3, A, D]``. Values are not changed."""
         cosines, sines = self._cosines_and_sines(cast("float", attention.theta), qkv)
         if is_eager_on_cpu(qkv):
             return apply_rotary(qkv, cosines, sines), None
-        turned, value = torch.split(qkv, [2, 1], dim=1)
-        halves = rotate_halves(turned, cosines, sines)
+        query_key, value = torch.split(qkv, [2, 1], dim=1)
+        halves = rotate_halves(query_key, cosines, sines)
         return torch.cat([torch.cat(halves, dim=-1).to(qkv.dtype), value], dim=1), None
 
     def _cosines_and_sines(self, theta: float, qkv: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,39 +118,39 @@ class RotaryAngles:
         if angles is None:
             steps = torch.arange(0, size, 2, dtype=dtype, device=qkv.device)
             frequencies = 1.0 / theta ** (steps / size)  # [D / 2]
-            turns = (self.position_ids.to(dtype)[:, None] * frequencies)[:, None, None, :]
-            angles = self._angles[theta, dtype] = turns.cos(), turns.sin()
+            radians = (self.position_ids.to(dtype)[:, None] * frequencies)[:, None, None, :]
+            angles = self._angles[theta, dtype] = radians.cos(), radians.sin()
         return angles
 
 
 def rotate_halves(rows: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-    """``[..., D]`` -> the halves ``[..., D / 2]`` of what is turned, in the precision of the angles."""
+    """``[..., D]`` -> the rotated halves ``[..., D / 2]``, in the precision of the angles."""
     first, second = rows.chunk(2, dim=-1)
-    turned = torch.addcmul(first * cosines, second, sines, value=-1)
-    return turned, torch.addcmul(second * cosines, first, sines)
+    rotated = torch.addcmul(first * cosines, second, sines, value=-1)
+    return rotated, torch.addcmul(second * cosines, first, sines)
 
 
 class ApplyRotary(torch.autograd.Function):
-    """Turns queries and keys piece by piece, so that what is computed on the way stays in the processor's cache."""
+    """Rotates queries and keys piece by piece, so that intermediate results stay in the processor's cache."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         ctx.save_for_backward(cosines, sines)
-        return _turned_copy(qkv, cosines, sines)
+        return _rotated_copy(qkv, cosines, sines)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         cosines, sines = ctx.saved_tensors
-        return _turned_copy(gradient, cosines, -sines), None, None
+        return _rotated_copy(gradient, cosines, -sines), None, None
 
 
-def _turned_copy(qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def _rotated_copy(qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     copy = qkv.clone(memory_format=torch.contiguous_format)
     queries_and_keys = copy.narrow(1, 0, 2)
     for rows, *angles in zip(*(torch.split(part, _ROWS) for part in (queries_and_keys, cosines, sines)), strict=True):
-        for half, turned in zip(rows.chunk(2, dim=-1), rotate_halves(rows, *angles), strict=True):
-            half.copy_(turned)
+        for half, rotated in zip(rows.chunk(2, dim=-1), rotate_halves(rows, *angles), strict=True):
+            half.copy_(rotated)
     return copy
 
 
@@ -219,10 +219,10 @@ class DisentangledScores:
         """See ``Positions``. The keys and queries of distances are made here, once for all groups."""
         table = self.dropout(self.table)
         if self.config.shared:
-            made_queries, made_keys, _ = attention.qkv(table).chunk(3, dim=-1)  # [S, H]
+            position_queries, position_keys, _ = attention.qkv(table).chunk(3, dim=-1)  # [S, H]
         else:
-            made_keys = None if attention.position_key is None else attention.position_key(table)
-            made_queries = None if attention.position_query is None else attention.position_query(table)
+            position_keys = None if attention.position_key is None else attention.position_key(table)
+            position_queries = None if attention.position_query is None else attention.position_query(table)
         scale, heads = self.config.scale(qkv.shape[-1]), attention.heads
 
         def of_distances(states: Tensor, rows: Tensor) -> Tensor:
@@ -230,8 +230,8 @@ class DisentangledScores:
             return (states.index_select(0, rows) * scale).view(len(rows), heads, -1).permute(1, 2, 0)
 
         down, up = self.rows.unbind(0)
-        keys = of_distances(made_keys, down) if self.config.content_to_position else None
-        queries = of_distances(made_queries, up) if self.config.position_to_content else None
+        keys = of_distances(position_keys, down) if self.config.content_to_position else None
+        queries = of_distances(position_queries, up) if self.config.position_to_content else None
 
         def scores(query: Tensor, key: Tensor) -> Tensor:
             # Of a query the distances to the keys fall from left to right, of a key those to the queries rise.

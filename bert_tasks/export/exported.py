@@ -123,7 +123,7 @@ class GraphModel:
                 logits = logits.index_select(0, positions[first:end] - row)
             parts.append(logits)
             row = rows.stop
-        places = order.argsort() if per_token else batch.layout.order
+        places = order.argsort() if per_token else batch.layout.caller_order
         logits = torch.cat(parts).index_select(0, places).to(device)
         return self.head.from_graph(logits)
 

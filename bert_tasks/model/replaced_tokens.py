@@ -48,6 +48,6 @@ def replaced_token_output(batch: PackedBatch, *, generator: ForwardFn, discrimin
 def all_rows(batch: PackedBatch) -> Tensor:
     """``[N]`` the rows of all tokens, sequence after sequence in the caller's order."""
     layout, count = batch.layout, len(batch.input_ids)
-    lengths = layout.row_lengths.index_select(0, layout.order)  # [B]
+    lengths = layout.row_lengths.index_select(0, layout.caller_order)  # [B]
     starts = layout.first_rows - (lengths.cumsum(0) - lengths)
     return torch.arange(count, device=starts.device) + starts.repeat_interleave(lengths, output_size=count)

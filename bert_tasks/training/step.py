@@ -28,7 +28,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from bert_tasks.data.table import Samples, token_batches
-from bert_tasks.encoder.cpu import constant_weights
+from bert_tasks.encoder.cpu import reuse_bfloat16_weights
 from bert_tasks.errors import DivergedError
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Feature, FeatureKeys
@@ -161,7 +161,7 @@ class OptimizerSteps:
         parts = token_batches(range(len(windows)), lengths, max_tokens=self.optim.micro_batch_tokens)
         return [[feature for i in part for feature in windows[i]] for part in parts]
 
-    @constant_weights()
+    @reuse_bfloat16_weights()
     def backward(self, step: int, batch: Sequence[int]) -> Tensor:
         """Runs forward and backward for this process's share of a batch, which leaves summed gradients.
 

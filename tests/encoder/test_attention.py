@@ -89,23 +89,25 @@ def test_gradients_of_padding_are_not_wanted() -> None:
     """Attention masks padding, so rows get the gradients of their own place alone."""
     regroup = ragged_regroup()
     rows = random_qkv(sum(RAGGED)).requires_grad_()
-    padded = _pad(rows, regroup.gather, regroup.scatter)
-    assert torch.equal(padded, rows[regroup.gather])
+    padded = _pad(rows, regroup.pad_index, regroup.unpad_index)
+    assert torch.equal(padded, rows[regroup.pad_index])
     weights = torch.randn(padded.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     (gradient,) = torch.autograd.grad((padded * weights).sum(), rows)
-    (expected,) = torch.autograd.grad((rows[regroup.gather][regroup.scatter] * weights[regroup.scatter]).sum(), rows)
+    (expected,) = torch.autograd.grad(
+        (rows[regroup.pad_index][regroup.unpad_index] * weights[regroup.unpad_index]).sum(), rows
+    )
     assert torch.equal(gradient, expected)
 
 
 def test_regrouping_has_exact_gradients() -> None:
     regroup = ragged_regroup()
-    real = torch.zeros(len(regroup.gather), 1, dtype=torch.float64)
-    real[regroup.scatter] = 1.0
+    real = torch.zeros(len(regroup.pad_index), 1, dtype=torch.float64)
+    real[regroup.unpad_index] = 1.0
     rows = random_qkv(sum(RAGGED), heads=1, size=1).flatten(1)[:, :1].contiguous().requires_grad_()
-    padded = random_qkv(len(regroup.gather), heads=1, size=1).flatten(1)[:, :1].contiguous().requires_grad_()
-    assert torch.autograd.gradcheck(lambda packed: _pad(packed, regroup.gather, regroup.scatter) * real, (rows,))
-    assert torch.autograd.gradcheck(lambda groups: _unpad(groups, regroup.scatter), (padded,))
-    assert torch.equal(_unpad(_pad(rows, regroup.gather, regroup.scatter), regroup.scatter), rows)
+    padded = random_qkv(len(regroup.pad_index), heads=1, size=1).flatten(1)[:, :1].contiguous().requires_grad_()
+    assert torch.autograd.gradcheck(lambda packed: _pad(packed, regroup.pad_index, regroup.unpad_index) * real, (rows,))
+    assert torch.autograd.gradcheck(lambda groups: _unpad(groups, regroup.unpad_index), (padded,))
+    assert torch.equal(_unpad(_pad(rows, regroup.pad_index, regroup.unpad_index), regroup.unpad_index), rows)
 
 
 @pytest.mark.parametrize("lengths", [RAGGED, (4,), (1, 1, 1), (40, 39, 38, 1), (16,), (33, 2)])

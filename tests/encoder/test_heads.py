@@ -65,7 +65,7 @@ def states(lengths: Sequence[int] = LENGTHS, *, seed: int = 0) -> list[Tensor]:
 
 
 def packed_rows(sequences: Sequence[Tensor], layout: Packed) -> Tensor:
-    places = layout.order.tolist()
+    places = layout.caller_order.tolist()
     return torch.cat([sequences[places.index(place)] for place in range(len(sequences))])
 
 

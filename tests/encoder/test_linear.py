@@ -204,7 +204,7 @@ def test_a_weight_is_converted_once_while_it_is_constant(monkeypatch: pytest.Mon
     monkeypatch.setattr(cpu, "_bfloat16", recorded)
     with torch.autocast("cpu", torch.bfloat16):
         for _ in range(2):
-            with cpu.constant_weights():
+            with cpu.reuse_bfloat16_weights():
                 layer(x).sum().backward()
                 layer(x).sum().backward()
             optimizer.step()

@@ -53,7 +53,7 @@ def test_places_and_offsets_agree(lengths: list[int]) -> None:
     layout = numbered(lengths).layout
     rows = layout.row_lengths.tolist()
     assert rows == sorted(lengths)
-    assert [rows[place] for place in layout.order.tolist()] == lengths == list(layout.lengths)
+    assert [rows[place] for place in layout.caller_order.tolist()] == lengths == list(layout.lengths)
     assert layout.cu_seqlens.tolist() == [sum(rows[:i]) for i in range(len(rows) + 1)]
     assert layout.cu_seqlens.dtype == torch.int32
     assert layout.sequence_of_row.tolist() == [place for place, length in enumerate(rows) for _ in range(length)]
@@ -63,7 +63,7 @@ def test_places_and_offsets_agree(lengths: list[int]) -> None:
 @given(LENGTHS)
 def test_groups_partition_the_rows(lengths: list[int]) -> None:
     layout = numbered(lengths).layout
-    rows = sum(lengths) if layout.regroup is None else len(layout.regroup.gather)
+    rows = sum(lengths) if layout.regroup is None else len(layout.regroup.pad_index)
     assert rows == sum(group.rows for group in layout.groups)
     assert all(group.rows == group.sequences * group.length for group in layout.groups)
     assert sum(group.sequences for group in layout.groups) == len(lengths)
@@ -86,7 +86,7 @@ def test_regrouping_is_undone(lengths: list[int]) -> None:
     if layout.regroup is None:
         assert all(group.mask is None for group in layout.groups)
         return
-    gather, scatter = layout.regroup.gather, layout.regroup.scatter
+    gather, scatter = layout.regroup.pad_index, layout.regroup.unpad_index
     assert gather[scatter].tolist() == list(range(sum(lengths)))
     masks = [
         torch.ones(group.sequences * group.length, dtype=torch.bool) if group.mask is None else group.mask.flatten()
@@ -184,9 +184,15 @@ def test_moving_a_batch_moves_every_tensor() -> None:
     layout = batch.layout
     assert layout.regroup is not None
     tensors = [batch.input_ids, batch.position_ids, batch.token_type_ids, batch.labels, layout.first_rows]
-    tensors += [layout.order, layout.sequence_of_row, layout.row_lengths, layout.cu_seqlens, layout.gather_positions]
+    tensors += [
+        layout.caller_order,
+        layout.sequence_of_row,
+        layout.row_lengths,
+        layout.cu_seqlens,
+        layout.gather_positions,
+    ]
     tensors += [batch.fields["noise"]]
-    tensors += [layout.regroup.gather, layout.regroup.scatter]
+    tensors += [layout.regroup.pad_index, layout.regroup.unpad_index]
     tensors += [group.mask for group in layout.groups if group.mask is not None]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert len(tensors) == 14
