@@ -56,6 +56,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_every_edit_of_a_cell_is_read_or_refused(study: Path, tmp_path: Path) -> None:
     before, edited = resume(study), tmp_path / "study.db"
     codes = {name: exit_code(lambda: resume(edited)) for name in cell_edits(study, edited, rows=3)}

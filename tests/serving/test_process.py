@@ -96,6 +96,7 @@ def ask_until_told_to_close(port: int, pause: float, begun: threading.Semaphore)
             time.sleep(pause)
 
 
+@pytest.mark.slow
 def test_clients_that_keep_their_connection_are_told_to_close_it(folder_of: FolderOf, tmp_path: Path) -> None:
     served = Serving(folder_of("single"), folder=tmp_path)
     begun, port = threading.Semaphore(0), int(served.url.rpartition(":")[2])
@@ -110,6 +111,7 @@ def test_clients_that_keep_their_connection_are_told_to_close_it(folder_of: Fold
     assert (ended.code, ended.err) == (0, "")
 
 
+@pytest.mark.slow
 def test_idle_clients_do_not_use_up_the_grace(folder_of: FolderOf, tmp_path: Path) -> None:
     served = Serving(folder_of("single"), "--grace", 1, folder=tmp_path)
     with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client:
@@ -255,6 +257,7 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
             Address(grace=grace)
 
 
+@pytest.mark.slow
 def test_grace_without_an_end_waits_for_running_requests(folder_of: FolderOf, tmp_path: Path) -> None:
     served = Serving(folder_of("single"), "--max-wait", 1500, "--grace", "inf", folder=tmp_path)
     with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client, ThreadPoolExecutor(1) as pool:
@@ -278,6 +281,7 @@ def test_hosts_that_are_answered_depend_on_the_address() -> None:
         Address(allowed_hosts=("a*",))
 
 
+@pytest.mark.slow
 def test_requests_on_connections_beyond_the_limit_get_503(folder_of: FolderOf, tmp_path: Path) -> None:
     served = Serving(folder_of("single"), "--limit", "connections=9", folder=tmp_path)
     with ExitStack() as stack:
