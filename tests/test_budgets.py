@@ -20,7 +20,7 @@ LINES = {
     "api": (269, 250),
     "report": (1966, 1700),
     "cards": (544, 380),
-    "serving": (1092, 800),
+    "serving": (965, 800),
     "glue_submission": (148, 150),
     "experiments": (1786, 1200),
     "training": (4141, 2700),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_600  # of 29,000
-TOTAL_STATEMENTS = 21_832  # of 15,800
+TOTAL_LINES = 39_474  # of 29,000
+TOTAL_STATEMENTS = 21_779  # of 15,800
 TASK_MEMBERS = 14
 
 

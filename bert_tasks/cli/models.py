@@ -309,14 +309,15 @@ def serve(
 
     Example: bert-tasks serve runs/first/model --port 8000
     """
-    from bert_tasks.serving import Batching, Limits, serve
+    from bert_tasks.serving import Limits, serve
 
     serve(
         model,
         host=host,
         port=port,
         limits=Limits.parse([] if limit is None else limit),
-        batching=Batching(tokens=batch_tokens, max_wait=max_wait / 1000),
+        batch_tokens=batch_tokens,
+        max_wait=max_wait / 1000,
         grace=grace,
         allowed_hosts=[] if allow_host is None else allow_host,
         dtype=dtype,

@@ -1,7 +1,4 @@
-"""A trained model behind HTTP: ``serve`` answers ``POST /predict`` and shows a page to try the model.
-
-The modules below import the libraries of the ``serve`` extra; this one checks first that they are installed.
-"""
+"""A trained model behind HTTP: ``serve`` answers ``POST /predict`` and shows a page to try the model."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tasks.environment import check_libraries
-from bert_tasks.serving.limits import Batching, Limits
+from bert_tasks.errors import UsageError
+from bert_tasks.serving.limits import Limits
 
 if TYPE_CHECKING:
     from bert_tasks.model.precision import DType
     from bert_tasks.tasks.base import Task
 
-__all__ = ["Batching", "Limits", "serve"]
-
-_LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
+__all__ = ["Limits", "serve"]
 
 
 def serve(
@@ -27,7 +23,8 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     limits: Limits | None = None,
-    batching: Batching | None = None,
+    batch_tokens: int | None = None,
+    max_wait: float = 0.005,
     grace: float = 20.0,
     allowed_hosts: Sequence[str] = (),
     task: "str | type[Task] | None" = None,
@@ -42,33 +39,44 @@ def serve(
     ``os._exit`` does not.
 
     Args:
-        model: a folder, or a name on the hub.
-        host: the address to listen on.
-        port: the port to listen on; 0 chooses a free one, which ``notify`` states.
-        limits: limits of requests.
-        batching: how requests are run together.
-        grace: seconds that running requests get after the signal.
-        allowed_hosts: names that the Host header may have in addition to the names of loopback; ``*.example.org``
-            accepts each name below it. On another address any name is accepted if none is given.
-        task, settings, revision, dtype: as in ``inference.predict``.
-        notify: receives one message when the server is ready and one when it has stopped.
+        model: A folder, or a name on the hub.
+        host: The address to listen on.
+        port: The port to listen on. 0 chooses a free one.
+        limits: Limits of requests.
+        batch_tokens: Requests are added to a batch until it has this number of tokens. 1 runs one request at a time.
+            Default: the size of a batch in prediction.
+        max_wait: Seconds that a request waits for others while the model is idle.
+        grace: Seconds that running requests get after the signal.
+        allowed_hosts: Names that the Host header may have in addition to the names of loopback, for example
+            ``*.example.org``. On another address any name is accepted by default.
+        task, settings, revision, dtype: See ``inference.predict``.
+        notify: Receives a message when the server is ready, and one when it has stopped.
 
     Raises:
-        UsageError: the ``serve`` extra is not installed, or the address cannot be used; both are found before the model
-            is loaded.
-        CheckpointError: the model cannot be loaded, or its scores are not finite.
+        UsageError: A library of the ``serve`` extra is missing, or the address cannot be used.
+        CheckpointError: The model cannot be loaded, or its scores are not finite.
     """
-    check_libraries(_LIBRARIES, extra="serve", purpose="serving")
+    check_libraries(("fastapi", "uvicorn", "prometheus_client"), extra="serve", purpose="serving")
     if dtype == "int8":
         from bert_tasks.export.graph import LIBRARIES
 
         check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
-    from bert_tasks.serving.server import Address, bound_listener, load_warm, run_server
+    if not 0 <= max_wait <= 60:
+        raise UsageError(f"max_wait is {max_wait} s, expected 0 to 60")
+    if not grace > 0:
+        raise UsageError(f"grace is {grace} s, expected more than 0; inf waits for every running request")
+    from bert_tasks.serving.server import bound_listener, host_names, load_warm, run_server
 
-    name = "/".join(Path(model).parts[-2:])  # the page need not show where a folder is
-    load = partial(load_warm, model, task=task, settings=settings, revision=revision, dtype=dtype)
-    address = Address(host=host, port=port, allowed_hosts=tuple(allowed_hosts), grace=grace)
-    limits = Limits() if limits is None else limits
-    batching = Batching() if batching is None else batching
-    with bound_listener(address) as listener:
-        asyncio.run(run_server(name, load, address, listener, limits=limits, batching=batching, notify=notify))
+    with bound_listener(host, port) as listener:
+        serving = run_server(
+            "/".join(Path(model).parts[-2:]),  # the page need not show where a folder is
+            partial(load_warm, model, task=task, settings=settings, revision=revision, dtype=dtype),
+            listener,
+            hosts=host_names(host, listener.getsockname()[0], allowed_hosts),
+            limits=Limits() if limits is None else limits,
+            batch_tokens=batch_tokens,
+            max_wait=max_wait,
+            grace=grace,
+            notify=notify,
+        )
+        asyncio.run(serving)

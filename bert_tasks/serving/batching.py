@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from bert_tasks.data.columns import Row
@@ -19,7 +18,6 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import GivenUpError, UsageError
 from bert_tasks.model.explanation import explainable_task
 from bert_tasks.model.task_model import ForwardFn, TaskModel
-from bert_tasks.serving.limits import Batching
 from bert_tasks.tasks.base import Feature, Prediction
 from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.tasks.shared.rendering import Rendering
@@ -35,30 +33,34 @@ def retrieve_exception(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class _Request:
     """One request. Whoever waits for ``answer`` may cancel it."""
 
     rows: Sequence[Row]
-    features: Sequence[Feature]
-    tokens: int
     arrived: float
     answer: asyncio.Future[Sequence[Prediction]]
+    features: Sequence[Feature] = ()
+    is_running: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(feature["input_ids"]) for feature in self.features)
 
 
 class Batcher:
     """Predicts the rows of requests; an asynchronous context manager that runs on the event loop that enters it.
 
     Attributes:
-        waiting: requests that were accepted and are not running yet.
-        no_explanations: why the model's predictions cannot be explained; None if they can, in float32.
+        waiting: Number of requests that were accepted and are not running yet.
+        no_explanations: Why the model's predictions cannot be explained. None if they can, in float32.
 
     Args:
-        model: the model.
-        run: runs a packed batch; see ``model.precision.logits_of``.
-        batching: how requests are combined.
-        max_queue: how many requests may wait, and how many requests for explanations may be unanswered.
-        observe: called with the number of requests and rows of every batch that was run.
+        model: The model.
+        run: Runs a packed batch, see ``model.precision.logits_of``.
+        batch_tokens, max_wait: See ``serving.serve``.
+        max_queue: Maximum number of requests that wait, and of requests for explanations.
+        observe: Called with the number of requests and rows of every batch that was run.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class Batcher:
         model: TaskModel,
         *,
         run: ForwardFn,
-        batching: Batching,
+        batch_tokens: int | None = None,
+        max_wait: float = 0.005,
         max_queue: int,
         observe: Callable[[int, int], None] = lambda requests, rows: None,
     ) -> None:
@@ -77,8 +80,8 @@ class Batcher:
         except UsageError as error:
             self.no_explanations = str(error)
         self._model, self._run, self._observe = model, run, observe
-        self._max_queue, self._max_wait = max_queue, batching.max_wait
-        self._tokens = model.batch_tokens if batching.tokens is None else batching.tokens
+        self._max_queue, self._max_wait = max_queue, max_wait
+        self._tokens = model.batch_tokens if batch_tokens is None else batch_tokens
         self._requests: deque[_Request] = deque()
         self._arrived = asyncio.Event()
         self._explanations = 0  # requests for them that are not answered yet, which have a limit of their own
@@ -91,9 +94,7 @@ class Batcher:
         self._collector = asyncio.create_task(self._collect())
         return self
 
-    async def __aexit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Abandons what is still running, without waiting for it."""
         self._collector.cancel()
         with suppress(asyncio.CancelledError):
@@ -102,21 +103,15 @@ class Batcher:
             executor.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, rows: Sequence[Row], *, explain: bool = False) -> Sequence[Prediction]:
-        """One prediction per row, in row order. Cancelling it removes the request from the queue.
-
-        Args:
-            rows: rows in canonical form, which were validated before.
-            explain: give the predictions their explanations; the task must be ``Explainable``.
+        """One prediction per validated row, in row order. Cancelling it removes the request from the queue.
 
         Raises:
-            QueueFullError: too many other requests are waiting.
+            QueueFullError: Too many other requests are waiting.
         """
         if (self._explanations if explain else self.waiting) >= self._max_queue:
             raise QueueFullError
-        return await (self._explained(rows) if explain else self._predicted(rows))
-
-    async def _explained(self, rows: Sequence[Row]) -> Sequence[Prediction]:
-        """The predictions with their explanations, for one request after another, beside the other requests."""
+        if not explain:
+            return await self._predicted(rows)
         self._explanations += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(
@@ -127,27 +122,20 @@ class Batcher:
 
     async def _predicted(self, rows: Sequence[Row]) -> Sequence[Prediction]:
         loop, model = asyncio.get_running_loop(), self._model
-        arrived, tokenizer = loop.time(), model.require_tokenizer()
-        answer: asyncio.Future[Sequence[Prediction]] = loop.create_future()
-        answer.add_done_callback(retrieve_exception)  # the client may disconnect before it fails
+        request = _Request(rows=rows, arrived=loop.time(), answer=loop.create_future())
+        request.answer.add_done_callback(retrieve_exception)  # the client may disconnect before it fails
         self.waiting += 1
-        features: list[Feature] | None = None
         try:
-            features = await loop.run_in_executor(
-                self._tokenizing, checked_features, model.task, rows, tokenizer, model.config
+            request.features = await loop.run_in_executor(
+                self._tokenizing, checked_features, model.task, rows, model.require_tokenizer(), model.config
             )
-        finally:
-            self.waiting -= features is None  # cancelled meanwhile
-        tokens = sum(len(feature["input_ids"]) for feature in features)
-        request = _Request(rows=rows, features=features, tokens=tokens, arrived=arrived, answer=answer)
-        self._requests.append(request)
-        self._arrived.set()
-        try:
-            return await answer
+            self._requests.append(request)
+            self._arrived.set()
+            return await request.answer
         finally:
             if request in self._requests:  # cancelled: its place is free, even while the model runs
                 self._requests.remove(request)
-                self.waiting -= 1
+            self.waiting -= not request.is_running
 
     async def _collect(self) -> None:
         """Runs the oldest requests together, again and again, until it is cancelled."""
@@ -166,6 +154,7 @@ class Batcher:
             tokens = 0
             while self._requests and tokens < self._tokens:
                 request = self._requests.popleft()
+                request.is_running = True
                 self.waiting -= 1
                 if not request.answer.done():  # it may have been cancelled
                     requests.append(request)

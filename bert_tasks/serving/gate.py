@@ -1,8 +1,4 @@
-"""The layer of the server around the application: what applies to each request before its body is parsed.
-
-It reads the body within its limits, responds while the model is being loaded, adds security headers, tells clients to
-close their connection while the server stops, and counts requests for Prometheus.
-"""
+"""The layer of the server around the application: limits of bodies, security headers and counters for Prometheus."""
 
 import asyncio
 import time
@@ -16,8 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bert_tasks.serving.limits import Limits
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PREDICT = "/predict"
 DISCONNECTED = 499  # the status that is counted for a client that did not wait
 _HEADERS = {
@@ -38,10 +32,11 @@ class ServerMetrics:
         self._requests = Counter(*requests, ["status"], registry=registry)
         self._rows = Counter("bert_tasks_rows", "Rows that were predicted.", registry=registry)
         latency = ("bert_tasks_request_seconds", "Seconds from the headers of a request to the end of its response.")
-        self._seconds = Histogram(*latency, buckets=SECONDS, registry=registry)
+        self._seconds = Histogram(*latency, registry=registry)
+        sizes = [2**power for power in range(10)]
         together = ("bert_tasks_batch_requests", "Requests of a batch.")
-        self._batch_requests = Histogram(*together, buckets=SIZES, registry=registry)
-        self._batch_rows = Histogram("bert_tasks_batch_rows", "Rows of a batch.", buckets=SIZES, registry=registry)
+        self._batch_requests = Histogram(*together, buckets=sizes, registry=registry)
+        self._batch_rows = Histogram("bert_tasks_batch_rows", "Rows of a batch.", buckets=sizes, registry=registry)
         self.queue_depth = Gauge("bert_tasks_queue_depth", "Requests that wait for the model.", registry=registry)
         self.ready = Gauge("bert_tasks_ready", "1 while the server answers predictions.", registry=registry)
         self.answered = 0
@@ -62,15 +57,12 @@ class ServerMetrics:
 class Gate:
     """An ASGI application around another one, ``app``, which is set when the model has been loaded.
 
-    Args:
-        limits: Limits of bodies.
-        metrics: Counts the requests.
-        draining: Returns True after the server has been asked to stop. Each response then closes its connection.
+    ``draining`` returns True after the server has been asked to stop. Each response then closes its connection.
     """
 
     def __init__(self, *, limits: Limits, metrics: ServerMetrics, draining: Callable[[], bool]) -> None:
         self.app: ASGIApp | None = None
-        self._limits, self._metrics, self._draining = limits, metrics, draining
+        self.limits, self.metrics, self.draining = limits, metrics, draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = time.perf_counter(), DISCONNECTED
@@ -82,7 +74,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = _HEADERS | {b"connection": b"close"} if self._draining() else _HEADERS
+                headers = _HEADERS | {b"connection": b"close"} if self.draining() else _HEADERS
                 message = {**message, "headers": list((headers | dict(message["headers"])).items())}
             elif no_body:
                 message = {**message, "body": b""}
@@ -94,7 +86,7 @@ class Gate:
             return
         finally:
             if scope["path"] == PREDICT:
-                self._metrics.request(status, time.perf_counter() - started)
+                self.metrics.request(status, time.perf_counter() - started)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -118,7 +110,7 @@ class Gate:
 
     async def _body(self, receive: Receive) -> bytes:
         """Returns the whole body. A body that is too large is read to its end, so its sender reads the response."""
-        most, seconds = self._limits.body_bytes, self._limits.timeout
+        most, seconds = self.limits.body_bytes, self.limits.timeout
         body, more, is_too_large = bytearray(), True, False
         try:
             async with asyncio.timeout(seconds):

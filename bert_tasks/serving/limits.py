@@ -1,4 +1,4 @@
-"""Limits of the server, and how it runs requests together."""
+"""Limits of the server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -54,23 +54,3 @@ class Limits:
                 noun = "a number" if name == "timeout" else "a whole number"
                 raise UsageError(f"--limit {setting}: expected {noun}, for example {name}=10") from None
         return cls(**numbers)  # type: ignore[arg-type]  # each number has the type of its field
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batching:
-    """How requests are run together.
-
-    Attributes:
-        tokens: Requests are added to a batch until it has this number of tokens. 1 runs one request at a time. Default:
-            the size of a batch in prediction. A larger request is run in several packed batches.
-        max_wait: Seconds that a request waits for others while the model is idle.
-    """
-
-    tokens: int | None = None
-    max_wait: float = 0.005
-
-    def __post_init__(self) -> None:
-        if self.tokens is not None and not 1 <= self.tokens <= _LARGEST:
-            raise UsageError(f"the number of tokens in a batch is outside 1 to {_LARGEST}")
-        if not 0 <= self.max_wait <= 60:
-            raise UsageError(f"max_wait is {self.max_wait} s, expected 0 to 60")

@@ -1,7 +1,6 @@
 """The body of a request, read as rows: JSON, then the row validator that files and rows in memory pass through, too.
 
-Owns the limits on a body and the error that a caller gets: a status, and where the first invalid row is. Reading stops
-there, so that the work depends on the size of the body and not on the number of its errors. Errors never repeat values.
+Reading stops at the first invalid row, and its error never repeats a value.
 """
 
 import gc
@@ -29,13 +28,7 @@ _UNREADABLE = "the body is not JSON that can be read: nested too deeply, a numbe
 
 
 class BodyReader:
-    """Reads bodies for one task.
-
-    Args:
-        task: whose columns a row has.
-        limits: on rows and characters.
-        names: the task's columns -> the names of the training data, which rows may have instead.
-    """
+    """Reads bodies for one task. ``names``: names of columns in the training data, which rows may have instead."""
 
     def __init__(self, task: Task, limits: Limits, names: Mapping[str, str]) -> None:
         self._limits, self._names = limits, names
@@ -45,12 +38,7 @@ class BodyReader:
         self._rejected = {name: why for name, why in Card.of(task).rejected_columns.items() if name not in names_read}
 
     def rows(self, body: bytes, content_type: str) -> tuple[list[Row], bool]:
-        """The rows as the task reads them, and whether they were sent as a list.
-
-        Raises:
-            HTTPException: 400 if the body cannot be read as JSON at all, else 422 with the errors of the first invalid
-                row.
-        """
+        """The rows as the task reads them, and whether they were sent as a list."""
         if not re.fullmatch(r"application/(.+\+)?json", content_type.partition(";")[0].strip().lower()):
             raise body_error((), _NO_OBJECT)
         content = _parsed(body)
@@ -66,7 +54,6 @@ class BodyReader:
         return [self._row(row, (INPUTS, number)) for number, row in enumerate(rows)], True
 
     def _row(self, content: Any, path: tuple[str | int, ...]) -> Row:
-        """The row in canonical form; ``path`` is where it is in the body."""
         if not isinstance(content, dict):
             raise body_error(path, _NO_OBJECT)
         try:
@@ -87,7 +74,6 @@ class BodyReader:
 
 
 def _parsed(body: bytes) -> Any:
-    collects = gc.isenabled()
     gc.disable()  # JSON has no cycles; for its many lists the whole memory would be searched for some, again and again
     try:
         return json.loads(body)
@@ -96,8 +82,7 @@ def _parsed(body: bytes) -> Any:
     except (ValueError, RecursionError):  # UnicodeDecodeError; an integer of more digits than Python reads
         raise HTTPException(400, _UNREADABLE) from None
     finally:
-        if collects:
-            gc.enable()
+        gc.enable()
 
 
 def body_error(path: Sequence[str | int], message: str) -> HTTPException:

@@ -11,10 +11,9 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -22,54 +21,23 @@ from typing import Any
 import torch
 import uvicorn
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp
 
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import CheckpointError, NotFiniteScoresError, UsageError
 from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import ForwardFn, TaskModel
-from bert_tasks.serving.app import AppState, NotFiniteError, build_app, encoded
+from bert_tasks.serving.app import build_app, encoded
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.gate import Gate, ServerMetrics
-from bert_tasks.serving.limits import Batching, Limits
+from bert_tasks.serving.limits import Limits
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.card import Card
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _BACKLOG = 2048  # connections that wait in the kernel
 _KEEP_ALIVE = 5  # seconds until an idle connection is closed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Address:
-    """Where the server listens.
-
-    Attributes:
-        host, port: the address; port 0 chooses a free one.
-        allowed_hosts: further names that the Host header may have.
-        grace: seconds that running requests get after a signal.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    allowed_hosts: tuple[str, ...] = ()
-    grace: float = 20.0
-
-    def __post_init__(self) -> None:
-        if not self.grace > 0:
-            raise UsageError(f"grace is {self.grace} s, expected more than 0; inf waits for every running request")
-        for name in self.allowed_hosts:
-            if not re.fullmatch(r"\*|(\*\.)?[^*]+", name):
-                raise UsageError(f"{name!r} is not a host name. Write a name such as example.org or *.example.org")
-
-    def names(self, bound: str) -> list[str]:
-        """Returns the names that a Host header may have, if ``host`` resolved to the address ``bound``."""
-        bound_names = [f"[{name}]" if ":" in name else name for name in (self.host, bound)]
-        if ipaddress.ip_address(bound).is_loopback:
-            return [*LOOPBACK, *bound_names, *self.allowed_hosts]
-        return [*bound_names, *self.allowed_hosts] if self.allowed_hosts else ["*"]
 
 
 class Server(uvicorn.Server):
@@ -93,27 +61,38 @@ class Server(uvicorn.Server):
 async def run_server(
     name: str,
     load: Callable[[], tuple[TaskModel, ForwardFn]],
-    address: Address,
     listener: socket.socket,
     *,
+    hosts: Sequence[str],
     limits: Limits,
-    batching: Batching,
+    batch_tokens: int | None,
+    max_wait: float,
+    grace: float,
     notify: Callable[[str], None],
 ) -> None:
-    """Serves a model until a signal.
+    """Serves a model until a signal. The model is loaded on a thread while the server already responds.
 
-    Args:
-        name: the name of the model on the page.
-        load: loads the model on a thread while the server already responds.
-        address: where the server listens.
-        listener: the socket that is bound to it.
-        limits, batching, notify: see ``serving.serve``.
+    uvicorn's parser and event loop are the ones in pure Python, so that every installation behaves as tested.
     """
-    metrics = ServerMetrics()
-    gate = Gate(limits=limits, metrics=metrics, draining=lambda: server.should_exit)
-    hosts = address.names(listener.getsockname()[0])
-    app = TrustedHostMiddleware(gate, allowed_hosts=hosts, www_redirect=False)  # against DNS rebinding
-    server = Server(_config(app, limits, address))
+    gate = Gate(limits=limits, metrics=ServerMetrics(), draining=lambda: server.should_exit)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    config = uvicorn.Config(
+        TrustedHostMiddleware(gate, allowed_hosts=hosts, www_redirect=False),  # against DNS rebinding
+        http="h11",
+        loop="asyncio",
+        backlog=_BACKLOG,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=_KEEP_ALIVE,
+        h11_max_incomplete_event_size=2**14,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=None if isinf(grace) else max(1, round(grace)),
+    )
+    server = Server(config)
     with _signals_to(server):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         loader = ThreadPoolExecutor(1, "loader")  # asyncio would wait for its own executor at the end of the loop
@@ -126,19 +105,15 @@ async def run_server(
                     loading.exception()  # of an error that nobody reads asyncio would write a traceback
                 return
             model, run = loading.result()
-            batcher = Batcher(model, run=run, batching=batching, max_queue=limits.queue, observe=metrics.batch)
-            async with batcher:
-                gate.app = build_app(
-                    AppState(
-                        name=name,
-                        task=model.task,
-                        limits=limits,
-                        batcher=batcher,
-                        metrics=metrics,
-                        draining=lambda: server.should_exit,
-                        columns=model.columns,
-                    )
-                )
+            async with Batcher(
+                model,
+                run=run,
+                batch_tokens=batch_tokens,
+                max_wait=max_wait,
+                max_queue=limits.queue,
+                observe=gate.metrics.batch,
+            ) as batcher:
+                gate.app = build_app(model, batcher, gate, name=name)
                 host, port = listener.getsockname()[:2]
                 url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
                 notify(f"{model.task.name} on {url}  (SIGTERM or Ctrl-C stops)")
@@ -147,7 +122,7 @@ async def run_server(
             server.should_exit = True
             loader.shutdown(wait=False)
             await serving
-    notify(f"stopped; {counted(metrics.answered, 'request')} answered")
+    notify(f"stopped; {counted(gate.metrics.answered, 'request')} answered")
 
 
 def load_warm(
@@ -161,7 +136,7 @@ def load_warm(
     """The model and the function that runs its batches, warmed up so that the first request need not wait.
 
     Raises:
-        CheckpointError: the model cannot be loaded, or its scores are not finite.
+        CheckpointError: The model cannot be loaded, or its scores are not finite.
     """
     loaded = load_trained(model, task=task, settings=settings, reading=ReadOptions(), revision=revision)
     if torch.cuda.is_available():
@@ -171,51 +146,39 @@ def load_warm(
     try:
         for batch in (rows[:1], rows, [*rows] * 8):
             encoded([prediction.to_json() for prediction in loaded.predict_rows(batch, forward_fn=run)])
-    except NotFiniteError:
+    except NotFiniteScoresError:
         reason = "its scores are not finite numbers; the model cannot be served"
         raise CheckpointError(f"{model}: {reason}") from None
     return loaded, run
 
 
-def _config(app: ASGIApp, limits: Limits, address: Address) -> uvicorn.Config:
-    """uvicorn's settings: the parser and event loop in pure Python, so that every installation behaves as tested."""
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    return uvicorn.Config(
-        app,
-        http="h11",
-        loop="asyncio",
-        backlog=_BACKLOG,
-        limit_concurrency=limits.connections,
-        timeout_keep_alive=_KEEP_ALIVE,
-        h11_max_incomplete_event_size=2**14,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=None if isinf(address.grace) else max(1, round(address.grace)),
-    )
+def host_names(host: str, bound: str, allowed: Sequence[str]) -> list[str]:
+    """Returns the names that a Host header may have, if ``host`` resolved to the address ``bound``.
+
+    Raises:
+        UsageError: One of the ``allowed`` names is not a host name.
+    """
+    for name in allowed:
+        if not re.fullmatch(r"\*|(\*\.)?[^*]+", name):
+            raise UsageError(f"{name!r} is not a host name. Write a name such as example.org or *.example.org")
+    names = [f"[{name}]" if ":" in name else name for name in (host, bound)]
+    if ipaddress.ip_address(bound).is_loopback:
+        return [*LOOPBACK, *names, *allowed]
+    return [*names, *allowed] if allowed else ["*"]
 
 
-@contextmanager
-def bound_listener(address: Address) -> Iterator[socket.socket]:
+def bound_listener(host: str, port: int) -> socket.socket:
     """A socket bound to the address.
 
     Raises:
-        UsageError: the address is in use, is not one of this machine, or is not permitted.
+        UsageError: The address is in use, is not one of this machine, or is not permitted.
     """
-    where = f"{address.host}:{address.port}"
     try:
-        family, _, _, _, address_info = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.create_server(address_info[:2], family=family, backlog=_BACKLOG)
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except (OSError, OverflowError, ValueError) as error:  # ValueError: not a host name, such as a..b
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot listen on {where}: {reason}; choose another --port or --host") from None
-    with listener:
-        yield listener
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from None
 
 
 @contextmanager
@@ -224,10 +187,8 @@ def _signals_to(server: uvicorn.Server) -> Iterator[None]:
 
     uvicorn installs its handlers late, and at its end raises the signals once more that it has received.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, server.handle_exit) for number in numbers}
     try:
         yield
     finally:

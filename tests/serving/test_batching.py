@@ -17,7 +17,6 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError
-from bert_tasks.serving.limits import Batching
 from bert_tasks.tasks.base import Prediction
 from support.runs import PATIENCE
 from support.servers import SLOW, application
@@ -25,7 +24,6 @@ from support.task_contract import numbers, unlabelled
 from support.task_examples import EXAMPLES
 
 ModelOf = Callable[[str], TaskModel]
-PATIENT = Batching(max_wait=0.3)
 ROW: Row = {"text": "is this seat free"}
 
 
@@ -57,9 +55,8 @@ class Gauge:
             self.free.set()
 
 
-def batcher(gauge: Gauge, how: Batching = PATIENT, *, max_queue: int = 1000, observe: Any = None) -> Batcher:
-    told = {} if observe is None else {"observe": observe}
-    return Batcher(gauge.model, run=gauge.run, batching=how, max_queue=max_queue, **told)
+def batcher(gauge: Gauge, **options: Any) -> Batcher:
+    return Batcher(gauge.model, run=gauge.run, **{"max_wait": 0.3, "max_queue": 1000, **options})
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -88,7 +85,7 @@ def test_one_token_per_batch_is_one_request_at_a_time(model_of: ModelOf) -> None
     gauge = Gauge(model_of("single"))
 
     async def ask() -> None:
-        async with batcher(gauge, Batching(tokens=1, max_wait=60)) as opened:
+        async with batcher(gauge, batch_tokens=1, max_wait=60) as opened:
             await asyncio.gather(*(opened.answer([ROW]) for _ in range(5)))
 
     asyncio.run(ask())
@@ -153,7 +150,7 @@ def test_a_full_batch_does_not_wait(model_of: ModelOf) -> None:
     gauge = Gauge(model_of("single"))
 
     async def ask() -> None:
-        async with batcher(gauge, Batching(tokens=14, max_wait=60)) as opened, asyncio.timeout(PATIENCE / 4):
+        async with batcher(gauge, batch_tokens=14, max_wait=60) as opened, asyncio.timeout(PATIENCE / 4):
             await asyncio.gather(*(opened.answer([ROW]) for _ in range(6)))  # 6 tokens each
 
     asyncio.run(ask())
@@ -164,7 +161,7 @@ def test_who_waits_while_the_model_runs_goes_next_without_waiting(model_of: Mode
     gauge = Gauge(model_of("single"))
 
     async def ask() -> None:
-        async with batcher(gauge, Batching(max_wait=0.05)) as opened:
+        async with batcher(gauge, max_wait=0.05) as opened:
             with gauge.held():
                 first = asyncio.create_task(opened.answer([ROW]))
                 await until(gauge.entered.is_set)
@@ -181,7 +178,7 @@ def test_who_has_left_keeps_no_place_while_the_model_runs(model_of: ModelOf) -> 
     gauge = Gauge(model_of("single"))
 
     async def ask() -> None:
-        async with batcher(gauge, Batching(max_wait=0), max_queue=2) as opened:
+        async with batcher(gauge, max_wait=0, max_queue=2) as opened:
             with gauge.held():
                 first = asyncio.create_task(opened.answer([ROW]))
                 await until(gauge.entered.is_set)
@@ -210,7 +207,7 @@ def test_what_was_collected_runs_in_batches_of_as_many_tokens(
     gauge = Gauge(model_of("single"))
 
     async def ask() -> None:
-        async with batcher(gauge, Batching(tokens=tokens, max_wait=0)) as opened:
+        async with batcher(gauge, batch_tokens=tokens, max_wait=0) as opened:
             assert len(await opened.answer([ROW] * 6)) == 6  # 6 tokens each
 
     asyncio.run(ask())
@@ -222,7 +219,7 @@ def test_a_batch_that_nobody_waits_for_ends(model_of: ModelOf, monkeypatch: pyte
     gauge = Gauge(model_of("single"))
 
     async def ask() -> None:
-        async with batcher(gauge, Batching(tokens=1, max_wait=0)) as opened:
+        async with batcher(gauge, batch_tokens=1, max_wait=0) as opened:
             with gauge.held():
                 gone = asyncio.create_task(opened.answer([ROW] * 6))  # three batches
                 await until(gauge.entered.is_set)
@@ -238,7 +235,7 @@ def test_a_full_queue_refuses(model_of: ModelOf) -> None:
     gauge = Gauge(model_of("single"))
 
     async def ask() -> None:
-        async with batcher(gauge, Batching(max_wait=0), max_queue=2) as opened:
+        async with batcher(gauge, max_wait=0, max_queue=2) as opened:
             with gauge.held():
                 first = asyncio.create_task(opened.answer([ROW]))
                 await until(gauge.entered.is_set)
@@ -260,7 +257,7 @@ def test_one_failing_request_does_not_fail_those_it_ran_with(model_of: ModelOf) 
         return model.packed_logits(batch)
 
     async def ask() -> list[Any]:
-        async with Batcher(model, run=run, batching=PATIENT, max_queue=9) as opened:
+        async with Batcher(model, run=run, max_wait=0.3, max_queue=9) as opened:
             answers = (opened.answer([{"text": text}]) for text in ("the rain", "word " * 20, "the baker"))
             return await asyncio.gather(*answers, return_exceptions=True)
 
@@ -302,7 +299,7 @@ def test_a_caller_who_leaves_or_waits_too_long_is_dropped(model_of: ModelOf) -> 
         async def send(message: Any) -> None: ...
 
         limits = replace(SLOW, timeout=0.5)
-        async with application(gauge.model, limits=limits, batching=Batching(max_wait=0), run=gauge.run) as served:
+        async with application(gauge.model, limits=limits, max_wait=0, run=gauge.run) as served:
             with gauge.held():
                 first = asyncio.create_task(served.post(ROW))
                 await until(gauge.entered.is_set)
@@ -332,8 +329,7 @@ def test_a_stop_while_the_model_runs_leaves_no_unretrieved_exception(model_of: M
     async def stop() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context))
         rows = [{"text": " ".join(["word"] * count)} for count in range(1, 40)]
-        batching = Batching(tokens=20, max_wait=0)
-        async with Batcher(gauge.model, run=run, batching=batching, max_queue=9) as served:
+        async with Batcher(gauge.model, run=run, batch_tokens=20, max_wait=0, max_queue=9) as served:
             gauge.free.clear()
             waiting = asyncio.create_task(served.answer(rows))
             await until(gauge.entered.is_set)

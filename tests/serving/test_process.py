@@ -26,8 +26,8 @@ from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving import server
-from bert_tasks.serving.limits import Batching, Limits
-from bert_tasks.serving.server import Address
+from bert_tasks.serving.limits import Limits
+from bert_tasks.serving.server import host_names
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import ON_REQUEST
 from bert_tasks.tasks.shared.rendering import Rendering
@@ -247,14 +247,9 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             Limits.parse([setting])
-    with pytest.raises(UsageError, match="max_wait"):
-        Batching(max_wait=-1)
-    for tokens in (0, 10**5000):
-        with pytest.raises(UsageError, match="tokens"):
-            Batching(tokens=tokens)
-    for grace in (0.0, float("nan")):
-        with pytest.raises(UsageError, match="grace"):
-            Address(grace=grace)
+    for options in ({"max_wait": -1}, {"max_wait": float("nan")}, {"grace": 0.0}, {"grace": float("nan")}):
+        with pytest.raises(UsageError, match=next(iter(options))):
+            serving.serve("no/such-model", **options)
 
 
 @pytest.mark.slow
@@ -272,13 +267,16 @@ def test_grace_without_an_end_waits_for_running_requests(folder_of: FolderOf, tm
 
 def test_hosts_that_are_answered_depend_on_the_address() -> None:
     loopback = {"localhost", "127.0.0.1", "[::1]"}
-    assert set(Address().names("127.0.0.1")) == loopback
-    assert set(Address(host="::1", allowed_hosts=("*.example",)).names("::1")) == loopback | {"*.example"}
-    assert set(Address(host="127.2").names("127.0.0.2")) == loopback | {"127.2", "127.0.0.2"}
-    assert Address(host="0.0.0.0").names("0.0.0.0") == ["*"]
-    assert set(Address(host="0.0.0.0", allowed_hosts=("a.example",)).names("0.0.0.0")) == {"0.0.0.0", "a.example"}
+    for host, bound, allowed, names in (
+        ("127.0.0.1", "127.0.0.1", (), loopback),
+        ("::1", "::1", ("*.example",), loopback | {"*.example"}),
+        ("127.2", "127.0.0.2", (), loopback | {"127.2", "127.0.0.2"}),
+        ("0.0.0.0", "0.0.0.0", (), {"*"}),
+        ("0.0.0.0", "0.0.0.0", ("a.example",), {"0.0.0.0", "a.example"}),
+    ):
+        assert set(host_names(host, bound, allowed)) == names
     with pytest.raises(UsageError, match="'a\\*' is not a host name"):
-        Address(allowed_hosts=("a*",))
+        host_names("::1", "::1", ("a*",))
 
 
 @pytest.mark.slow
@@ -392,7 +390,7 @@ def test_settings_of_the_command_reach_the_server(monkeypatch: pytest.MonkeyPatc
     )
     with pytest.raises(SystemExit):
         main()
-    assert given["batching"] == Batching(tokens=9, max_wait=0.002)
+    assert (given["batch_tokens"], given["max_wait"]) == (9, 0.002)
     assert given["limits"] == replace(Limits(), rows=7)
     assert json.dumps(given["allowed_hosts"]) == "[]"
 

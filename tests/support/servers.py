@@ -1,6 +1,7 @@
 """Owns servers for tests: an application in this process, the same behind a real socket, and the console script."""
 
 import asyncio
+import copy
 import json
 import re
 import socket
@@ -17,10 +18,10 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
 from bert_tasks.model.task_model import ForwardFn, TaskModel
-from bert_tasks.serving.app import AppState, build_app
+from bert_tasks.serving.app import build_app
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.gate import Gate, ServerMetrics
-from bert_tasks.serving.limits import Batching, Limits
+from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.server import LOOPBACK
 from support.runs import CONSOLE, PATIENCE, Program
 
@@ -48,7 +49,7 @@ async def application(
     model: TaskModel,
     *,
     limits: Limits = SLOW,
-    batching: Batching | None = None,
+    max_wait: float = 0.005,
     run: ForwardFn | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Application]:
@@ -56,26 +57,12 @@ async def application(
     gate = Gate(limits=limits, metrics=metrics, draining=lambda: bool(draining))
     app = TrustedHostMiddleware(gate, allowed_hosts=LOOPBACK)
     async with AsyncExitStack() as stack:
-        batcher = await stack.enter_async_context(
-            Batcher(
-                model,
-                run=model.packed_logits if run is None else run,
-                batching=Batching() if batching is None else batching,
-                max_queue=limits.queue,
-                observe=metrics.batch,
-            )
-        )
-        gate.app = build_app(
-            AppState(
-                name="tests/model",
-                task=model.task,
-                limits=limits,
-                batcher=batcher,
-                metrics=metrics,
-                draining=lambda: bool(draining),
-                columns={} if columns is None else columns,
-            )
-        )
+        run = model.packed_logits if run is None else run
+        batcher = Batcher(model, run=run, max_wait=max_wait, max_queue=limits.queue, observe=metrics.batch)
+        await stack.enter_async_context(batcher)
+        described = copy.copy(model)
+        described.columns = model.columns if columns is None else columns
+        gate.app = build_app(described, batcher, gate, name="tests/model")
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
         client = await stack.enter_async_context(httpx2.AsyncClient(transport=transport, base_url="http://localhost"))
         yield Application(app=app, batcher=batcher, metrics=metrics, client=client, draining=draining)
