@@ -1,16 +1,14 @@
-"""``fit``, ``train``, ``train_seeds`` and ``search`` as users call them: training, then model cards and reports.
-
-Owns the arguments of ``fit``. The card and the report are written after the run is complete: a failure there is logged
-and loses nothing, and the same call writes them again.
-"""
+"""``fit`` and ``train`` as users call them: training, then the model card and the report."""
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from bert_tasks.cards.card import write_card
+from bert_tasks.checkpoints.hub import RUN_SUMMARY
 from bert_tasks.data.checks import check_splits
 from bert_tasks.data.columns import has_labels
 from bert_tasks.data.problems import RowErrors
@@ -19,12 +17,6 @@ from bert_tasks.data.splits import Splits, train_validation_split
 from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import is_main_process, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, UsageError
-from bert_tasks.experiments import folds
-from bert_tasks.experiments import search as searches
-from bert_tasks.experiments import seeds as experiments
-from bert_tasks.experiments.folds import FoldsResult
-from bert_tasks.experiments.search import SearchResult
-from bert_tasks.experiments.seeds import SeedsResult
 from bert_tasks.model.inputs import Data, load_table, renamed
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.arguments import FitArguments
@@ -117,10 +109,9 @@ def fit(
         optimizer=None if isinstance(optimizer, str) else optimizer,
     )
     result = trainer.train(overwrite=overwrite, progress=progress)
-    _write_after_run("model card", write_card, result.output_dir)
-    if report and not (result.reused and (result.output_dir / REPORT).exists()):
-        rows = GivenRows(validation=splits.validation, task=type(model.task))
-        _write_after_run("report", make_report, result.output_dir, given=rows)
+    rows = GivenRows(validation=splits.validation, task=type(model.task))
+    lacks_report = not (result.reused and (result.output_dir / REPORT).exists())
+    write_after_run(result.output_dir, report=report and lacks_report, given=rows)
     return result
 
 
@@ -128,9 +119,9 @@ def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: boo
     """Trains a recipe. An interrupted run in its output folder is resumed, a finished one is only reported.
 
     Args:
-        recipe: a recipe, or the path of its TOML file.
-        overwrite: replace an earlier run in the output folder instead of resuming it.
-        progress: show progress on standard error.
+        recipe: A recipe, or the path of its TOML file.
+        overwrite: Whether to replace an earlier run in the output folder.
+        progress: Whether to show progress on standard error.
 
     Returns:
         The metrics of the best model, the number of steps, and what a reader of the metrics should know.
@@ -139,78 +130,41 @@ def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: boo
         RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: see ``fit``.
     """
     result = training.train(recipe, overwrite=overwrite, progress=progress)
-    _write_after_run("model card", write_card, result.output_dir)
+    write_after_run(result.output_dir, report=False)
     return result
 
 
-def train_seeds(
-    recipe: Recipe | str | Path, seeds: Iterable[int] | None = None, *, overwrite: bool = False, progress: bool = True
-) -> SeedsResult:
-    """Trains a recipe once for each seed and compares the runs; see ``experiments.seeds.train_seeds``.
+def write_after_run(folder: Path, *, report: bool, **options: Any) -> Path | None:
+    """Writes the cards of the finished runs in a folder, and the report, on the first process.
+
+    A failure is only a warning, because the runs are complete and saved. The next call writes the files again.
 
     Args:
-        recipe: a recipe, or the path of its TOML file.
-        seeds: default: the recipe's ``run.seeds``.
-        overwrite: repeat all runs instead of resuming or reusing them.
-        progress: show progress on standard error.
+        folder: The output folder of a run, of seeds, of folds or of a search.
+        report: Whether to write the report.
+        options: Options of ``make_report``.
 
     Returns:
-        The runs and their summary.
-
-    Raises:
-        RecipeError, DataError, CheckpointError, UsageError, StoppedError: see ``fit``.
+        The file of the report, or None if it was not written.
     """
-    result = experiments.train_seeds(recipe, seeds, overwrite=overwrite, progress=progress)
-    for made in result.runs:
-        if made.result is not None:
-            _write_after_run("model card", write_card, made.output_dir)
-    return result
+    if not is_main_process():
+        return None
+    for summary in sorted(folder.rglob(RUN_SUMMARY)):
+        if (summary.parent / MODEL).is_dir():
+            with _failures_logged("card"):
+                write_card(summary.parent)
+    with _failures_logged("report"):
+        return make_report(folder, **options).output if report else None
+    return None
 
 
-def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FoldsResult:
-    """Trains one model per fold and predicts each row without having seen it; see ``experiments.folds.train_folds``.
-
-    Args:
-        recipe: a recipe with the section ``[folds]``, or the path of its TOML file.
-        overwrite: repeat all runs instead of resuming or reusing them.
-        progress: show progress on standard error.
-
-    Returns:
-        The runs, the predictions for all rows, and the metrics over them.
-
-    Raises:
-        RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: see ``fit``.
-    """
-    result = folds.train_folds(recipe, overwrite=overwrite, progress=progress)
-    for made in result.runs:
-        _write_after_run("model card", write_card, made.output_dir)
-    return result
-
-
-def search(
-    recipe: Recipe | str | Path, *, compare_random: bool = False, overwrite: bool = False, progress: bool = True
-) -> SearchResult:
-    """Searches for better values of the keys in a recipe's ``[search]``; see ``experiments.search.search``.
-
-    Args:
-        recipe: a recipe, or the path of its TOML file.
-        compare_random: also search with random values in as many trials.
-        overwrite: search again instead of resuming the search in the folder.
-        progress: show progress on standard error.
-
-    Returns:
-        The trials, and the scores of the best values with fresh seeds.
-
-    Raises:
-        RecipeError, DataError, CheckpointError, UsageError, StoppedError: see ``fit``.
-    """
-    result = searches.search(recipe, compare_random=compare_random, overwrite=overwrite, progress=progress)
-    several = [*(study.fresh for study in result.studies), result.baseline]
-    trained = [run.output_dir for seeds in several if seeds is not None for run in seeds.runs if run.result is not None]
-    for folder in [*(study.run for study in result.studies if study.run is not None), *trained]:
-        if (folder / MODEL).is_dir():
-            _write_after_run("model card", write_card, folder)
-    return result
+@contextmanager
+def _failures_logged(file: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  # outer boundary: files about a finished run
+        reason = str(error) if isinstance(error, BertTasksError) else f"{type(error).__name__}: {error}"
+        _LOG.warning("no %s was written (%s); the run itself is complete", file, reason)
 
 
 def _split_arguments(settings: Mapping[str, object]) -> tuple[ReadOptions, dict[str, Any]]:
@@ -257,13 +211,3 @@ def _load_splits(
     check_splits(splits, columns=task.columns, labels=task.labels, unlabelled=has_teacher)
     model.columns = reading.training_names(train if isinstance(train, str | Path) else None, task.columns)
     return splits
-
-
-def _write_after_run(file: str, write: Callable[..., object], *arguments: object, **options: object) -> None:
-    """Writes a file about a complete run, on the first process. A failure is only logged."""
-    if not is_main_process():
-        return
-    try:
-        write(*arguments, **options)
-    except (BertTasksError, OSError, ValueError, TypeError, LookupError) as error:
-        _LOG.warning("the run is complete, but its %s could not be written: %s", file, error)

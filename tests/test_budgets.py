@@ -16,8 +16,8 @@ from support.sources import Source, package_sources
 # Parts of the package -> its lines, which may only fall, and the lines that the design allows it. A part is a folder or
 # several modules of the top level.
 LINES = {
-    "cli": (1501, 1000),
-    "api": (269, 250),
+    "cli": (1416, 1000),
+    "api": (213, 250),
     "report": (1966, 1700),
     "cards": (544, 380),
     "serving": (965, 800),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_474  # of 29,000
-TOTAL_STATEMENTS = 21_779  # of 15,800
+TOTAL_LINES = 39_332  # of 29,000
+TOTAL_STATEMENTS = 21_730  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -24,10 +24,7 @@ from bert_tasks.cli.app import (
 from bert_tasks.cli.options import (
     AsJson,
     DataOrPipe,
-    DocumentUnit,
-    LabelSeparator,
     ModelName,
-    ModelOptions,
     ModelOrFolds,
     Precision,
     ProcessTimeout,
@@ -51,9 +48,11 @@ def evaluate(
     model: ModelOrFolds,
     data: Annotated[Path, typer.Argument(metavar="FILE", help="A csv, tsv, jsonl or parquet file.")],
     reading: "ReadOptions",
-    loading: ModelOptions,
-    label_separator: LabelSeparator = None,
-    document: DocumentUnit = None,
+    loading: dict[str, Any],
+    document: Annotated[
+        Literal["blank-line", "line", "file"] | None,
+        typer.Option(metavar="NAME", help="What a document is in a .txt file: blank-line (default), line or file."),
+    ] = None,
     dtype: Precision = "float32",
     as_json: AsJson = False,
 ) -> None:
@@ -65,8 +64,8 @@ def evaluate(
     from bert_tasks.model.inputs import load_trained
     from bert_tasks.tasks.shared.report import Report
 
-    reading = replace(reading, label_separator=label_separator, document=document)
-    loaded = load_trained(model, data=data, reading=reading, ensembles=True, **vars(loading))
+    reading = replace(reading, document=document)
+    loaded = load_trained(model, data=data, reading=reading, ensembles=True, **loading)
     evaluation = evaluate_data(loaded, data, reading=reading, dtype=dtype)
     table = Report.of(evaluation.task).table(evaluation.metrics)
     print_result(evaluation.metrics, table.lines(), as_json=as_json)
@@ -77,7 +76,7 @@ def evaluate(
 def predict(
     model: ModelOrFolds,
     reading: "ReadOptions",
-    loading: ModelOptions,
+    loading: dict[str, Any],
     writing: "WriteOptions",
     data: DataOrPipe = None,
     text: Annotated[
@@ -118,11 +117,11 @@ def predict(
         return
     if data is not None and text:
         raise typer.BadParameter("FILE and --text exclude each other: give only one of them")
-    source = text if text else _data_or_pipe(data, missing="nothing to predict: give a file or --text TEXT")
+    source = text if text else _data_or_pipe(data, "predict")
     writing = replace(writing, csv_raw=csv_raw, logits=logits, explain=explain)
     with _rows_output(output, quiet=quiet) as (target, progress):
         result = predict_file(
-            model, source, target, progress=progress, writing=writing, reading=reading, dtype=dtype, **vars(loading)
+            model, source, target, progress=progress, writing=writing, reading=reading, dtype=dtype, **loading
         )
     _print_rows_result(result, "prediction", output)
 
@@ -165,7 +164,7 @@ def embed(
     """
     from bert_tasks.inference import embed_file
 
-    source = _data_or_pipe(data, missing="nothing to embed: give a file")
+    source = _data_or_pipe(data, "embed")
     with _rows_output(output, quiet=quiet) as (target, progress):
         result = embed_file(
             model,
@@ -185,28 +184,31 @@ def embed(
     _print_rows_result(result, "embedding", output)
 
 
-def _data_or_pipe(data: str | None, *, missing: str) -> str:
-    """The file that is given, or - for standard input.
-
-    Raises:
-        BadParameter: none is given, and standard input is a terminal; the message begins with ``missing``.
-    """
+def _data_or_pipe(data: str | None, verb: str) -> str:
     if data is None and sys.stdin is not None and sys.stdin.isatty():
-        raise typer.BadParameter(f"{missing}, or send rows through a pipe")
+        raise typer.BadParameter(f"nothing to {verb}: give a file, or send rows through a pipe")
     return "-" if data is None else data
 
 
 @contextmanager
 def _rows_output(output: str, *, quiet: bool) -> Iterator[tuple[Any, Callable[[int, int | None], None]]]:
-    """Opens the output of a command that writes a row for each row, shows its progress, and ends it on Ctrl-C.
+    """Yields where a command writes a row for each row, and the function that shows its progress. Reports Ctrl-C."""
+    from bert_tasks.inference.output import unfinished_folder
 
-    Yields:
-        The path or the stream to write to, and the function of ``rows_progress``.
-    """
     opened: AbstractContextManager[Any] = result_stream() if output == "-" else nullcontext(output)
     is_shown = output == "-" and sys.stdout.isatty()  # the rows themselves show the progress
-    with _interruption(output), rows_progress(quiet=quiet or is_shown) as progress, opened as target:
-        yield target, progress
+    try:
+        with rows_progress(quiet=quiet or is_shown) as progress, opened as target:
+            yield target, progress
+    except KeyboardInterrupt:
+        partial = unfinished_folder(Path(output))
+        state = f"{output} was not written"
+        if output == "-":
+            state = "the remaining rows were not written"
+        elif partial.is_dir():
+            state = f"{output} is not complete; run the command again to resume from the rows in {partial}"
+        print_err(f"interrupted: {state}")
+        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 def _print_rows_result(result: "Predicted", noun: str, output: str) -> None:
@@ -220,36 +222,12 @@ def _print_rows_result(result: "Predicted", noun: str, output: str) -> None:
         print_err(line)
 
 
-@contextmanager
-def _interruption(output: str) -> Iterator[None]:
-    """Reports what Ctrl-C leaves of an output, and ends the command with the signal's exit code."""
-    from bert_tasks.inference.output import unfinished_folder
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        partial_output = unfinished_folder(Path(output))
-        if output == "-":
-            print_err("interrupted: the remaining rows were not written")
-        elif partial_output.is_dir():
-            print_err(
-                f"interrupted: {output} is not complete; run the command again to resume from the rows in "
-                f"{partial_output}"
-            )
-        else:
-            print_err(f"interrupted: {output} was not written")
-        raise typer.Exit(128 + signal.SIGINT) from None
-
-
 _PROGRESS_INTERVAL = 0.2  # seconds between two states of the line
 
 
 @contextmanager
 def rows_progress(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """A line on the terminal with the number of written rows and the rows per second.
-
-    Nothing is shown if ``quiet``, if standard error is no terminal, and by all processes but the first. Speed counts
-    from the first call, because the model is loaded before it.
+    """A line on the terminal with the number of written rows and the rows per second since the first call.
 
     Yields:
         A function of the number of rows so far and of all rows (None if it is not known).
@@ -268,26 +246,25 @@ def rows_progress(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]
         if now - last_shown < _PROGRESS_INTERVAL and rows != total:
             return
         last_shown, (start, before) = now, first
-        speed = f", {(rows - before) / (now - start):,.0f} rows/s" if rows > before and now > start else ""
         noun = "row" if (rows if total is None else total) == 1 else "rows"
-        text = (f"{rows:,} {noun}" if total is None else f"{rows:,} of {total:,} {noun}") + speed
+        text = f"{rows:,} {noun}" if total is None else f"{rows:,} of {total:,} {noun}"
+        text += f", {(rows - before) / (now - start):,.0f} rows/s" if rows > before and now > start else ""
+        width = max(width, len(text))
         stream.write("\r" + text.ljust(width))
         stream.flush()
-        width = max(width, len(text))
 
     try:
         yield show
     finally:
-        if width:
-            stream.write("\r" + " " * width + "\r")
-            stream.flush()
+        stream.write("\r" + " " * width + "\r")
+        stream.flush()
 
 
 @app.command("serve")
 @shared_options(loading=model_options)
 def serve(
     model: ModelName,
-    loading: ModelOptions,
+    loading: dict[str, Any],
     host: Annotated[
         str, typer.Option(help="Address; 0.0.0.0 is reachable from other machines: put a proxy in front.")
     ] = "127.0.0.1",
@@ -322,7 +299,7 @@ def serve(
         allowed_hosts=[] if allow_host is None else allow_host,
         dtype=dtype,
         notify=print_notice,
-        **vars(loading),
+        **loading,
     )
     exit_without_shutdown(0)  # a thread may still load the model, or run a batch that nobody waits for
 
@@ -334,11 +311,10 @@ def export(
     to: Annotated[Literal["onnx", "int8"], typer.Option(help="onnx: float32; int8: quantised, needs --data.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the graph, new or empty.")],
     reading: "ReadOptions",
-    loading: ModelOptions,
+    loading: dict[str, Any],
     data: Annotated[
         Path | None, typer.Option(help="A file of rows: all are checked, the first 200 verify the graph.")
     ] = None,
-    label_separator: LabelSeparator = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export in the folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -348,9 +324,8 @@ def export(
     """
     from bert_tasks.export import export
 
-    options = {**vars(reading), "label_separator": label_separator, **vars(loading)}
-    del options["document"]
-    result = export(model, to=to, output=output, data=data, overwrite=overwrite, **options)
+    options = {name: value for name, value in vars(reading).items() if name != "document"}
+    result = export(model, to=to, output=output, data=data, overwrite=overwrite, **loading, **options)
     print_result(result.to_json(), result.lines(), as_json=as_json)
 
 
@@ -380,7 +355,6 @@ def report(
     explain: Annotated[
         int, typer.Option(min=0, max=20, help="Number of examples whose words are shaded by what they counted.")
     ] = 0,
-    label_separator: LabelSeparator = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file about a run: curves, scores with intervals, mistakes. Several runs are compared.
@@ -397,7 +371,7 @@ def report(
         mistakes=mistakes,
         label_issues=label_issues,
         explain=explain,
-        reading=replace(reading, label_separator=label_separator),
+        reading=reading,
     )
     print_result(result.to_json(), result.lines(), as_json=as_json)
 

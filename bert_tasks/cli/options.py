@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +10,6 @@ import typer
 if TYPE_CHECKING:
     from bert_tasks.data.readers import ReadOptions
     from bert_tasks.inference import WriteOptions
-    from bert_tasks.tasks.base import Task
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.")]
 Overrides = Annotated[
@@ -31,15 +29,12 @@ ModelOrFolds = Annotated[
         "package:NAME/PATH.",
     ),
 ]
-FinishedRun = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 Format = Annotated[
     str | None, typer.Option(help="Format of the file, e.g. glue/sst2; default: by the file's extension.")
 ]
 Delimiter = Annotated[str | None, typer.Option(help=r"Separates the columns of a csv file, e.g. ';' or '\t'.")]
-Encoding = Annotated[str | None, typer.Option(help="Encoding of a text file; a byte order mark in the file decides.")]
-Header = Annotated[
-    bool | None, typer.Option("--header/--no-header", help="Whether the first line of a csv file names the columns.")
-]
+Encoding = Annotated[str | None, typer.Option(help="Encoding of a text file; default: utf-8.")]
+Header = Annotated[bool | None, typer.Option("--header/--no-header", help="No header: csv columns are named 0, 1, ...")]
 DataOrPipe = Annotated[
     str | None,
     typer.Argument(
@@ -49,14 +44,6 @@ DataOrPipe = Annotated[
 ]
 LabelSeparator = Annotated[
     str | None, typer.Option(help="Separates several labels in one cell, e.g. '|'; default: ';'.")
-]
-DocumentUnit = Annotated[
-    Literal["blank-line", "line", "file"] | None,
-    typer.Option(
-        "--document",
-        metavar="NAME",
-        help="What a document is in a .txt file: blank-line, line or file; default: blank-line.",
-    ),
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 Precision = Annotated[
@@ -89,14 +76,7 @@ WithReport = Annotated[bool, typer.Option("--report/--no-report", help="At the e
 
 
 def shared_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replaces parameters of a command by groups of options.
-
-    Args:
-        groups: parameter -> function; the options are the function's parameters, and the command gets what it returns.
-
-    Returns:
-        A decorator. The decorated command has the options in its signature, from which typer makes the command line.
-    """
+    """Decorates a command: a parameter gets what its group, a function of options, returns."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         options = {name: inspect.signature(group).parameters for name, group in groups.items()}
@@ -119,15 +99,6 @@ def shared_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None
     return decorate
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """How a trained model is loaded."""
-
-    task: "type[Task] | None"
-    settings: dict[str, Any]
-    revision: str | None
-
-
 def model_options(
     task: Annotated[
         str | None, typer.Option(metavar="NAME", help="The task, or MODULE:CLASS, if the folder does not say it.")
@@ -136,17 +107,14 @@ def model_options(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the task, e.g. max_length=256.")
     ] = None,
     revision: Revision = None,
-) -> ModelOptions:
-    """The task, its settings and the revision of a model."""
+) -> dict[str, Any]:
+    """The arguments ``task``, ``settings`` and ``revision`` of functions that load a model."""
     from bert_tasks.recipe.schema import load_task_class
     from bert_tasks.recipe.toml import parse_value
 
     pairs = _key_value_pairs("--set", set_, expected="KEY=VALUE, e.g. max_length=256")
-    return ModelOptions(
-        task=None if task is None else load_task_class(task),
-        settings={key.removeprefix("settings."): parse_value(value) for key, value in pairs.items()},
-        revision=revision,
-    )
+    values = {key.removeprefix("settings."): parse_value(value) for key, value in pairs.items()}
+    return {"task": None if task is None else load_task_class(task), "settings": values, "revision": revision}
 
 
 def read_options(
@@ -160,17 +128,21 @@ def read_options(
         ),
     ] = None,
     delimiter: Delimiter = None,
-    encoding: Annotated[str | None, typer.Option(help="Encoding of a text file; default: utf-8.")] = None,
-    header: Annotated[
-        bool | None,
-        typer.Option("--header/--no-header", help="No header: csv columns are named 0, 1, ...; default: a header."),
-    ] = None,
+    encoding: Encoding = None,
+    header: Header = None,
+    label_separator: LabelSeparator = None,
 ) -> "ReadOptions":
     """How a file is read that a trained model gets."""
     from bert_tasks.data.readers import ReadOptions
 
-    columns = _key_value_pairs("--column", column, expected="TASK=FILE, e.g. text=review")
-    return ReadOptions(columns=columns, format=format, delimiter=delimiter, encoding=encoding, header=header)
+    return ReadOptions(
+        columns=_key_value_pairs("--column", column, expected="TASK=FILE, e.g. text=review"),
+        format=format,
+        delimiter=delimiter,
+        encoding=encoding,
+        header=header,
+        label_separator=label_separator,
+    )
 
 
 def _key_value_pairs(option: str, texts: list[str] | None, *, expected: str) -> dict[str, str]:

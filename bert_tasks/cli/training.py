@@ -1,6 +1,5 @@
 """The commands around recipes and runs: train, search, check, init, tokenizer, reproduce; and env."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +10,6 @@ from bert_tasks.cli.options import (
     AsJson,
     Delimiter,
     Encoding,
-    FinishedRun,
     Format,
     Header,
     LabelSeparator,
@@ -24,12 +22,13 @@ from bert_tasks.cli.options import (
     read_options,
     shared_options,
 )
-from bert_tasks.errors import BertTasksError, DivergedError, UsageError
+from bert_tasks.errors import DivergedError, UsageError
 
 if TYPE_CHECKING:
     from bert_tasks.data.readers import ReadOptions
     from bert_tasks.experiments.folds import FoldsResult
     from bert_tasks.experiments.search import SearchResult
+    from bert_tasks.experiments.seeds import SeedsResult
     from bert_tasks.recipe.schema import Recipe
     from bert_tasks.tasks.base import Task
 
@@ -60,41 +59,45 @@ def train(
 
     Example: bert-tasks train recipes/quickstart.toml --set optim.epochs=1 --output-dir runs/first
     """
-    from bert_tasks.api import train_folds
-    from bert_tasks.experiments.folds import dry_run_folds
-    from bert_tasks.experiments.seeds import dry_run_seeds, parse_seeds
+    from bert_tasks.experiments import folds as folded
+    from bert_tasks.experiments import seeds as seeded
     from bert_tasks.recipe.schema import load_recipe
     from bert_tasks.training.run import dry_run as dry_run_once
 
     changes = [*([] if set_ is None else set_), *([] if folds is None else [f"folds.count={folds}"])]
     loaded = load_recipe(recipe, overrides=changes, output_dir=output_dir)
-    several = loaded.run.seeds if seeds is None else parse_seeds(seeds)
+    several = loaded.run.seeds if seeds is None else seeded.parse_seeds(seeds)
     divided = loaded.folds is not None and loaded.folds.fold is None
     if loaded.folds is not None and several is not None:
         raise UsageError("--seeds and folds exclude each other: a cross-validation has one seed, run.seed")
     if dry_run:
         if divided:
-            plan = dry_run_folds(loaded, overwrite=overwrite)
+            plan = folded.dry_run_folds(loaded, overwrite=overwrite)
         elif several is not None:
-            plan = dry_run_seeds(loaded, several, overwrite=overwrite)
+            plan = seeded.dry_run_seeds(loaded, several, overwrite=overwrite)
         else:
             plan = dry_run_once(loaded, overwrite=overwrite)
         print_result(plan.to_json(), plan.lines(), as_json=as_json)
     elif divided:
-        result = train_folds(loaded, overwrite=overwrite, progress=not quiet)
-        _print_runs(result, report=report, as_json=as_json, notes=_stock_note(result.task))
+        result = folded.train_folds(loaded, overwrite=overwrite, progress=not quiet)
+        _print_runs(result, report=report, as_json=as_json, task=result.task)
     elif several is None:
         _train_once(loaded, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
     else:
-        _train_seeds(loaded, several, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
+        runs = seeded.train_seeds(loaded, several, overwrite=overwrite, progress=not quiet)
+        trained = [run.result.task for run in runs.runs if run.result is not None]
+        _print_runs(runs, report=report and bool(trained), as_json=as_json, task=trained[0] if trained else None)
+        if runs.failed:
+            raise typer.Exit(DivergedError.exit_code)
 
 
 def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool, as_json: bool) -> None:
-    from bert_tasks.api import train
+    from bert_tasks.api import write_after_run
+    from bert_tasks.training.run import train
 
     result = train(loaded, overwrite=overwrite, progress=not quiet)
-    has_report = result.reused and (result.output_dir / "report.html").exists()
-    page = write_report(result.output_dir) if report and not has_report else None
+    model, has_report = result.output_dir / "model", result.reused and (result.output_dir / "report.html").exists()
+    page = write_after_run(result.output_dir, report=report and not has_report)
     if quiet or result.reused:  # otherwise training has printed them
         for note in result.notes:
             print_err(f"note: {note}")
@@ -103,67 +106,32 @@ def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool,
         "best_step": result.best_step,
         "collapse": result.collapse,
         "notes": list(result.notes),
-        "model": str(result.output_dir / "model"),
-        "report": page,
+        "model": str(model),
+        "report": None if page is None else str(page),
     }
     lines = [f"best model after step {result.best_step} of {result.steps}"]
     for name, table in result.metric_tables().items():
         lines += table.lines(name)
     if result.reused:
         lines.append("this run was already complete; nothing was trained")
-    if page is not None:
-        lines.append(f"report: {page}")
-    print_result(summary, [*lines, f"model: {result.output_dir / 'model'}", *_stock_note(result.task)], as_json=as_json)
-
-
-def _train_seeds(
-    loaded: "Recipe", seeds: tuple[int, ...], *, overwrite: bool, quiet: bool, report: bool, as_json: bool
-) -> None:
-    from bert_tasks.api import train_seeds
-
-    result = train_seeds(loaded, seeds, overwrite=overwrite, progress=not quiet)
-    page = write_report(result.output_dir) if report and len(result.failed) < len(result.runs) else None
-    *lines, last = result.lines()
-    if page is not None:
-        lines.append(f"report: {page}")
-    task = next((run.result.task for run in result.runs if run.result is not None), None)
-    print_result(result.to_json(), [*lines, last, *_stock_note(task)], as_json=as_json)
-    if result.failed:
-        raise typer.Exit(DivergedError.exit_code)
+    lines += [*([] if page is None else [f"report: {page}"]), f"model: {model}", *_head_note(result.task)]
+    print_result(summary, lines, as_json=as_json)
 
 
 def _print_runs(
-    result: "FoldsResult | SearchResult", *, report: bool, as_json: bool, notes: Sequence[str] = ()
+    result: "FoldsResult | SeedsResult | SearchResult", *, report: bool, as_json: bool, task: "Task | None" = None
 ) -> None:
-    page = write_report(result.output_dir) if report else None
-    lines = [*result.lines(), *([] if page is None else [f"report: {page}"]), *notes]
-    print_result({**result.to_json(), "report": page}, lines, as_json=as_json)
+    from bert_tasks.api import write_after_run
+
+    page = write_after_run(result.output_dir, report=report)
+    lines = [*result.lines(), *([] if page is None else [f"report: {page}"]), *_head_note(task)]
+    print_result({**result.to_json(), "report": None if page is None else str(page)}, lines, as_json=as_json)
 
 
-def _stock_note(task: "Task | None") -> list[str]:
+def _head_note(task: "Task | None") -> list[str]:
     from bert_tasks.tasks.shared.hf_config import NO_HF_HEAD, HFConfig
 
     return [] if task is None or HFConfig.of(task).has_head else [f"note: {NO_HF_HEAD}"]
-
-
-def write_report(folder: Path) -> str | None:
-    """Writes the report of the run that ``train`` has just finished, on the first process.
-
-    The run is complete and saved, so a failure is only a warning and does not change the command's exit code.
-
-    Returns:
-        The report's path, or None if it was not written.
-    """
-    if not is_printing_process():
-        return None
-    try:
-        from bert_tasks.report import make_report
-
-        return str(make_report(folder).output)
-    except Exception as error:  # noqa: BLE001  # outer boundary: a report beside a finished run
-        reason = str(error) if isinstance(error, BertTasksError) else f"{type(error).__name__}: {error}"
-        print_err(f"warning: no report was written ({reason}); the run itself is complete")
-        return None
 
 
 @app.command("search")
@@ -188,7 +156,7 @@ def search(
 
     Example: bert-tasks search recipe.toml --set search.trials=12 --output-dir runs/search
     """
-    from bert_tasks.api import search
+    from bert_tasks.experiments.search import search
     from bert_tasks.recipe.schema import load_recipe
 
     loaded = load_recipe(recipe, overrides=[] if set_ is None else set_, output_dir=output_dir)
@@ -312,7 +280,7 @@ def tokenizer(
 
 @app.command("reproduce")
 def reproduce(
-    run: FinishedRun,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", "-o", help="The folder of the second run; default: RUN-reproduced.")
     ] = None,

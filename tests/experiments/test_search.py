@@ -355,7 +355,8 @@ def test_seeds_of_a_trial_are_averaged_and_the_same_in_all(folder):
 
 def test_random_search_beside_it(folder, caplog):
     options = ("search.trials=2", "search.fresh_seeds=1", "search.baseline=false")
-    result = api.search(recipe(folder, *options), compare_random=True, progress=False)
+    result = search(recipe(folder, *options), compare_random=True, progress=False)
+    api.write_after_run(folder / "out", report=False)
     assert [(study.sampler, len(study.trials)) for study in result.studies] == [("tpe", 2), ("random", 2)]
     assert all(study.fresh is not None for study in result.studies)
     for study in result.studies:  # each keeps its best model, with a card

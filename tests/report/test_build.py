@@ -218,12 +218,12 @@ def test_train_makes_a_report_and_goes_on_as_if_there_were_none(checkpoint, tmp_
     assert digests(tmp_path / "plain") == digests(tmp_path / "run")
 
 
-def test_a_report_that_fails_is_a_warning(checkpoint, tmp_path, monkeypatch):
+def test_a_report_that_fails_is_a_warning(checkpoint, tmp_path, monkeypatch, caplog):
     recipe = write_recipe(tmp_path, checkpoint, KINDS["labels"], epochs=1)
     monkeypatch.setattr("bert_tasks.report.build.run_page", lambda *_: 1 / 0)
     done = call("train", recipe, "--quiet")
     assert done.exit_code == 0
-    assert "warning: no report was written (ZeroDivisionError" in done.stderr
+    assert "no report was written (ZeroDivisionError" in caplog.text
     assert (tmp_path / "run" / "metrics.json").is_file()
 
 
