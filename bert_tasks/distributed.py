@@ -1,7 +1,4 @@
-"""The processes of a run: how they start, share results, agree, use the cores of their machine, and end.
-
-Owns the one place that makes an accelerator. It does not know what the processes compute.
-"""
+"""The processes of a run: how they start, share results, agree, use the cores of their machine, and end."""
 
 import atexit
 import os
@@ -34,15 +31,14 @@ _LONGEST_VALUE = 80  # characters of a value in a message
 
 
 def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = None) -> Accelerator:
-    """The one place that decides about devices and processes.
+    """Makes the accelerator, on the GPU if there is one. The first call decides about the timeout.
 
-    Without a GPU ``cpu=True`` is needed: a plain ``Accelerator()`` started by torchrun would run every process alone.
-    ``timeout``: seconds that processes wait for each other; the first call decides. None: torch's 30 minutes (10 on
-    GPUs).
+    Args:
+        mixed_precision: Number format of the matrix products.
+        timeout: Seconds that processes wait for each other. Default: torch's 30 minutes (10 on GPUs).
 
     Raises:
-        UsageError: a timeout out of range, a launcher that started more processes than take part, fp16 without a GPU,
-            or an accelerate configuration that would change the training (accumulation, FSDP, DeepSpeed, ...).
+        UsageError: The timeout, the launcher, the precision or the configuration of accelerate cannot be used.
     """
     cuda = torch.cuda.is_available()
     if mixed_precision == "fp16" and not cuda:
@@ -54,6 +50,7 @@ def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = Non
     if timeout is not None and not 1 <= timeout <= _LONGEST_TIMEOUT:
         raise UsageError(f"a timeout of {timeout:g} s: expected 1 to {_LONGEST_TIMEOUT:,} seconds (--dist-timeout)")
     group = [] if timeout is None else [InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))]
+    # Without cpu=True every process that torchrun starts would run alone.
     accelerator = Accelerator(cpu=not cuda, mixed_precision=mixed_precision, kwargs_handlers=group)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != launched:
@@ -74,7 +71,7 @@ def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = Non
 
 
 def leave_process_group() -> None:
-    """Ends the communication threads while Python still runs; one that needs the interpreter later would abort it."""
+    """Ends the communication threads while Python still runs. One that needs the interpreter later would abort it."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -87,17 +84,9 @@ def is_main_process() -> bool:
 def broadcast_from_main(
     accelerator: Accelerator, work: Callable[..., Result], *arguments: Any, **options: Any
 ) -> Result:
-    """Calls a function on the main process, and returns its result on every process.
+    """Calls a function on the main process, and returns its result, or raises its error, on every process.
 
-    Args:
-        accelerator: The processes.
-        work: The function.
-        arguments: Its positional arguments.
-        options: Its keyword arguments.
-
-    Raises:
-        BertTasksError: The main process raised it. Every process raises it, so that none waits forever. An OSError
-            becomes a UsageError that names the file.
+    An OSError becomes a UsageError that names the file.
     """
     result, error = None, None
     if accelerator.is_main_process:
@@ -120,16 +109,7 @@ def on_main_process(method: Method) -> Method:
 
 @contextmanager
 def main_process_first(accelerator: Accelerator) -> Iterator[None]:
-    """Runs the block on the main process, then on the others, which find the results of the first in the cache.
-
-    Raises:
-        BertTasksError: See ``broadcast_from_main``.
-
-    Example::
-
-        with main_process_first(accelerator):
-            table = read_table("train.csv", columns=columns)
-    """
+    """Runs the block on the main process, then on the others, which find the results of the first in the cache."""
     error: BertTasksError | OSError | None = None
     if not accelerator.is_main_process:
         _share(accelerator, None, None)
@@ -166,16 +146,15 @@ def _share(accelerator: Accelerator, result: Result | None, error: BertTasksErro
 def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]) -> None:
     """Compares values over all processes, such as labels, settings, rows and tokenizer.
 
-    Which batches there are, and what a class number means, follows from these on each process alone: processes that
-    differ would train different models without an error, or wait for each other forever.
+    Processes that differ would train different models without an error, or wait for each other forever.
 
     Args:
-        values: name -> value of this process.
-        found_in_data: how the names of values begin that follow from the rows.
+        values: Name -> value of this process.
+        found_in_data: Prefixes of the names of values that follow from the rows.
 
     Raises:
-        DataError: only values that follow from the rows differ; the message names them and the processes.
-        UsageError: others differ.
+        DataError: Only values that follow from the rows differ.
+        UsageError: Others differ.
     """
     gathered: list[Mapping[str, str]] = gather_object([values])
     differing = disagreements(gathered)
@@ -190,7 +169,7 @@ def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]
 
 
 def disagreements(gathered: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Name -> the values of the processes, in the order of the first process's names; empty if all agree."""
+    """Name -> a sentence about the values of the processes, for each name that differs."""
     names = dict.fromkeys(name for values in gathered for name in values)
     differing: dict[str, str] = {}
     for name in names:
@@ -216,10 +195,7 @@ class StopSignals:
 
 @contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """While the context is open, SIGTERM and SIGINT are stored instead of ending the process; a second one ends it.
-
-    Only in the main thread, which alone may handle signals; elsewhere signals do what they did before.
-    """
+    """Stores SIGTERM and SIGINT instead of ending the process. A second signal ends it. Only in the main thread."""
     signals, before = StopSignals(), {}
 
     def receive(number: int, frame: FrameType | None) -> None:
@@ -238,22 +214,14 @@ def stop_signals() -> Iterator[StopSignals]:
 
 
 def thread_hint(threads: int, processes: int, cores: float) -> str | None:
-    """What to set if a run on CPUs has more threads than cores, which can make it many times slower; else None.
-
-    Args:
-        threads: Threads of each process (``torch.get_num_threads``).
-        processes: Processes of the run on this machine.
-        cores: The cores that the run may use.
-    """
+    """What to set if the processes of a run have more threads than ``cores``, which can make it many times slower."""
     if threads * processes <= cores:
         return None
     share = f"{processes} x {threads} threads share {cores:g} cores"
     if threads == 1:
         return f"{share}, which slows training down: start at most {int(cores)} processes"
-    return (
-        f"{share}, which can slow training down many times: "
-        f"set the environment variable OMP_NUM_THREADS={max(1, int(cores) // processes)}"
-    )
+    variable = f"OMP_NUM_THREADS={max(1, int(cores) // processes)}"
+    return f"{share}, which can slow training down many times: set the environment variable {variable}"
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:

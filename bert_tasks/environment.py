@@ -1,7 +1,4 @@
-"""The machine and the software: what a bug report needs and what bit-equal results depend on, without secrets.
-
-A piece that is missing or broken is reported as such and never raises an error.
-"""
+"""The machine and the software: what a bug report needs and what bit-equal results depend on, without secrets."""
 
 import importlib.metadata
 import os
@@ -47,11 +44,7 @@ _ASSIGNED = re.compile(r"^(--?[\w.\-]+|[\w.\-]+)=(.*)$", re.DOTALL)
 
 
 def environment(*, devices: bool = True) -> dict[str, Any]:
-    """Everything that ``bert-tasks env`` shows, as JSON.
-
-    Args:
-        devices: whether to ask torch, which takes seconds to import.
-    """
+    """What ``bert-tasks env`` shows, as JSON. ``devices``: whether to ask torch, which takes seconds to import."""
     system = ""
     with suppress(OSError):
         system = platform.freedesktop_os_release().get("PRETTY_NAME", "")
@@ -104,11 +97,7 @@ def installed_version(name: str) -> str | None:
 
 
 def check_libraries(names: Iterable[str], *, extra: str, purpose: str) -> None:
-    """Checks that the libraries of an extra are installed.
-
-    Raises:
-        UsageError: A library is missing. The message says how to install it.
-    """
+    """Raises UsageError if a library of an extra is not installed. The message says how to install it."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise UsageError(f"{', '.join(missing)} not installed, needed for {purpose}: pip install '.[{extra}]'")

@@ -22,14 +22,9 @@ _LOWEST, _HIGHEST = 0.0, 5.0  # STS-B's scale
 
 @dataclass(frozen=True)
 class TestSet:
-    """The test rows of one file of a submission.
+    """The test rows of one file of a submission: its format, possible paths, and split and configuration on the hub.
 
-    Attributes:
-        format: how the rows are read.
-        files: possible paths in the folder of the task's files (AX is in a folder beside it).
-        split: the split of the data set on the hub.
-        config: the configuration of the data set on the hub, if it differs from the run's.
-        words: whether classes are written by name rather than by number.
+    ``words`` says whether classes are written by name rather than by number.
     """
 
     format: str
@@ -62,22 +57,14 @@ TEST_SETS: Mapping[str, Mapping[str, TestSet]] = MappingProxyType(
 
 
 def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
-    """Predicts the test rows of a run's task and writes the files of a submission. The server takes a zip of all.
-
-    Args:
-        run: The output folder of a finished run on a GLUE recipe.
-        folder: The folder for the files. A run on MNLI writes MNLI-m.tsv, MNLI-mm.tsv and AX.tsv.
+    """Predicts the test rows of a finished run and writes the files of a submission. The server takes a zip of all.
 
     Returns:
         Each file, with its number of rows.
 
     Raises:
-        UsageError: The folder of the run holds no finished run, or a run on other data.
+        UsageError: The folder holds no finished run, or a run on other data.
         DataError: The test rows cannot be read.
-
-    Example::
-
-        glue_submission("runs/cola", "submission")
     """
     run, folder = Path(run), Path(folder)
     spec = _spec(run)

@@ -1,9 +1,7 @@
-"""Files on disk: written whole or not at all, hashed, and locked.
+"""Files on disk: written whole or not at all, hashed with sha256, and locked; the only module that does so.
 
-Every other module writes, hashes and locks through this one; a test enforces it. A file or folder is written under a
-temporary name, flushed to the disk and then renamed, so that a reader finds the old content or the new one, whatever is
-killed when. Digests are sha256 in hexadecimal. Questions to the file system are pathlib's; the command line turns an
-OSError into a message that names the file (``os_error_message``).
+A file or folder is written under a temporary name, flushed to the disk and then renamed. So a reader finds the old
+content or the new one, whatever is killed when.
 """
 
 import errno
@@ -29,18 +27,14 @@ LOCK = "run.lock"
 
 @contextmanager
 def atomic_path(path: Path, *, folder: Path | None = None, durable: bool = True) -> Iterator[Path]:
-    """A temporary path to write to; the file takes the name ``path`` when the block ends without an error.
+    """Yields a temporary path to write to. It replaces the file ``path`` when the block ends without an error.
 
     Args:
-        path: the name that the file gets. A file that has it is replaced.
-        folder: where the file is written, on the same file system as ``path``; by default the folder of ``path``.
-        durable: flush the file to the disk first. False is for caches whose content is verified by its digest.
-
-    Raises:
-        OSError: the file cannot be written. For a full disk the reason states the bytes written and free.
+        path: The name that the file gets.
+        folder: Where the file is written, on the same file system. Default: the folder of ``path``.
+        durable: Whether to flush the file to the disk first. False is for caches that are verified by a digest.
     """
-    # A random number, because processes of several machines may write to one folder.
-    suffix = f".tmp-{secrets.randbelow(2**32)}"
+    suffix = f".tmp-{secrets.randbelow(2**32)}"  # processes of several machines may write to one folder
     temporary = (path.parent if folder is None else folder) / f".{path.name}{suffix}"
     try:
         yield temporary
@@ -55,15 +49,9 @@ def atomic_path(path: Path, *, folder: Path | None = None, durable: bool = True)
 
 @contextmanager
 def atomic_folder(target: Path, *, staging: Path, replaced: Path) -> Iterator[Path]:
-    """An empty folder to write to; it becomes ``target`` when the block ends without an error.
+    """Yields the empty folder ``staging``, which replaces ``target`` when the block ends without an error.
 
-    Its files get the mode that the umask asks for, and are flushed to the disk before the folder is renamed.
-
-    Args:
-        target: the name that the folder gets, or a link to it. A folder that has the name is removed last.
-        staging: the name of the folder until then.
-        replaced: the name of the earlier folder between the two renames. Only after a kill in between it is left and
-            ``target`` is missing; the caller decides whether to restore it.
+    The earlier folder is called ``replaced`` between the two renames. A kill in between leaves it there.
     """
     target = Path(os.path.realpath(target))
     shutil.rmtree(staging, ignore_errors=True)
@@ -85,10 +73,9 @@ def atomic_folder(target: Path, *, staging: Path, replaced: Path) -> Iterator[Pa
 
 @contextmanager
 def new_folder(target: Path, *, suffix: str) -> Iterator[Path]:
-    """An empty folder to write to; it becomes ``target`` when the block ends without an error (see ``atomic_folder``).
+    """An ``atomic_folder`` for one process at a time, which works in a hidden folder beside it.
 
-    One process at a time works for a target, in a hidden folder beside it. A killed process leaves at most this hidden
-    folder behind, which the next process with the same target uses and removes.
+    A killed process leaves at most this hidden folder behind, which the next process uses and removes.
 
     Args:
         target: The name that the folder gets.
@@ -98,34 +85,24 @@ def new_folder(target: Path, *, suffix: str) -> Iterator[Path]:
         UsageError: Another process works for the same target, or the folder cannot be created.
     """
     target = Path(os.path.realpath(target))
-    workspace = target.with_name(f".{target.name}{suffix}")
+    hidden = target.with_name(f".{target.name}{suffix}")
     try:
-        with (
-            locked(workspace),
-            atomic_folder(target, staging=workspace / "new", replaced=workspace / "replaced") as folder,
-        ):
+        with locked(hidden), atomic_folder(target, staging=hidden / "new", replaced=hidden / "replaced") as folder:
             yield folder
     finally:
         with suppress(OSError):  # another process holds it, or has just come
-            workspace.rmdir()
+            hidden.rmdir()
 
 
 def check_new_folder(target: Path) -> None:
-    """Checks that a folder can be written: it does not exist or is empty, and its parent is writable.
-
-    Raises:
-        UsageError: The folder cannot be used.
-    """
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+    """Raises UsageError if a folder exists and is not empty, or its parent cannot be written."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} exists and is not an empty folder: choose another one")
     check_writable(target.absolute().parent)
 
 
 def flush_files(folder: Path) -> None:
-    """Flushes the files of a folder to the disk, with the mode that the umask asks for.
-
-    Some libraries, such as safetensors, make their files private whatever the umask is.
-    """
+    """Flushes the files of a folder to the disk, with the mode of the umask, which safetensors ignores."""
     probe = folder / ".mode"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
@@ -165,7 +142,7 @@ def remove_temporaries(folder: Path, of: Collection[str] | None = None) -> None:
 
 
 def explained_disk_full(error: OSError, partial: Path) -> OSError:
-    """The error. For a full disk it states how many bytes of ``partial`` were written and how many are free."""
+    """Returns the error. For a full disk it says how many bytes of ``partial`` were written and how many are free."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
     written = partial.stat().st_size if partial.exists() else 0
@@ -174,7 +151,7 @@ def explained_disk_full(error: OSError, partial: Path) -> OSError:
 
 
 def weights_write_error(error: Exception, folder: Path, size: int) -> str:
-    """Why weights of ``size`` bytes could not be written to a folder. ``error``: an OSError, or safetensors' own."""
+    """Returns why weights of ``size`` bytes could not be written: an OSError, or an error of safetensors."""
     text = str(error)
     if (error.errno == errno.ENOSPC) if isinstance(error, OSError) else (f"os error {errno.ENOSPC}" in text):
         return f"no space left: {size} bytes of weights needed, {shutil.disk_usage(folder).free} free"
@@ -184,7 +161,7 @@ def weights_write_error(error: Exception, folder: Path, size: int) -> str:
 
 
 def sha256(content: bytes | str | Iterable[bytes | memoryview]) -> str:
-    """The digest of bytes, of a text in UTF-8, or of its chunks, one after another."""
+    """The digest of bytes, of a text in UTF-8, or of chunks."""
     if isinstance(content, str):
         content = content.encode()
     digest = hashlib.sha256()
@@ -208,11 +185,8 @@ def sha256_json(*values: Any) -> str:
 def locked(folder: Path) -> Iterator[None]:
     """Holds a folder for this process. Creates the folder if it is missing, and removes it if it is empty at the end.
 
-    The kernel releases the lock when the process ends, however it ends. A file system without locks holds nothing.
-
-    Raises:
-        UsageError: Another process holds the folder, or the folder cannot be created. The message names the process
-            and its machine.
+    The kernel releases the lock however the process ends. A file system without locks holds nothing. Raises UsageError
+    if another process holds the folder, or the folder cannot be created.
     """
     created = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
     file = folder / LOCK
@@ -241,11 +215,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Checks that files can be written to a folder, which may still have to be created.
-
-    Raises:
-        UsageError: a file is in the way, or the folder, or the one to create it in, is not writable.
-    """
+    """Raises UsageError if files cannot be written to a folder, which may still have to be created."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise UsageError(f"{existing} is a file, expected a folder: choose another output folder")

@@ -1,12 +1,10 @@
-"""Messages for people: without characters that control a terminal, and without errors if they cannot be written.
-
-Files and results in a machine-readable format are written elsewhere.
-"""
+"""Messages for people: without characters that control a terminal, and without errors if they cannot be written."""
 
 import json
 import re
 import sys
 import unicodedata
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
@@ -17,38 +15,35 @@ _JOINERS = "\u200c\u200d"  # not printable by themselves, but parts of words and
 def printable(text: str) -> str:
     r"""The text with control characters, invisible format characters and lone surrogates escaped, as in ``\x1b``.
 
-    Line feeds and tabs stay, because messages are laid out by them. A carriage return does not: the text after it would
-    overwrite the text before it.
+    Line feeds and tabs are not escaped.
     """
-    return _NOT_PLAIN.sub(lambda match: _shown(match[0], match[0].encode("unicode_escape").decode("ascii")), text)
+    return _escaped(text, lambda character: character.encode("unicode_escape").decode("ascii"))
 
 
 def printable_json(text: str) -> str:
     r"""The same JSON, in which escapes such as ``\u001b`` stand for what ``printable`` escapes: parts of strings."""
-    return _NOT_PLAIN.sub(lambda match: _shown(match[0], json.dumps(match[0])[1:-1]), text)
+    return _escaped(text, lambda character: json.dumps(character)[1:-1])
 
 
-def _shown(character: str, escaped: str) -> str:
-    is_shown = character.isprintable() or character in _JOINERS or unicodedata.category(character) == "Zs"
-    return character if is_shown else escaped
+def _escaped(text: str, escape: Callable[[str], str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
+        character = match[0]
+        is_shown = character.isprintable() or character in _JOINERS or unicodedata.category(character) == "Zs"
+        return character if is_shown else escape(character)
+
+    return _NOT_PLAIN.sub(replacement, text)
 
 
 class BestEffortStream:
-    """A text stream for messages, which are lost without an error if they cannot be written.
-
-    All other attributes come from the wrapped stream; None stands for a standard error that is closed.
-    """
+    """A text stream (None: a closed one) for messages, which are lost without an error if they cannot be written."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         if self._stream is not None:
-            with suppress(OSError, ValueError):  # a closed pipe, a full disk, a closed stream
-                try:
-                    self._stream.write(text)
-                except UnicodeEncodeError:
-                    self._stream.write(text.encode("ascii", errors="backslashreplace").decode("ascii"))
+            with suppress(OSError, ValueError):  # a closed pipe, a full disk, a closed stream, another encoding
+                self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:

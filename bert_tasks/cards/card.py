@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
+import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from bert_tasks.checkpoints.hub import PACKAGE, model_folder
@@ -24,7 +25,7 @@ from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.families import CONFIG_KEY, head_kind
 from bert_tasks.metrics.tables import MetricTable, metrics_of_set
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
-from bert_tasks.recipe.toml import parse_document, to_toml
+from bert_tasks.recipe.toml import parse_document
 from bert_tasks.storage import remove_temporaries
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.card import Card
@@ -47,8 +48,7 @@ class FinishedRun:
     """A finished run and its model.
 
     Attributes:
-        metadata, summary: run.json and metrics.json.
-        config: config.json of the model.
+        metadata, summary, config: run.json and metrics.json of the run, and config.json of the model.
         recipe: the resolved recipe without paths; None for a run that ``fit`` made.
         task: with its settings; None if it is not built in.
     """
@@ -233,7 +233,7 @@ def card_text(run: FinishedRun, fields: Mapping[str, Any]) -> str:
     sections = ("optim", "run")
     settings = {key: value for key, value in run.metadata["settings"].items() if key.partition(".")[0] in sections}
     # What is not printable is only in the strings of TOML, which may have escapes.
-    recipe = "" if run.recipe is None else to_toml(run.recipe)
+    recipe = "" if run.recipe is None else tomli_w.dumps(run.recipe)
     body = _template().render(
         run=run,
         overview=_overview(run, fields),

@@ -1,7 +1,4 @@
-"""The recipe that ``bert-tasks init`` writes: the task that fits the columns best, settings, and comments on the file.
-
-Owns the text of the recipe, the first hyper-parameters, and what a recipe must set so that its rows are accepted.
-"""
+"""The recipe that ``bert-tasks init`` writes: the task that fits the columns best, settings and comments."""
 
 import importlib.util
 import json
@@ -47,32 +44,24 @@ _VALIDATION_STEMS = ("dev", "valid", "validation")
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The result of reading all rows as a run would: what the recipe must state so that they are accepted.
+    """The result of reading all rows as a run would.
 
     Attributes:
-        left_out: number of unusable rows; above 0 the recipe needs ``on_error = "skip"``.
-        rows: number of all rows, these included.
-        states_labels: whether the labels must be stated, because they cannot be taken from the rows.
-        notes: what is wrong with which rows.
+        left_out: Number of unusable rows. Above 0 the recipe needs ``on_error = "skip"``.
+        rows: Number of all rows.
+        states_labels: Whether the recipe must set the labels.
+        notes: What is wrong with which rows.
     """
 
-    left_out: int = 0
-    rows: int = 0
-    states_labels: bool = False
-    notes: tuple[str, ...] = ()
+    left_out: int
+    rows: int
+    states_labels: bool
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeDraft:
-    """A recipe that was written.
-
-    Attributes:
-        path: File of the recipe.
-        sample: Sample of the data file.
-        guess: Task of the data file.
-        trial: What the rows need.
-        text: Text of the recipe.
-    """
+    """A recipe that was written, and what is known of its data file."""
 
     path: Path
     sample: FileSample
@@ -120,27 +109,24 @@ def init_recipe(
 ) -> RecipeDraft:
     """Writes a recipe for a file of labelled rows, or of texts alone, which ``check`` and ``train`` accept.
 
-    What is not given is detected from the rows. Unusable rows are skipped by the recipe and counted.
-
     Args:
-        file: csv, tsv, jsonl, parquet, CoNLL, CoNLL-U, SQuAD's json or text; by its extension, else by ``format``.
-        validation: a validation file of the same format; default: a share of the training rows.
-        model: a hub id, a folder or ``package:NAME/PATH``; default: the embedded small model if its package is
-            installed, else bert-base-uncased.
-        output: the recipe, which must not exist yet.
-        format, encoding, delimiter, header: see `ReadOptions`.
-        task: the name of a built-in task; default: the one that fits the columns best.
-        text: the column of the texts or words; two for a pair, and the question and the context of a span.
-        label: the column of the labels, numbers, tags or answers.
-        label_separator: separates several labels in a cell.
+        file: A csv, tsv, jsonl, parquet, CoNLL, CoNLL-U, SQuAD or text file.
+        validation: A validation file of the same format. Default: a share of the training rows.
+        model: A hub id, a folder or ``package:NAME/PATH``. Default: the embedded small model if its package is
+            installed, or bert-base-uncased.
+        output: The recipe, which must not exist yet.
+        format, encoding, delimiter, header, label_separator: See `ReadOptions`.
+        task: The name of a built-in task. Default: the task that fits the columns best.
+        text: The column of the texts or words. Two for a pair, and for the question and the context of a span.
+        label: The column of the labels, numbers, tags or answers.
 
     Returns:
-        The recipe that was written.
+        The recipe. It skips unusable rows.
 
     Raises:
-        DataError: the file cannot be read, no task fits its columns, or its rows cannot be trained on.
-        CheckpointError: the model's folder cannot be used.
-        UsageError: the recipe exists or cannot be written.
+        DataError: The file cannot be read, no task fits its columns, or its rows cannot be trained on.
+        CheckpointError: The model's folder cannot be used.
+        UsageError: The recipe exists or cannot be written.
     """
     target = Path(output)
     if target.exists():
@@ -187,17 +173,10 @@ def init_recipe(
 
 
 def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
-    """The task that fits the rows best.
-
-    Args:
-        rows: A sample of the rows of a file.
-        hints: What the user says about them.
-
-    Returns:
-        The task, with other tasks that fit among the alternatives.
+    """The task that fits a sample of rows best, with other tasks that fit among the alternatives.
 
     Raises:
-        DataError: There is nothing to read or nothing to learn from; it says what there is.
+        DataError: There is nothing to read or nothing to learn from.
     """
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if name.strip()]
     for name in (*hints.texts, *([] if hints.label is None else [hints.label])):
@@ -208,9 +187,7 @@ def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
         for name in names
     ]
     tasks = TASKS.values() if hints.task is None else [TASKS[hints.task]]
-    guesses = [
-        guess for task in tasks for guess in [Detection.of(task).guess(profiles, rows, hints)] if guess is not None
-    ]
+    guesses = [guess for task in tasks if (guess := Detection.of(task).guess(profiles, rows, hints)) is not None]
     if not guesses:
         has_text = any(column.is_text for column in profiles)
         missing = "no column to learn (labels, numbers, tags or answers)" if has_text else "no column of texts"
@@ -239,19 +216,11 @@ def try_rows(
 ) -> Trial:
     """Reads all rows as a run will, and checks them.
 
-    Args:
-        spec: The files and how they are read.
-        task: The name of the task.
-        settings: Its settings, without labels.
-        expected: Labels that the format has; empty: they are taken from the rows.
-        seen: Labels that the rows seem to have.
-        seed: Of the split, if there is no validation file.
-
-    Returns:
-        What the recipe must state.
+    ``expected`` are labels of the format, ``seen`` labels of the sample, which are tried if the rows cannot be read
+    without labels.
 
     Raises:
-        DataError: The rows cannot be trained on, whatever is stated.
+        DataError: The rows cannot be trained on.
     """
     columns = load_task_class(task)(**settings).columns
     refused: list[DataError] = []
@@ -337,7 +306,7 @@ def _sections(
     model: str,
     target: Path,
 ) -> Iterator[str]:
-    """The lines of the recipe below its heading; ``labels``: those found in the rows."""
+    """The lines of the recipe below its heading. ``labels`` were seen in the rows."""
     folder = target.absolute().parent
 
     def relative(path: Path) -> str:

@@ -1,13 +1,10 @@
-"""The errors of a recipe: one problem per key, with the line or the option that set it.
-
-Owns the wording of schema problems; the known keys are passed in.
-"""
+"""The errors of a recipe: one problem per key, with the line or the option that set it."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -43,8 +40,7 @@ _EXPECTED = {
 _LONGEST_VALUE = 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problem:
+class Problem(NamedTuple):
     """An error at a key; ``path`` may end in a key that is missing."""
 
     path: KeyPath
@@ -52,21 +48,15 @@ class Problem:
 
 
 def recipe_error(problems: Iterable[Problem], *, file: str, text: str, options: Mapping[KeyPath, str]) -> RecipeError:
-    """Returns one error with all problems, each at the line or the option that set its key or the table around it.
-
-    Args:
-        problems: The problems.
-        file: The name of the recipe.
-        text: Its content.
-        options: Path of a key -> the option that sets it. Their problems follow those of the lines.
-    """
+    """Returns one error with all problems, each at the line or the option that set its key or the table around it."""
     sources = {path: (line, f"{file}:{line}") for path, line in key_lines(text).items()}
     sources |= {path: (sys.maxsize, option) for path, option in options.items()}
-    placed = []
-    for problem in problems:
-        tables = (problem.path[:length] for length in range(len(problem.path), 0, -1))
-        placed.append((next((sources[path] for path in tables if path in sources), (0, file)), problem.text))
-    return RecipeError("\n".join(f"{name}: {text}" for (_, name), text in sorted(placed, key=lambda pair: pair[0][0])))
+    lines = []
+    for path, message in problems:
+        tables = (path[:length] for length in range(len(path), 0, -1))
+        line, name = next((sources[table] for table in tables if table in sources), (0, file))
+        lines.append((line, f"{name}: {message}"))
+    return RecipeError("\n".join(message for _, message in sorted(lines, key=itemgetter(0))))
 
 
 def nearest_or_all(word: str, known: Iterable[str]) -> str:
@@ -87,19 +77,10 @@ def hf_hint(name: str, known: Iterable[str]) -> str:
 
 
 def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known: KnownKeys) -> Iterator[Problem]:
-    """The problems of a value that pydantic rejected.
+    """Yields one problem per key of a value that pydantic rejected.
 
     A value of a union type fails once for each type. These failures become one problem at the deepest key, because the
     type that matches the value furthest is probably the intended one.
-
-    Args:
-        error: what pydantic raised.
-        value: the value.
-        prefix: the path of the value in the recipe.
-        known: the known keys.
-
-    Yields:
-        One problem per key.
     """
     located: list[tuple[KeyPath, ErrorDetails]] = []
     for details in error.errors():
@@ -121,12 +102,11 @@ def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known: 
 def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known: KnownKeys) -> Problem:
     first = failures[0]
     if first["type"] in _UNKNOWN:
-        return Problem(path=path, text=unknown_key(path, known, is_table=isinstance(first["input"], Mapping)))
+        return Problem(path, unknown_key(path, known, is_table=isinstance(first["input"], Mapping)))
     if first["type"] == "missing":
-        return Problem(path=path, text=missing_key(path, known))
+        return Problem(path, missing_key(path, known))
     if first["type"] == "value_error":
-        place = f"[{_dotted(path)}]: " if path else ""
-        return Problem(path=path, text=f"{place}{first['ctx']['error']}")
+        return Problem(path, f"{f'[{_dotted(path)}]: ' if path else ''}{first['ctx']['error']}")
     expected: dict[str, None] = {}
     for details in failures:
         wording = _EXPECTED.get(details["type"])
@@ -136,7 +116,7 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known: KnownKeys) 
     key = _dotted(path[1:]) if len(path) > 1 and isinstance(path[1], str) else _dotted(path)
     value = str(first["input"]).lower() if isinstance(first["input"], bool) else repr(first["input"])
     value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
-    return Problem(path=path, text=f"{key} = {value}: expected {' or '.join(expected)}")
+    return Problem(path, f"{key} = {value}: expected {' or '.join(expected)}")
 
 
 def unknown_key(path: KeyPath, known: KnownKeys, *, is_table: bool = False) -> str:
@@ -147,11 +127,10 @@ def unknown_key(path: KeyPath, known: KnownKeys, *, is_table: bool = False) -> s
         return f"'{key}' belongs in [{home}]" if home else f"'{key}' belongs at the top, before the first section"
     if is_table and not section:
         return f"unknown section [{key}]{nearest_or_all(key, filter(None, known))}"
-    where = f" in [{section}]" if section else ""
     ours = HF_ARGUMENTS.get(key, "").partition(",")[0].partition("=")[0]
-    if any(ours in keys for keys in known.values()):
-        return f"unknown key '{key}'{where}{hf_hint(key, ())}"
-    return f"unknown key '{key}'{where}{nearest_or_all(key, known.get(section, ()))}"
+    is_argument = any(ours in keys for keys in known.values())
+    hint = hf_hint(key, ()) if is_argument else nearest_or_all(key, known.get(section, ()))
+    return f"unknown key '{key}'{f' in [{section}]' if section else ''}{hint}"
 
 
 def missing_key(path: KeyPath, known: KnownKeys) -> str:

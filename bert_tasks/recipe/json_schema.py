@@ -1,7 +1,4 @@
-"""The JSON schema of recipes (draft 2020-12), with which editors complete and check them.
-
-Owns how the sections and the fields of the tasks become a schema, and where the texts that describe them are found.
-"""
+"""The JSON schema of recipes (draft 2020-12), with which editors complete and check them."""
 
 import dataclasses
 import inspect
@@ -40,8 +37,7 @@ def recipe_schema(task: str | None = None) -> Schema:
         kind = load_task_class(task)
         properties["task"] = {"const": task} if ":" in task else {"enum": list(task_names(kind))}
         properties["settings"] = _settings(kind)
-        if properties["settings"].get("required"):
-            schema["required"].append("settings")
+        schema["required"] += ["settings"] if properties["settings"].get("required") else []
     else:
         properties["task"] = {"anyOf": [{"enum": list(TASK_NAMES)}, _OWN_TASK]}
         properties["settings"] = {"type": "object"}
@@ -67,29 +63,28 @@ def _settings(kind: "type[Task]") -> Schema:
     properties: Schema = {}
     required = []
     for name, field in stated_fields(kind).items():
-        made = _without_null(TypeAdapter[Any](hints[name]).json_schema())
+        properties[name] = _without_null(TypeAdapter[Any](hints[name]).json_schema())
         if name in descriptions:
-            made["description"] = descriptions[name]
-        if field.default is not dataclasses.MISSING and field.default is not None:
-            made["default"] = json.loads(json.dumps(field.default))
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            properties[name]["description"] = descriptions[name]
+        if field.default not in (dataclasses.MISSING, None):
+            properties[name]["default"] = json.loads(json.dumps(field.default))
+        if field.default is field.default_factory is dataclasses.MISSING:
             required.append(name)
-        properties[name] = made
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**schema, "required": required} if required else schema
 
 
 def field_descriptions(kind: "type[Task]") -> dict[str, str]:
     """Field -> its text under ``Attributes:`` in the docstring of the class or of its nearest parent."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for parent in reversed(kind.__mro__):
         written = None if parent.__module__ == "builtins" else parent.__doc__
         text = "" if written is None else inspect.cleandoc(written)
         _, _, attributes = text.partition("Attributes:\n")
         for entry in re.finditer(r"^    (\w[\w, ]*): (.*(?:\n {8,}.*)*)", attributes, flags=re.MULTILINE):
             words = " ".join(entry[2].split()).replace("``", "`")
-            found |= {name.strip(): words for name in entry[1].split(",")}
-    return found
+            descriptions |= {name.strip(): words for name in entry[1].split(",")}
+    return descriptions
 
 
 def _without_null(schema: Any) -> Any:

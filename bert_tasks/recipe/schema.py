@@ -1,7 +1,6 @@
 """Recipes: the typed, closed schema of a training run, read from TOML with overrides.
 
-Owns the sections, their limits, and the check of a task's settings. What the schema cannot express (files, fitting
-labels) is left to ``load_recipe`` and ``check``. Importing this module loads neither torch nor a task.
+Importing this module loads neither torch nor a task.
 """
 
 import dataclasses
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
+import tomli_w
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -50,7 +50,6 @@ from bert_tasks.recipe.toml import (
     parse_text,
     read_text,
     section_of,
-    to_toml,
 )
 
 if TYPE_CHECKING:
@@ -386,26 +385,18 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: 
     changes = [parse_override(option) for option in overrides]
     if output_dir is not None:
         option = f"--output-dir {output_dir}"
-        changes.append(Override(option=option, path=("run", "output_dir"), value=str(output_dir)))
+        changes.append(Override(option, ("run", "output_dir"), str(output_dir)))
     document = combined(parse_text(text, file), file.parent, changes)
     return _validated(document, str(file), text, {change.path: change.option for change in changes})
 
 
 def resolved_toml(recipe: Recipe) -> str:
     """The recipe as TOML; ``load_recipe`` reads an equal recipe from it, in any folder."""
-    return to_toml(_document(recipe))
+    return tomli_w.dumps(_document(recipe))
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """The recipe of a trial: other values for some keys, and nothing to search.
-
-    Args:
-        recipe: the recipe.
-        values: ``section.key`` -> value.
-
-    Raises:
-        RecipeError: the values do not go together.
-    """
+    """The recipe of a trial: other values for some keys (``section.key`` -> value), and nothing to search."""
     document = _document(recipe, only_stated=True)
     document.pop("search", None)
     name = "the recipe with " + ", ".join(f"{key} = {literal(value)}" for key, value in values.items())
@@ -420,10 +411,7 @@ def _document(recipe: Recipe, *, only_stated: bool = False) -> Document:
 
 
 def fit_keys() -> dict[str, tuple[str, str]]:
-    """Returns the arguments of ``fit`` that are keys of a recipe, each with its section and key.
-
-    Keys of ``[teacher]`` have the prefix ``teacher_``. ``fit`` takes the model, the data and the folder as they are.
-    """
+    """Returns the arguments of ``fit`` that are keys of a recipe, each with its section and key."""
     return {
         **{name: ("optim", name) for name in OptimSection.model_fields},
         **{name: ("run", name) for name in RunSection.model_fields if name not in ("seeds", "output_dir")},
@@ -434,16 +422,7 @@ def fit_keys() -> dict[str, tuple[str, str]]:
 
 
 def recipe_of_arguments(arguments: Mapping[str, object], *, teacher: str | None, output_dir: str) -> Recipe:
-    """Returns the recipe that the arguments of ``fit`` stand for. Its task, model and data are only placeholders.
-
-    Args:
-        arguments: Keys of ``fit_keys``.
-        teacher: The teacher's name, if there is one.
-        output_dir: The folder of the run.
-
-    Raises:
-        RecipeError: Values are not allowed. The message names all of them.
-    """
+    """Returns the recipe that the arguments of ``fit`` stand for. Its task, model and data are only placeholders."""
     keys = fit_keys()
     document: dict[str, Any] = {"optim": {}, "run": {"output_dir": output_dir}}
     document |= {"task": _IN_MEMORY, "model": {"name": _IN_MEMORY}, "data": {"train": _IN_MEMORY}}
@@ -477,16 +456,7 @@ def silent_settings() -> frozenset[str]:
 
 
 def import_name(name: str, label: str, *, example: str) -> Any:
-    """Imports ``module:name``, which runs the code of the module.
-
-    Args:
-        name: The module and the name.
-        label: The setting, for messages.
-        example: What is expected, for messages.
-
-    Raises:
-        RecipeError: The text has another form, or the module cannot be imported or has no such name.
-    """
+    """Imports ``module:name``, the value of the setting ``label``, which runs the code of the module."""
     if not _IMPORTED.fullmatch(name):
         raise RecipeError(f"{label} '{name}': expected {example}")
     module_name, _, attribute = name.partition(":")
@@ -555,7 +525,7 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
         try:
             task_class = load_task_class(document["task"])
         except RecipeError as error:
-            problems.append(Problem(path=("task",), text=str(error)))
+            problems.append(Problem(("task",), str(error)))
     known: KnownKeys = {
         **{name: tuple(section.model_fields) for name, section in _SECTIONS.items()},
         "data": tuple(field.name for field in dataclasses.fields(DataSpec)),
@@ -565,7 +535,7 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
     search = section_of(document, "search")
     unknown = [name for name in search if name not in SearchSection.model_fields | OptimSection.model_fields]
     if unknown:
-        problems += [Problem(path=("search", name), text=not_searchable(name, known)) for name in unknown]
+        problems += [Problem(("search", name), not_searchable(name, known)) for name in unknown]
         document = {name: value for name, value in document.items() if name != "search"}
     settings = section_of(document, "settings")
     if task_class is not None:
@@ -597,14 +567,14 @@ def _checked_settings(settings: Document, task_class: "type[Task]", known: Known
     fields = stated_fields(task_class)
     checked: Document = {}
     problems = [
-        Problem(path=("settings", name), text=missing_key(("settings", name), known))
+        Problem(("settings", name), missing_key(("settings", name), known))
         for name, field in fields.items()
         if field.default is field.default_factory is dataclasses.MISSING and name not in settings
     ]
     for name, value in settings.items():
         path: KeyPath = ("settings", name)
         if name not in fields:
-            problems.append(Problem(path=path, text=unknown_key(path, known)))
+            problems.append(Problem(path, unknown_key(path, known)))
             continue
         try:
             checked[name] = typed_setting(task_class, name, value)
@@ -617,5 +587,5 @@ def _checked_settings(settings: Document, task_class: "type[Task]", known: Known
             words = re.findall(r"\w+", str(error))
             named = min((name for name in checked if name in words), key=words.index, default=None)
             path = ("settings",) if named is None else ("settings", named)
-            problems.append(Problem(path=path, text=f"[settings]: {error}"))
+            problems.append(Problem(path, f"[settings]: {error}"))
     return checked, problems

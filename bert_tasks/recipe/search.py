@@ -1,8 +1,4 @@
-"""The section ``[search]`` of a recipe: which keys a hyper-parameter search varies, and how long it searches.
-
-Owns the form of the section, and the check that the keys exist and take the values, which schema.py calls with the
-recipe.
-"""
+"""The section ``[search]`` of a recipe: which keys a hyper-parameter search varies, and how long it searches."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -70,14 +66,14 @@ class Space(BaseModel):
 
     @property
     def size(self) -> int | None:
-        """The number of values; None: there is no end of them."""
+        """The number of values. None if it has no end."""
         if self.choices is not None:
             return len(self.choices)
         return self.high - self.low + 1 if isinstance(self.low, int) and isinstance(self.high, int) else None
 
     @property
     def values(self) -> Sequence[Any]:
-        """All values, where there is a ``size``."""
+        """All values, if there is an end of them."""
         if isinstance(self.low, int) and isinstance(self.high, int):
             return range(self.low, self.high + 1)
         return () if self.choices is None else self.choices
@@ -85,9 +81,8 @@ class Space(BaseModel):
     def __contains__(self, value: Any) -> bool:
         if self.choices is not None:
             return value is not None and literal(value) in map(literal, self.choices)
-        if isinstance(value, bool) or not isinstance(value, int | float) or self.low is None or self.high is None:
-            return False
-        return self.low <= value <= self.high
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and self.low is not None and self.high is not None and self.low <= value <= self.high
 
     @property
     def probes(self) -> tuple[Any, ...]:
@@ -202,11 +197,6 @@ def checked_space(
 
     Each value is tried alone, in the recipe as it is. Whole numbers become fractions for a key that takes these, but a
     grid takes those between low and high one by one.
-
-    Args:
-        search: the section.
-        document: the recipe, with the section.
-        check: makes a recipe of a document, and finds what is wrong with it.
     """
     alone = {name: value for name, value in document.items() if name != "search"}
     space, problems = dict(search.space), []
@@ -217,7 +207,7 @@ def checked_space(
         for value in values.probes:
             recipe, wrong = check(changed(alone, {key: value}))
             if recipe is None or wrong:
-                problems.append(Problem(path=path, text=f"[search] {wrong[0].text}"))
+                problems.append(Problem(path, f"[search] {wrong[0].text}"))
                 break
             taken = recipe.model_dump(include={section})[section].get(name)
             typed.append(float(value) if isinstance(taken, float) else value)
@@ -225,5 +215,5 @@ def checked_space(
             try:
                 space[key] = values.with_probes(typed, is_grid=search.sampler == "grid")
             except ValueError as error:
-                problems.append(Problem(path=path, text=f"[{'.'.join(map(str, path))}]: {error}"))
+                problems.append(Problem(path, f"[{'.'.join(map(str, path))}]: {error}"))
     return space, problems

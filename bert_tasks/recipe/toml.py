@@ -1,8 +1,4 @@
-"""TOML: the line of each key, the text of plain values, and a recipe's document with overrides.
-
-Owns what tomllib lacks (line numbers and writing), where relative paths start, and which keys an override of the data's
-source replaces.
-"""
+"""TOML: the line of each key, the text of plain values, and a recipe's document with overrides."""
 
 import copy
 import json
@@ -10,10 +6,9 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -45,12 +40,7 @@ _SOURCE_KEYS = (*_SOURCES, "config", "revision", "validation")
 
 
 def parse_document(text: str) -> Document:
-    """Parses a TOML text.
-
-    Raises:
-        tomllib.TOMLDecodeError: it is no TOML, is nested too deeply, or has an integer of more than the 64 bits that
-            TOML requires.
-    """
+    """Parses a TOML text. Raises TOMLDecodeError also for integers of more than 64 bits, and for deep nesting."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -101,11 +91,7 @@ def _first_path(document: Document) -> tuple[str, ...]:
 
 
 def parse_value(text: str) -> Any:
-    """The value of a TOML literal, or the text itself if it is none. Dates stay text, because no setting is a date.
-
-    Raises:
-        RecipeError: it is a literal beyond the limits of this reader.
-    """
+    """The value of a TOML literal, or the text itself if it is none. Dates stay text, because no setting is a date."""
     try:
         document = parse_document(f"value = {text}")
     except tomllib.TOMLDecodeError as error:
@@ -114,11 +100,6 @@ def parse_value(text: str) -> Any:
         return text
     value = document["value"]
     return text if len(document) > 1 or isinstance(value, date | time) else value
-
-
-def to_toml(document: Mapping[str, Any]) -> str:
-    """Returns the document as TOML."""
-    return tomli_w.dumps(document)
 
 
 def literal(value: object) -> str:
@@ -131,8 +112,7 @@ def literal(value: object) -> str:
     return tomli_w.dumps({"value": value})[len("value = ") : -1]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Override:
+class Override(NamedTuple):
     """A key that an option sets; ``option`` is what the user wrote."""
 
     option: str
@@ -141,11 +121,7 @@ class Override:
 
 
 def read_text(file: Path) -> str:
-    """The text of a recipe.
-
-    Raises:
-        RecipeError: it cannot be read, is not UTF-8, or is larger than any recipe, as a device is.
-    """
+    """The text of a recipe. Raises RecipeError if it cannot be read, or is larger than any recipe, as a device is."""
     try:
         with file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)
@@ -163,12 +139,12 @@ def parse_text(text: str, file: Path) -> Document:
         return parse_document(text)
     except tomllib.TOMLDecodeError as error:
         match = re.fullmatch(r"(.*) \(at line (\d+), column \d+\)", str(error), re.DOTALL)
-        reason, place = (match[1], f"{file}:{match[2]}") if match else (str(error), str(file))
+        reason, source = (match[1], f"{file}:{match[2]}") if match else (str(error), str(file))
         hints = {
             "Cannot overwrite a value": " (the key appears twice)",
             "Invalid value": " (strings need quotes)",
         }
-        raise RecipeError(f"{place}: no valid TOML: {reason}{hints.get(reason, '')}") from None
+        raise RecipeError(f"{source}: no valid TOML: {reason}{hints.get(reason, '')}") from None
 
 
 def parse_override(text: str) -> Override:
@@ -179,16 +155,13 @@ def parse_override(text: str) -> Override:
         path = ()
     if not (path and equals):
         raise RecipeError(f"--set {text}: expected section.key=value, such as optim.epochs=3")
-    return Override(option=f"--set {text}", path=path, value=parse_value(value.strip()))
+    return Override(f"--set {text}", path, parse_value(value.strip()))
 
 
 def combined(document: Document, folder: Path, changes: Sequence[Override]) -> Document:
     """The file's document with the overrides; every path becomes absolute from the place where it was written.
 
     An override that sets another kind of source of data removes the document's.
-
-    Raises:
-        RecipeError: a text is not UTF-8.
     """
     data = section_of(document, "data")
     if any(change.path == ("data", source) and source not in data for source in _SOURCES for change in changes):
@@ -215,10 +188,8 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
         json.dumps(result, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
         text = error.object[max(0, error.start - _SHOWN) : error.start + 1]
-        raise RecipeError(
-            f"{text!a}: a text or path that is not UTF-8, which a recipe cannot hold. Choose another value, or rename "
-            "the file or folder"
-        ) from None
+        reason = "a text or path that is not UTF-8, which a recipe cannot hold. Choose another value or file"
+        raise RecipeError(f"{text!a}: {reason}") from None
     return result
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import tomli_w
 from jsonschema import Draft202012Validator
 
 from bert_tasks.data.splits import DataSpec
@@ -26,7 +27,6 @@ from bert_tasks.recipe.schema import (
     recipe_of_arguments,
     resolved_toml,
 )
-from bert_tasks.recipe.toml import to_toml
 from bert_tasks.tasks import TASK_NAMES, TASKS, SequenceClassification, Task
 from bert_tasks.tasks.shared.fitting import Fitting
 from support.recipes import MINIMAL, refusal, write
@@ -264,7 +264,7 @@ def test_every_setting_of_the_registered_tasks_can_be_stated(folder: Path) -> No
             for name, value in defaults.items()
             if name not in Fitting.of(task_class).fields and value is not None
         }
-        recipe = load_recipe(write(folder, text + to_toml(stated)))
+        recipe = load_recipe(write(folder, text + tomli_w.dumps(stated)))
         assert recipe.settings == stated
         assert load_recipe(write(folder, resolved_toml(recipe))) == recipe
 
