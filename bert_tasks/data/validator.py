@@ -304,23 +304,20 @@ def valid_rows(
     rows: Iterable[Row | str | tuple[str, ...]],
     columns: Sequence[Column],
     *,
-    first: int = 0,
     names: Mapping[str, str] = MappingProxyType({}),
-) -> list[Row]:
-    """Returns the rows' values of some columns, validated and in the form that tasks read.
+) -> Iterator[Row]:
+    """Yields the rows' values of some columns, validated and in the form that tasks read.
 
     Args:
         rows: The rows, in the forms that ``as_row`` accepts.
         columns: The columns that are read.
-        first: The number of the first row, for messages.
         names: Columns -> the names under which rows may have them instead.
 
     Raises:
-        DataError: A row cannot be used. The message names the first one, its first error, and the column.
+        DataError: A row cannot be used. The message names its number from 0, its first error, and the column.
     """
     validator = RowValidator(columns)
-    valid: list[Row] = []
-    for number, row in enumerate(rows, start=first):
+    for number, row in enumerate(rows):
         try:
             cells = complete_row(as_row(row, columns, number), columns, names)
         except RowError as error:
@@ -328,5 +325,4 @@ def valid_rows(
         values, errors = validator.validate(rename_row(cells, names, columns))
         if errors:
             raise DataError(f"row {number}: {errors[0]}")
-        valid.append(values)
-    return valid
+        yield values

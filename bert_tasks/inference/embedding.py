@@ -7,7 +7,7 @@ from typing import IO, cast
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import UsageError
-from bert_tasks.inference.output import Predicted, Progress, WriteOptions, output_destination
+from bert_tasks.inference.output import OutputDestination, Predicted, Progress, WriteOptions
 from bert_tasks.inference.prediction import predict_file
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.inputs import Data
@@ -45,7 +45,7 @@ def embed_file(
         UsageError, CheckpointError: as for ``predict_file`` and ``Encoder.embed``.
     """
     writing = WriteOptions() if writing is None else writing
-    destination = output_destination(output, data, writing, Embedding)
+    destination = OutputDestination(output, data, writing, Embedding)
     if destination.form == "npy":
         if writing.keep_columns not in ("all", "none"):
             raise UsageError("npy holds the vectors alone, no column can be kept: use parquet or jsonl")
@@ -54,7 +54,7 @@ def embed_file(
         writing = replace(writing, keep_columns="none")
     if dtype == "int8":
         raise UsageError("dtype is 'int8': embeddings are computed in float32 or bf16")
-    broadcast_from_main(make_accelerator(), destination.check_places, data)  # before the model is loaded
+    broadcast_from_main(make_accelerator(), destination.check_places)  # before the model is loaded
     encoder = model if isinstance(model, Encoder) else Encoder.from_pretrained(model, revision=revision)
     loaded = encoder.embedding_model(
         pooling=pooling, normalize=normalize, layer=layer, max_length=max_length, prompt=prompt

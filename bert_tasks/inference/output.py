@@ -1,8 +1,6 @@
-"""Outputs of predictions: what is written for a row, where it goes, and the folder of an output that is not finished.
+"""Outputs of predictions: what is written for a row, where it goes, and the lines of an output that is not finished.
 
-Owns the names of columns in the output, the checks on a destination before any work is done for it, and the order in
-which files appear. The output of an unfinished prediction is in a folder beside it: its JSON lines so far, and a
-manifest that says which model, data and options they belong to.
+These lines are in a folder beside the output, with a manifest that says which model, data and options they belong to.
 """
 
 import io
@@ -10,13 +8,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations, islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, Self, cast
 
 from bert_tasks.checkpoints.load import tensors_digest
 from bert_tasks.data.columns import ROW_ERROR, PassthroughColumns
@@ -37,7 +35,7 @@ from bert_tasks.data.writers import (
     write_parquet,
     write_table,
 )
-from bert_tasks.errors import ClosedPipeError, DataError, UsageError
+from bert_tasks.errors import ClosedPipeError, UsageError
 from bert_tasks.export.exported import ExportedModel
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.task_model import TaskModel
@@ -173,56 +171,105 @@ class Predicted:
         return [*lines, *self.cuts, *self.warnings]
 
 
-@dataclass(frozen=True, kw_only=True)
 class OutputDestination:
-    """Where an output goes: a file or an open stream.
+    """The file or the open stream that an output goes to, from names alone.
+
+    Args:
+        output: A path, "-" for standard output, or an open binary file.
+        data: The input.
+        writing: What is written.
+        task: A task that is not in ``TASKS``, for its file formats.
 
     Attributes:
-        form: jsonl, csv, tsv, parquet, or a task's own extension (``rendered``).
-        rejects: the file for rows that are left out; None: none are.
+        form: jsonl, csv, tsv, parquet, npy, or a task's own extension (``rendered``).
+        rejects: The file for rows that are left out; None: none are.
+
+    Raises:
+        UsageError: An option has an invalid value, or options exclude each other.
     """
 
-    path: Path | None
-    stream: IO[bytes] | None
-    form: str
-    rendered: bool
-    rejects: Path | None
+    def __init__(
+        self, output: str | Path | IO[bytes], data: Data, writing: WriteOptions, task: type[Task] | None
+    ) -> None:
+        check_row_options(writing.keep_columns, writing.on_error)
+        forms = FORMS if task is None else Rendering.of(task).row_formats
+        if writing.format is not None and writing.format not in forms:
+            raise UsageError(f"there is no output format {writing.format!r}; choose {', '.join(forms)}")
+        self._data, self._writing = data, writing
+        self.path: Path | None = None
+        self.stream: IO[bytes] | None = None
+        self.rendered = False
+        self.form = "jsonl" if writing.format is None else writing.format
+        if output != STANDARD and isinstance(output, str | Path):
+            self.path = _linked_file(Path(output))
+            if writing.format is None:
+                tasks = [*(TASKS.values() if forms == FORMS else ()), *([] if task is None else [task])]
+                of_tasks = sorted({extension for kind in tasks for extension in Rendering.of(kind).file_formats})
+                extensions, suffix = [*(f".{form}" for form in forms), *of_tasks], Path(output).suffix
+                if suffix not in extensions:
+                    choice = f"{', '.join(extensions[:-1])} or {extensions[-1]}"
+                    raise UsageError(f"{output}: the output's extension must be {choice}")
+                self.rendered = suffix in of_tasks
+                self.form = suffix if self.rendered else suffix[1:]
+        else:
+            self.stream = sys.stdout.buffer if isinstance(output, str | Path) else output
+            streamed = [name for name in forms if name in ("jsonl", *DELIMITERS)]
+            if self.form not in streamed:
+                formats = ", ".join(streamed)
+                raise UsageError(f"{self.form} cannot be written to a stream: give a file, or the format {formats}")
+        self.rejects = None if writing.rejects is None else _linked_file(writing.rejects)
+        if writing.on_error == "fail":
+            if self.rejects is not None:
+                raise UsageError("a file of rejects is only written with on_error = 'skip' (--on-error skip)")
+            return
+        if not isinstance(data, str | Path):
+            raise UsageError("on_error = 'skip' is for files; remove bad rows from rows in memory")
+        if self.rejects is None and isinstance(output, str | Path) and self.path is not None:
+            self.rejects = _linked_file(Path(output).with_name(f"{Path(output).name}.rejects.jsonl"))
+        if self.rejects is None:
+            raise UsageError("name a file for the rows that are left out: --rejects FILE")
 
-    def check_places(self, data: Data) -> None:
+    def check_places(self) -> None:
         """Checks the disk; only for the process that writes.
 
         Raises:
-            UsageError: a file cannot be written, or would overwrite the input or another one.
+            UsageError: A file cannot be written, or would overwrite the input or another one.
         """
-        if self.path is not None:
-            check_place(self.path)
-        if self.rejects is not None and not is_special(self.rejects):
-            check_place(self.rejects)
-        self._check_apart("output", self.path, data)
+        for path in (self.path, self.rejects):
+            if path is not None and (path == self.path or not is_special(path)):
+                check_place(path)
+        self._check_apart("output", self.path)
 
-    def check_task(self, task: Task, data: Data, writing: WriteOptions) -> None:
-        """Raises UsageError if the extension is another task's or has no place for what is asked for, or a file beside
-        the output would overwrite one."""
+    def check_task(self, task: Task) -> None:
+        """Raises UsageError if the file format is another task's or lacks what is asked for."""
         if self.path is None or not self.rendered:
             return
-        forms = ", ".join(f".{form}" for form in Rendering.of(task).row_formats)
-        if self.form not in Rendering.of(task).file_formats:
+        rendering = Rendering.of(task)
+        forms = ", ".join(f".{form}" for form in rendering.row_formats)
+        if self.form not in rendering.file_formats:
             raise UsageError(f"{self.path}: {task.name} has no output format {self.form!r}; use {forms}")
-        for content, asked in (("logits", writing.logits), ("explanations", writing.explain)):
+        for content, asked in (("logits", self._writing.logits), ("explanations", self._writing.explain)):
             if asked:
                 raise UsageError(f"{self.path}: {self.form} has no place for {content}; use {forms}")
-        for name in filter(None, Rendering.of(task).render(self.form, [], [])):
-            self._check_apart(f"{name} of the output", sibling_output(self.path, name), data)
+        for name in filter(None, rendering.render(self.form, [], [])):
+            self._check_apart(f"{name} of the output", sibling_output(self.path, name))
 
-    def _check_apart(self, label: str, path: Path | None, data: Data) -> None:
+    def _check_apart(self, label: str, path: Path | None) -> None:
         """Raises UsageError if a file of the output, the input and the rejects are not three files."""
-        source = Path(data) if isinstance(data, str | Path) and data != STANDARD else None
-        places = [(label, path), ("input", source), ("rejects", self.rejects)]
-        named = [(name, file) for name, file in places if file is not None]
-        for (other, second), (name, file) in combinations(named, 2):
-            both_exist = file.exists() and second.exists()
-            if os.path.samefile(file, second) if both_exist else os.path.realpath(file) == os.path.realpath(second):
-                raise UsageError(f"{file} is both {other} and {name}: choose another name for the output")
+        is_file = isinstance(self._data, str | Path) and self._data != STANDARD
+        source = Path(cast("str | Path", self._data)) if is_file else None
+        files = [(label, path), ("input", source), ("rejects", self.rejects)]
+        for (other, second), (name, first) in combinations(files, 2):
+            if first is None or second is None:
+                continue
+            both_exist = first.exists() and second.exists()
+            if os.path.samefile(first, second) if both_exist else os.path.realpath(first) == os.path.realpath(second):
+                raise UsageError(f"{first} is both {other} and {name}: choose another name for the output")
+
+
+def _linked_file(path: Path) -> Path:
+    """Returns the file itself if the path is a link, so that the link stays."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def sibling_output(path: Path, name: str) -> Path:
@@ -236,58 +283,6 @@ def check_row_options(keep_columns: PassthroughColumns, on_error: str) -> None:
         raise UsageError(f"keep_columns is {keep_columns!r}, expected 'all', 'none' or a list of names")
     if on_error not in ("fail", "skip"):
         raise UsageError(f"on_error = {on_error!r}: expected 'fail' or 'skip'")
-
-
-def output_destination(
-    output: str | Path | IO[bytes], data: Data, writing: WriteOptions, task: type[Task] | None
-) -> OutputDestination:
-    """The destination of an output, from names alone.
-
-    Args:
-        task: one that is not in ``TASKS``, for its file formats.
-
-    Raises:
-        UsageError: an option has an invalid value, or options exclude each other.
-    """
-    check_row_options(writing.keep_columns, writing.on_error)
-    forms = FORMS if task is None else Rendering.of(task).row_formats
-    if writing.format is not None and writing.format not in forms:
-        raise UsageError(f"there is no output format {writing.format!r}; choose {', '.join(forms)}")
-    stream: IO[bytes] | None = None
-    path: Path | None = None
-    rendered = False
-    if output == STANDARD or not isinstance(output, str | Path):
-        stream = sys.stdout.buffer if isinstance(output, str | Path) else output
-        form = "jsonl" if writing.format is None else writing.format
-        streamed = [name for name in forms if name in ("jsonl", *DELIMITERS)]
-        if form not in streamed:
-            formats = ", ".join(streamed)
-            raise UsageError(f"{form} cannot be written to a stream: give a file, or the format {formats}")
-    else:
-        path = Path(output)
-        kinds = [*(TASKS.values() if forms == FORMS else ()), *([] if task is None else [task])]
-        of_tasks = sorted({extension for kind in kinds for extension in Rendering.of(kind).file_formats})
-        extensions = [*(f".{form}" for form in forms), *of_tasks]
-        if writing.format is None and path.suffix not in extensions:
-            raise UsageError(f"{path}: the output's extension must be {', '.join(extensions[:-1])} or {extensions[-1]}")
-        rendered = writing.format is None and path.suffix in of_tasks
-        form = path.suffix if rendered else path.suffix[1:] if writing.format is None else writing.format
-    rejects = writing.rejects
-    if writing.on_error == "fail" and rejects is not None:
-        raise UsageError("a file of rejects is only written with on_error = 'skip' (--on-error skip)")
-    if writing.on_error == "skip":
-        if not isinstance(data, str | Path):
-            raise UsageError("on_error = 'skip' is for files; remove bad rows from rows in memory")
-        if rejects is None and path is not None:
-            rejects = path.with_name(f"{path.name}.rejects.jsonl")
-        if rejects is None:
-            raise UsageError("name a file for the rows that are left out: --rejects FILE")
-    # The file itself, where the path is a link to it: the link is to stay.
-    path, rejects = (
-        Path(os.path.realpath(place)) if place is not None and place.is_symlink() else place
-        for place in (path, rejects)
-    )
-    return OutputDestination(path=path, stream=stream, form=form, rendered=rendered, rejects=rejects)
 
 
 def finalize_output(
@@ -312,16 +307,22 @@ def finalize_output(
         move(lines, target)
 
 
-def write_rejects(table: RowTable, target: Path) -> None:
-    """Writes a line for each row that cannot be used; a device, such as the null device, is written directly.
+def write_rejects(table: RowTable, target: Path) -> int:
+    """Writes a line for each row that cannot be used, and returns the number of these rows.
+
+    A device, such as the null device, is written directly.
 
     Raises:
         UsageError: the file cannot be written.
     """
+    rejected = 0
     with target.open("w", encoding="utf-8") if is_special(target) else whole_file(target) as file:
         if table.file is not None and ROW_ERROR in table.rows.column_names:
             for batch in read_batches(table.file, [ROW_ERROR]):
-                file.writelines(reject_line(row[ROW_ERROR]) for row in batch if row[ROW_ERROR] is not None)
+                faults = [row[ROW_ERROR] for row in batch if row[ROW_ERROR] is not None]
+                file.writelines(map(reject_line, faults))
+                rejected += len(faults)
+    return rejected
 
 
 def reject_line(fault: str) -> str:
@@ -333,8 +334,7 @@ def reject_line(fault: str) -> str:
 def model_fingerprint(model: TaskModel) -> str:
     """A sha256 over weights or graph, task, configuration and tokenizer."""
     weights = [tensors_digest(model.state_dict()), model.graph_sha256 if isinstance(model, ExportedModel) else None]
-    task = model.task
-    fitting = Fitting.of(task)
+    task, fitting = model.task, Fitting.of(model.task)
     about = [f"{type(task).__module__}:{type(task).__qualname__}", task.labels, fitting.settings(), fitting.values()]
     return sha256_json(weights, about, model.hf_config, tokenizer_content(model.require_tokenizer()))
 
@@ -350,27 +350,58 @@ def unfinished_folder(output: Path) -> Path:
 
 
 class PartialOutput:
-    """The JSON lines of an output that is not finished.
+    """The JSON lines of an output that is not finished; a context manager that locks their folder.
+
+    The files are removed if the work is finished, and if nothing was completed.
 
     Args:
         output: The output.
-        path: The file of the lines.
+        metadata: What must be equal to resume: model, data and options.
+        chunk: Number of rows of a chunk. Only whole chunks of an earlier attempt are kept.
+        total: Number of lines of the finished output.
 
     Attributes:
+        path: The file of the lines.
         rows: Number of complete lines.
+
+    Raises:
+        UsageError: Another process works in the folder.
     """
 
-    def __init__(self, output: Path, path: Path) -> None:
-        self.path, self._output = path, output
-        self._file = path.open("ab+")
-        self._file.seek(0)
-        self.rows = sum(line.endswith(b"\n") for line in self._file)
+    def __init__(self, output: Path, metadata: Mapping[str, Any], *, chunk: int, total: int) -> None:
+        self.folder = unfinished_folder(output)
+        self.path = self.folder / ROWS
+        self._output, self._metadata, self._chunk, self._total = output, metadata, chunk, total
 
-    def keep(self, rows: int) -> None:
-        """Removes all lines but the first ones, among them a line that is not complete."""
-        self._file.seek(0)
-        self._file.truncate(sum(len(line) for line in islice(self._file, rows)))
-        self.rows = rows
+    def __enter__(self) -> Self:
+        manifest = self.folder / MANIFEST
+        with ExitStack() as stack:
+            stack.enter_context(locked(self.folder))
+            if not self._is_resumable(manifest):
+                self.path.unlink(missing_ok=True)  # before there is a new manifest
+            with atomic_path(manifest) as temporary:
+                temporary.write_text(json.dumps(self._metadata, indent=2) + "\n", "utf-8")
+            self._file = stack.enter_context(self.path.open("ab+"))
+            self._file.seek(0)
+            self.rows = sum(line.endswith(b"\n") for line in self._file)
+            if self.rows != self._total:
+                self.rows -= self.rows % self._chunk
+            self._file.seek(0)
+            self._file.truncate(sum(len(line) for line in islice(self._file, self.rows)))
+            self._opened = stack.pop_all()
+        if self.rows:
+            _log.warning("%s: resuming after %s", self.folder, counted(self.rows, "row"))
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *error: Any) -> None:
+        with self._opened, suppress(OSError):
+            self._file.close()  # a full disk may still lack a part of a line that does not count
+            if error_type is None or not self.rows:
+                remove_temporaries(self.folder)
+                for name in (ROWS, MANIFEST):  # the manifest last: it says that the lines are ours
+                    (self.folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # it is not empty, or another process has just come
+            self.folder.rmdir()
 
     def append(self, lines: bytes) -> None:
         """Appends complete lines.
@@ -383,56 +414,16 @@ class PartialOutput:
             self._file.flush()
         except OSError as error:
             reason = write_failure(explained_disk_full(error, self.path), self._output)
-            raise UsageError(f"{reason}; the same command resumes from {self.path.parent}") from None
+            raise UsageError(f"{reason}; the same command resumes from {self.folder}") from None
         self.rows += lines.count(b"\n")
 
-    def close(self) -> None:
-        """Closes the file; a full disk may still lack a part of a line that does not count."""
-        with suppress(OSError):
-            self._file.close()
-
-
-@contextmanager
-def partial_output(output: Path, metadata: Mapping[str, Any]) -> Iterator[PartialOutput]:
-    """Opens the lines of an earlier attempt with the same metadata, or none; the folder is locked meanwhile.
-
-    Its files are removed if the work is finished, if nothing was completed, and if the rows cannot be used.
-
-    Raises:
-        UsageError: Another process works in the folder.
-    """
-    folder = unfinished_folder(output)
-    try:
-        with locked(folder):
-            if not _is_resumable(folder, metadata):
-                (folder / ROWS).unlink(missing_ok=True)  # before there is a new manifest
-            with atomic_path(folder / MANIFEST) as temporary:
-                temporary.write_text(json.dumps(metadata, indent=2) + "\n", "utf-8")
-            partial = PartialOutput(output, folder / ROWS)
-            try:
-                yield partial
-                partial.rows = 0
-            except DataError:  # the rows will be changed: there is nothing to resume
-                partial.rows = 0
-                raise
-            finally:
-                partial.close()
-                if not partial.rows:
-                    remove_temporaries(folder)
-                    for name in (ROWS, MANIFEST):  # the manifest last: it says that the lines are ours
-                        (folder / name).unlink(missing_ok=True)
-    finally:
-        with suppress(OSError):  # it is not empty, or another process has just come
-            folder.rmdir()
-
-
-def _is_resumable(folder: Path, metadata: Mapping[str, Any]) -> bool:
-    """Returns True if the folder has lines of an attempt with the same metadata; says what changed if not."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-        changed = [name for name in metadata if manifest.get(name) != metadata[name]]
-    except (OSError, ValueError, RecursionError, AttributeError):  # there is none, or it is damaged
-        return False
-    if changed:
-        _log.warning("%s: starting again, because %s changed", folder, " and ".join(changed))
-    return not changed
+    def _is_resumable(self, path: Path) -> bool:
+        """Returns True if the lines belong to an attempt with the same metadata; says what changed if not."""
+        try:
+            manifest = json.loads(path.read_text("utf-8"))
+            changed = [name for name in self._metadata if manifest.get(name) != self._metadata[name]]
+        except (OSError, ValueError, RecursionError, AttributeError):  # there is none, or it is damaged
+            return False
+        if changed:
+            _log.warning("%s: starting again, because %s changed", self.folder, " and ".join(changed))
+        return not changed

@@ -1,10 +1,7 @@
 """``TaskModel``: encoder, head, task and tokenizer, which are trained, saved, loaded and used as one object.
 
-The forward pass takes a packed batch, in training and prediction, or padded tensors as transformers' models do. The
-module tree has the names that the families' data map. How a folder is read and written is in pretrained.py.
-
-Prediction reads rows in chunks, tokenises them, sorts the windows by length, runs them in packed batches and puts the
-results back in order, so that memory depends on the chunk and not on the number of rows.
+The forward pass takes a packed batch, or padded tensors as transformers' models do. Prediction reads rows in chunks, so
+that memory does not depend on the number of rows.
 
 Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R tokens that the head reads.
 """
@@ -24,7 +21,7 @@ from bert_tasks.checkpoints.hub import Origin, origin, resolve
 from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights, read_weights
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
-from bert_tasks.data.columns import Row, as_rows
+from bert_tasks.data.columns import Column, Row, as_rows
 from bert_tasks.data.problems import first_few
 from bert_tasks.data.table import filled_batches, filling_order
 from bert_tasks.data.validator import valid_rows
@@ -54,6 +51,13 @@ BATCH_TOKENS = 16384
 CPU_BATCH_TOKENS = 1024  # the activations of two such batches stay in a processor's cache
 _BATCH_LOGITS = 2**25
 _MOST_TOKENS = 2**31 - 1
+
+
+def _task_fields(settings: Mapping[str, Any], labels: Sequence[str] | None) -> Mapping[str, Any]:
+    """Returns the fields of a task that a caller passes."""
+    if labels is None:
+        return settings
+    return {**settings, "labels": labels if isinstance(labels, str) else tuple(labels)}
 
 
 class TaskModel(PretrainedModule, Generic[PredictionT]):
@@ -123,10 +127,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
             UsageError: an unknown task or setting, or one text as the labels, which would be taken for its letters.
         """
-        fields = (
-            settings if labels is None else {**settings, "labels": labels if isinstance(labels, str) else tuple(labels)}
-        )
-        return cls.load(name, task=task, revision=revision, given=fields)
+        return cls.load(name, task=task, revision=revision, given=_task_fields(settings, labels))
 
     @classmethod
     def from_config(
@@ -155,25 +156,23 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             CheckpointError: an unknown family or field, a value that does not fit, or no such tokenizer.
             UsageError: see ``from_pretrained``.
         """
-        fields = (
-            settings if labels is None else {**settings, "labels": labels if isinstance(labels, str) else tuple(labels)}
-        )
         if isinstance(tokenizer, str | Path):
-            loaded = load_tokenizer(resolve(tokenizer, weights=False), vocab_size=_MOST_TOKENS)
-        else:
-            loaded = tokenizer
-        if loaded is None:
-            raise CheckpointError(f"{tokenizer}: no tokenizer")
-        special = {f"{name}_token_id": getattr(loaded, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+            opened = load_tokenizer(resolve(tokenizer, weights=False), vocab_size=_MOST_TOKENS)
+            if opened is None:
+                raise CheckpointError(f"{tokenizer}: no tokenizer")
+            tokenizer = opened
+        special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
         hf_config = new_hf_config(
             config,
-            vocab_size=max(loaded.get_vocab().values()) + 1,
+            vocab_size=max(tokenizer.get_vocab().values()) + 1,
             special_ids={name: number for name, number in special.items() if number is not None},
         )
-        built, _ = folder_task(CheckpointFolder(path=Path("config"), hf_config=hf_config), task, fields)
+        built, _ = folder_task(
+            CheckpointFolder(path=Path("config"), hf_config=hf_config), task, _task_fields(settings, labels)
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = cls(hf_config, cast("Task[PredictionT]", built), tokenizer=loaded)
+            model = cls(hf_config, cast("Task[PredictionT]", built), tokenizer=tokenizer)
         return model.eval()
 
     @classmethod
@@ -186,13 +185,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         given: Mapping[str, Any],
         served_as: Callable[[type[Task]], type[Task]] | None = None,
     ) -> Self:
-        """As ``from_pretrained``, with all fields of the task in one mapping.
-
-        Args:
-            name, task, revision: see ``from_pretrained``.
-            given: fields of the task, ``labels`` among them.
-            served_as: replaces the class that a folder without our key is taken for where no task is named.
-        """
+        """As ``from_pretrained``, with all fields of the task in ``given``. For ``served_as`` see ``folder_task``."""
         folder = CheckpointFolder.open(resolve(name, revision=revision))
         model = cls._from_folder(folder, task, given, served_as)
         model.origin = origin(name, folder.path, revision=revision)
@@ -208,16 +201,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         options: Mapping[str, Any],
         served_as: Callable[[type[Task]], type[Task]] | None,
     ) -> Self:
-        """The model of a folder, without tokenizer."""
         built, is_own = folder_task(folder, task, options, served_as)
         with torch.device("meta"):
             model = cls(folder.hf_config, cast("Task[PredictionT]", built))
         matched = model.match(folder, head_may_be_new=not is_own)
         model.head = built.head(model.config)  # with the initial weights that its constructor gives it
-        of_head = {key: value for key, value in matched.tensors.items() if key.startswith("head.")}
-        of_encoder = {key: value for key, value in matched.tensors.items() if key not in of_head}
-        model.load_state_dict(of_encoder, strict=False, assign=True)
-        model.load_state_dict(of_head, strict=False)  # copied, because parameters of an own head may be tied
+        for is_head in (False, True):  # copied to the head, whose parameters may be tied
+            tensors = {key: value for key, value in matched.tensors.items() if key.startswith("head.") == is_head}
+            model.load_state_dict(tensors, strict=False, assign=not is_head)
         state = model.state_dict()
         model._drawn = {name: value.clone() for name, value in state.items() if name not in matched.tensors}
         model.load_report = matched.report
@@ -240,9 +231,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """
         self.check_parameters()
         count, model_type = len(self.config.layer_order), self.hf_config["model_type"]
-        kept = [*range(0, count, 2 if layers == "every-other" else 1)]
-        if layers is not None and layers != "every-other":
-            kept = [int(layer) for layer in layers]
+        if layers is None or layers == "every-other":
+            layers = range(0, count, 1 if layers is None else 2)
+        kept = [int(layer) for layer in layers]
         if len(set(self.config.layer_order)) < count:
             raise UsageError(f"the layers of this {model_type} share their weights: none of them can be left out")
         if not kept or not all(0 <= layer < count for layer in kept):
@@ -281,10 +272,10 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             UsageError: a library (peft, ...) has wrapped or replaced modules of the model.
         """
         self.check_parameters()
-        state, family, head_kind = self.state_dict(), family_of(self.hf_config), HFConfig.of(self.task).head
-        names = parameter_map(family, self.config, head="base" if head_kind is None else head_kind, pooler=False)
+        state, names = self.state_dict(), self._hf_names()
         head_state = {key: value for key, value in state.items() if key not in names}
-        prefix = family.prefix if head_kind is None else ""  # which transformers' base models do not have
+        has_prefix = HFConfig.of(self.task).head is not None  # transformers' base models have none
+        prefix = "" if has_prefix else family_of(self.hf_config).prefix
         save_folder(
             Path(folder),
             config=saved_config(self.hf_config, self.task, self.columns),
@@ -310,18 +301,11 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     ) -> CheckpointMatch:
         """The folder's tensors for every parameter; a head of another kind is not read even where shapes fit.
 
-        Args:
-            folder: what to read.
-            head_may_be_new: whether parameters of the head may be missing or of another shape.
-            dtype: of the parameters that are returned.
-            copy: see ``match_weights``.
-
         Raises:
             CheckpointError: naming every tensor that is missing, unknown, of another shape or not finite.
             UsageError: the head lacks a parameter of the head of transformers that the task names.
         """
-        state, family, head_kind = self.state_dict(), family_of(self.hf_config), HFConfig.of(self.task).head
-        names = parameter_map(family, self.config, head="base" if head_kind is None else head_kind, pooler=False)
+        state, names, head_kind = self.state_dict(), self._hf_names(), HFConfig.of(self.task).head
         if unknown := sorted(names.keys() - state.keys()):
             raise UsageError(
                 f"{type(self.task).__name__}: HFConfig.head is {head_kind!r}, but the head has no "
@@ -332,7 +316,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             read_weights(folder.path),
             names,
             shapes=shapes,
-            family=family,
+            family=family_of(self.hf_config),
             head_may_be_new=head_may_be_new,
             ignore_head=folder.head != head_kind and not self.head.reads_embeddings,  # whose keys no other head has
             dtype=dtype,
@@ -353,12 +337,17 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         matched = CheckpointMatch(tensors=tensors, report=report)
         return with_label_order(matched, folder.labels, self.task.labels, self.head.label_dims, names)
 
-    def check_parameters(self) -> None:
-        """Compares the model's parameters with those that its configuration and its task need.
+    def _hf_names(self) -> dict[str, tuple[str, ...]]:
+        """Parameter -> transformers' names for it; without parameters of a head that transformers lacks."""
+        kind = HFConfig.of(self.task).head
+        return parameter_map(
+            family_of(self.hf_config), self.config, head="base" if kind is None else kind, pooler=False
+        )
 
-        Raises:
-            UsageError: modules were wrapped, renamed or replaced since the model was made (peft, pruning, ...), so that
-                its weights have no names in a saved folder.
+    def check_parameters(self) -> None:
+        """Raises UsageError if a library (peft, pruning, ...) has wrapped, renamed or replaced modules of the model.
+
+        Its weights would have no names in a saved folder.
         """
         with torch.device("meta"):
             head = self.task.head(self.config)
@@ -381,12 +370,13 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def require_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer.
+    @property
+    def input_columns(self) -> list[Column]:
+        """The task's columns but for labels."""
+        return [column for column in self.task.columns if not column.is_label]
 
-        Raises:
-            UsageError: it has none.
-        """
+    def require_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Returns the tokenizer, or raises UsageError if there is none."""
         if self._tokenizer is None:
             raise UsageError("the model has no tokenizer: load one with tokenizer files, or set model.tokenizer")
         return self._tokenizer
@@ -408,10 +398,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self._drawn = {name: state[name].clone() for name in self._drawn}
 
     def parameter_depths(self) -> dict[str, int]:
-        """The place of each parameter from the input: embeddings 0, layer i (its last use) i + 1, the head one more.
-
-        What all layers use for the positions of tokens has the place of embeddings.
-        """
+        """The place of each parameter from the input: embeddings 0, layer i (its last use) i + 1, the head one more."""
         last = len(self.encoder.layer_order)
         depths = {"head": last + 1, "encoder.norm": last, "encoder.embeddings": 0}
         depths |= {"encoder.positions": 0, "encoder.convolution": 1}
@@ -440,28 +427,20 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             ValueError: a mask that is not ``[B, T]``, an input that is too long, an id that has no embedding, or
                 ``output_attentions``.
         """
-        inputs: PackedBatch | PaddedInputs
         if isinstance(input_ids, PackedBatch):
-            inputs = input_ids
-        else:
-            inputs = padded_inputs(
-                self.config, input_ids, attention_mask, token_type_ids, position_ids, output_attentions
-            )
-        selection = self.head.select(inputs.layout)
-        hidden = self.encoder(
-            inputs.input_ids,
-            inputs.position_ids,
-            inputs.token_type_ids,
-            inputs.layout,
-            selection=selection,
-            depth=self.head.depth,
-        )
-        logits = self.head(hidden, inputs.layout, self.encoder.embeddings.word.weight)
-        if not isinstance(inputs, PaddedInputs) or not self.head.per_token:
+            return self._logits(input_ids)
+        inputs = padded_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, output_attentions)
+        logits = self._logits(inputs)
+        if not self.head.per_token:
             return logits
         if isinstance(logits, tuple):  # of tokens, and of sequences
             return inputs.rectangle(logits[0]), logits[1]
         return inputs.rectangle(logits)
+
+    def _logits(self, batch: PackedBatch | PaddedInputs) -> Any:
+        selection, ids = self.head.select(batch.layout), (batch.input_ids, batch.position_ids, batch.token_type_ids)
+        hidden = self.encoder(*ids, batch.layout, selection=selection, depth=self.head.depth)
+        return self.head(hidden, batch.layout, self.encoder.embeddings.word.weight)
 
     def logits_and_states(self, batch: PackedBatch) -> tuple[Tensor, Sequence[Tensor]]:
         """The logits of a packed batch, and ``[N, H]`` states of all tokens: of the embeddings and after each layer."""
@@ -476,7 +455,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
     def packed_logits(self, batch: PackedBatch) -> Any:
         """The logits of a packed batch; exported models compute them with their graph."""
-        return TaskModel.forward(self, batch)
+        return self._logits(batch)
 
     def predict(self, inputs: Inputs, *, logits: bool = False, explain: bool = False) -> list[PredictionT]:
         """One prediction per row, in row order; a list of one for one row.
@@ -487,22 +466,19 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 data (``{"text": "a fine film"}``).
             logits: give the predictions their ``logits``, in the order of the labels.
             explain: give the predictions their ``explanation``: how much each word contributed to the predicted label,
-                number or span. It takes as long as some hundred predictions.
+                number or span. It takes as long as about 100 predictions.
 
         Raises:
             DataError: a row lacks a column or a value is of the wrong kind.
             UsageError: the model has no tokenizer, or its task gives no logits or no explanations.
         """
-        columns = [column for column in self.task.columns if not column.is_label]
-        return list(self.predict_rows(as_rows(inputs, columns), logits=logits, explain=explain))
+        return list(self.predict_rows(as_rows(inputs, self.input_columns), logits=logits, explain=explain))
 
     def predict_rows(
         self,
         rows: Iterable[Row],
         *,
         forward_fn: ForwardFn | None = None,
-        first: int = 0,
-        note: Callable[[Sequence[Feature]], None] = lambda features: None,
         logits: bool = False,
         explain: bool = False,
     ) -> Iterator[PredictionT]:
@@ -511,56 +487,65 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         Args:
             rows: mappings with the task's columns or with those of the training data.
             forward_fn: Computes a batch's logits instead of the model (``model.precision.logits_of``).
-            first: the number of the first row, for messages.
-            note: called with the features of each chunk.
             logits: give the predictions their logits.
             explain: give the predictions their explanations.
 
         Raises:
+            DataError: a row lacks a column or a value is of the wrong kind.
+            CheckpointError, UsageError: see ``predict_chunk``.
+        """
+        valid = valid_rows(rows, self.input_columns, names=self.columns)
+        while chunk := list(islice(valid, self.chunk_rows(explain=explain))):
+            yield from self.predict_chunk(chunk, forward_fn=forward_fn, logits=logits, explain=explain)[0]
+
+    def chunk_rows(self, *, explain: bool) -> int | None:
+        """The number of rows that are predicted together; None: all, because a row's features depend on others."""
+        if Windows.of(self.task).needs_document_context:
+            return None
+        return EXPLAINED_ROWS if explain else CHUNK_ROWS
+
+    def predict_chunk(
+        self, rows: Sequence[Row], *, forward_fn: ForwardFn | None = None, logits: bool = False, explain: bool = False
+    ) -> tuple[list[PredictionT], Sequence[Feature]]:
+        """The predictions of valid rows, with the task's columns, and the features of these rows.
+
+        Args:
+            rows, forward_fn, logits, explain: see ``predict_rows``.
+
+        Raises:
             UsageError: the model has no tokenizer, gives no logits or no explanations, or its task gives ids that have
                 no embedding.
-            DataError: a row lacks a column or a value is of the wrong kind.
             CheckpointError: the model gives logits that are not finite.
         """
         explainable = explainable_task(self, self.task) if explain else None
         tokenizer, task = self.require_tokenizer(), self.task
-        columns = [column for column in task.columns if not column.is_label]
-
-        def finite_logits(batch: PackedBatch) -> Any:
-            return finite(self.packed_logits(batch) if forward_fn is None else forward_fn(batch))
-
-        remaining, number, most = iter(rows), first, EXPLAINED_ROWS if explain else CHUNK_ROWS
-        while chunk := list(remaining if Windows.of(task).needs_document_context else islice(remaining, most)):
-            read = valid_rows(chunk, columns, first=number, names=self.columns)
-            number += len(chunk)
-            features = checked_features(task, read, tokenizer, self.config)
-            note(features)
-            compact = self.forward_windows(features, forward_fn=finite_logits)
-            predictions = Rendering.of(task).with_texts(task.decode(compact, features, read), tokenizer)
-            if logits:
-                predictions = with_logits(task, predictions, compact, features)
-            if explainable is not None:
-                named = explainable.explained_logits(predictions, compact, features, read)
-                spans = explainable.token_spans(read, tokenizer)
-                predictions = with_explanations(predictions, explained(self, self.head, named, features, spans))
-            yield from predictions
+        features = checked_features(task, rows, tokenizer, self.config)
+        compact = self.forward_windows(
+            features,
+            forward_fn=lambda batch: finite(self.packed_logits(batch) if forward_fn is None else forward_fn(batch)),
+        )
+        predictions = Rendering.of(task).with_texts(task.decode(compact, features, rows), tokenizer)
+        if logits:
+            predictions = with_logits(task, predictions, compact, features)
+        if explainable is not None:
+            explained_logits = explainable.explained_logits(predictions, compact, features, rows)
+            spans = explainable.token_spans(rows, tokenizer)
+            predictions = with_explanations(predictions, explained(self, self.head, explained_logits, features, spans))
+        return list(predictions), features
 
     def forward_windows(
         self, features: Sequence[Feature], *, max_tokens: int | None = None, forward_fn: ForwardFn | None = None
     ) -> list[Tensor]:
         """What decoding needs of each feature, in feature order, on the CPU. Dropout is off meanwhile.
 
-        Args:
-            features: windows of any lengths.
-            max_tokens: tokens that are run together; default: ``batch_tokens``.
-            forward_fn: Computes a batch's logits instead of the model.
+        ``max_tokens`` of windows of any lengths are run together, by default ``batch_tokens``.
         """
         tokenizer = self.require_tokenizer()
         most = self.batch_tokens if max_tokens is None else max_tokens
         order = filling_order([len(one["input_ids"]) for one in features], max_tokens=most)
         inputs = ((i, one) for i in order for one in Windows.of(self.task).copies(features[i], tokenizer))
         batches = filled_batches(inputs, lambda pair: len(pair[1]["input_ids"]), max_tokens=most)
-        parts: dict[int, list[Tensor]] = {}
+        parts: list[list[Tensor]] = [[] for _ in features]
 
         def compact(batch: Sequence[tuple[int, Feature]]) -> Iterator[tuple[tuple[int, Feature], Tensor]]:
             return zip(batch, self.forward_batch([one for _, one in batch], forward_fn=forward_fn), strict=True)
@@ -568,8 +553,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         with self.in_evaluation():
             for results in map_batches(compact, batches, device=self.device):
                 for (i, _), window in results:
-                    parts.setdefault(i, []).append(window)
-        return [one[0] if len(one) == 1 else torch.cat(one) for one in map(parts.__getitem__, range(len(features)))]
+                    parts[i].append(window)
+        return [one[0] if len(one) == 1 else torch.cat(one) for one in parts]
 
     def forward_batch(self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None) -> tuple[Tensor, ...]:
         """As ``forward_windows``, of features that are run together."""

@@ -11,7 +11,7 @@ from scipy.stats import pearsonr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.table import RowTable, longest_first
+from bert_tasks.data.table import longest_first
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
 from bert_tasks.inference import evaluate, evaluation, predict
@@ -210,8 +210,8 @@ class TestPredict:
         self, suffix: str, single: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(task_model, "CHUNK_ROWS", 4)
-        rows = RowTable.from_rows([{"text": text} for text in TEXTS[:8]] + [{"text": None}])
-        with pytest.raises(DataError, match=r"row 8: .* in column 'text'"):
+        rows = [{"text": text} for text in TEXTS[:8]] + [{"text": None}]
+        with pytest.raises(DataError, match=r"rows:9: .* in column 'text'"):
             predict(single, rows, output=tmp_path / f"answers{suffix}")
         assert list(tmp_path.iterdir()) == []
 

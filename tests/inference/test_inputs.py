@@ -20,7 +20,7 @@ from bert_tasks.cli import models as progress
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import WriteOptions, predict_file, streams
-from bert_tasks.inference.output import output_destination
+from bert_tasks.inference.output import OutputDestination
 from bert_tasks.inference.prediction import PredictionRun
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
@@ -156,8 +156,9 @@ def piped(model: TaskModel, content: str, tmp_path: Path, **options: Any) -> lis
     source = tmp_path / "pipe"
     source.write_text(content, "utf-8", newline="")
     out = io.BytesIO()
-    run = PredictionRun(model, output_destination(out, "-", WriteOptions(), None), WriteOptions())
-    run.predict_stream(ReadOptions(**options), source)
+    run = PredictionRun(model, OutputDestination(out, "-", WriteOptions(), None), WriteOptions())
+    with source.open("rb") as file:
+        run.predict_stream(file, ReadOptions(**options))
     return [json.loads(line) for line in out.getvalue().decode().splitlines()]
 
 

@@ -253,7 +253,7 @@ class TestSkipping:
         def never(*_: Any, **__: Any) -> None:
             raise AssertionError("a row is predicted")
 
-        monkeypatch.setattr("bert_tasks.model.task_model.TaskModel.predict_rows", never)
+        monkeypatch.setattr("bert_tasks.model.task_model.TaskModel.predict_chunk", never)
         with pytest.raises(DataError, match="id 'a' appears 2 times"):
             predict(reader, tmp_path / "same.jsonl", output=tmp_path / "answers.json")
         assert names(tmp_path) == ["a.conll", "same.jsonl"]
@@ -311,7 +311,7 @@ class TestGoingOn:
     def test_skipped_rows_are_not_counted_as_lines(
         self, model: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Chunks of four rows have 4, 0, 2 and 2 usable ones; the attempt ends before the fourth chunk."""
+        """Chunks have four usable rows; the attempt ends before the second one."""
         source, options = tmp_path / "bad.jsonl", WriteOptions(on_error="skip")
         good = [*range(4), 8, 10, 12, 13]
         source.write_text("".join(json.dumps({"text": f"a{n}"} if n in good else [n]) + "\n" for n in range(16)))
@@ -320,7 +320,7 @@ class TestGoingOn:
 
         def stop(partial: output_module.PartialOutput, lines: bytes) -> None:
             append(partial, lines)
-            if partial.rows == 6:
+            if partial.rows == 4:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
@@ -328,7 +328,7 @@ class TestGoingOn:
             with pytest.raises(KeyboardInterrupt):
                 predict_file(model, source, tmp_path / "a.jsonl", writing=options)
         done = predict_file(model, source, tmp_path / "a.jsonl", writing=options)
-        assert (done.resumed, done.rows, done.rejected) == (6, 8, 8) == (6, whole.rows, whole.rejected)
+        assert (done.resumed, done.rows, done.rejected) == (4, 8, 8) == (4, whole.rows, whole.rejected)
         assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
     @pytest.mark.parametrize(("damage", "resumed"), [("cut", 4), ("gone", 0), ("manifest", 0)])

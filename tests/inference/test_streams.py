@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.formats import FORMATS
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.inference import Predicted, WriteOptions, streams
-from bert_tasks.inference.output import output_destination
+from bert_tasks.inference.output import OutputDestination
 from bert_tasks.inference.prediction import PredictionRun
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
@@ -43,8 +42,9 @@ def model(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> TaskModel:
 
 def stream(model: TaskModel, source: Path, out: io.BytesIO, **options: Any) -> Predicted:
     writing = WriteOptions(**options)
-    run = PredictionRun(model, output_destination(out, "-", writing, None), writing)
-    return run.predict_stream(ReadOptions(format="jsonl"), source)
+    run = PredictionRun(model, OutputDestination(out, "-", writing, None), writing)
+    with source.open("rb") as file:
+        return run.predict_stream(file, ReadOptions(format="jsonl"))
 
 
 def test_a_steady_stream_is_not_held_back(model: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,23 +94,12 @@ def test_explained_rows_are_written_in_small_parts(model: TaskModel, tmp_path: P
     assert max(out.rows) <= 32
 
 
-def test_inputs_left_by_killed_processes_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "cache_folder", lambda *_: tmp_path)
-    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
-    for path in (old, new):
-        path.write_text("{}\n")
-    os.utime(old, (0, 0))
-    with new.open("rb") as source, streams.stored_input(source, FORMATS["jsonl"]) as path:
-        assert path.read_text() == "{}\n"
-    assert list(tmp_path.iterdir()) == [new]
-
-
 def test_what_fails_later_is_not_told_as_a_failure_to_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "cache_folder", lambda *_: tmp_path)
     (tmp_path / "in").write_text("{}\n")
     with (
         (tmp_path / "in").open("rb") as source,
         pytest.raises(OSError, match="later"),
-        streams.stored_input(source, FORMATS["jsonl"]),
+        streams.stored_input(source),
     ):
         raise OSError("later")

@@ -175,7 +175,7 @@ def test_the_right_choice_is_named_by_index_text_letter_or_column(
 )
 def test_a_label_that_names_no_choice_or_several_is_rejected(value: int | str, choices: list[str]) -> None:
     with pytest.raises(DataError, match=r"(no such|ambiguous) choice.* in column 'label'"):
-        valid_rows([ROW | {"label": value, "choices": choices}], TASK.columns)
+        list(valid_rows([ROW | {"label": value, "choices": choices}], TASK.columns))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_columns_of_choices_are_numbered_one_by_one(columns: tuple[str, ...], tm
     with pytest.raises(DataError, match=message):
         read_table(tmp_path / "rows.jsonl", columns=TASK.columns, require_labels=False)
     with pytest.raises(DataError, match=message):
-        valid_rows([row], TASK.columns)
+        list(valid_rows([row], TASK.columns))
     with pytest.raises(DataError, match=message):
         renamed([row], TASK, None)
     with pytest.raises(HTTPException) as refused:
@@ -352,7 +352,7 @@ def test_rows_in_memory_and_requests_read_the_question_once() -> None:
     (row,), _ = BodyReader(TASK, Limits(), ASKED_NAMES).rows(json.dumps(body).encode(), "application/json")
     as_commonsense_qa(dict(row))
     own = {"context": "c", "question": "q", "choices": ["a", "b"]}  # under the task's names a question is one
-    assert valid_rows([own], TASK.columns, names=ASKED_NAMES) == [own]
+    assert list(valid_rows([own], TASK.columns, names=ASKED_NAMES)) == [own]
     assert BodyReader(TASK, Limits(), ASKED_NAMES).rows(json.dumps(own).encode(), "application/json")[0] == [own]
 
 
