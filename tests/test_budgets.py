@@ -26,7 +26,7 @@ LINES = {
     "training": (4141, 2700),
     "inference": (1822, 1150),
     "recipe": (1377, 1000),
-    "init": (601, 650),
+    "init": (570, 650),
     "model": (2197, 1950),
     "export": (789, 700),
     "tasks": (7195, 4900),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_025  # of 29,000
-TOTAL_STATEMENTS = 21_692  # of 15,800
+TOTAL_LINES = 38_994  # of 29,000
+TOTAL_STATEMENTS = 21_684  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -4,8 +4,8 @@ import importlib.util
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
 from bert_tasks.data.problems import RowErrors, counted, did_you_mean
 from bert_tasks.data.profile import profile
 from bert_tasks.data.readers import ReadOptions, column_names
-from bert_tasks.data.splits import DataSpec, load_splits
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.splits import DataSpec, Splits, load_splits
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.families import encoder_config
 from bert_tasks.init.sample import FileSample, read_sample
@@ -42,54 +41,169 @@ _PLAIN_STEMS = ("train", "data")
 _VALIDATION_STEMS = ("dev", "valid", "validation")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """The result of reading all rows as a run would.
+@dataclass(kw_only=True)
+class RecipeDraft:
+    """A recipe for a data file.
 
     Attributes:
-        left_out: Number of unusable rows. Above 0 the recipe needs ``on_error = "skip"``.
-        rows: Number of all rows.
+        labels: Labels that the rows seem to have.
+        rows, left_out: Number of all rows, and of unusable rows, which the recipe skips.
         states_labels: Whether the recipe must set the labels.
         notes: What is wrong with which rows.
     """
 
-    left_out: int
-    rows: int
-    states_labels: bool
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipeDraft:
-    """A recipe that was written, and what is known of its data file."""
-
     path: Path
+    model: str
     sample: FileSample
     guess: TaskGuess
-    trial: Trial
-    text: str
+    spec: DataSpec
+    labels: tuple[str, ...]
+    rows: int = 0
+    left_out: int = 0
+    states_labels: bool = False
+    notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "recipe": str(self.path),
             "rows": self.sample.count,
             "task": self.guess.task,
-            "rows_left_out": self.trial.left_out,
+            "rows_left_out": self.left_out,
             "settings": dict(self.guess.settings),
             "columns": dict(self.guess.columns),
-            "reasons": [*self.sample.notes, *self.guess.reasons, *self.trial.notes],
+            "reasons": [*self.sample.notes, *self.guess.reasons, *self.notes],
             "alternatives": list(self.guess.alternatives),
             "next": _commands(self.path),
         }
 
     def lines(self) -> list[str]:
         """For people."""
-        return [
-            *_findings(self.sample, self.guess, self.trial),
-            f"recipe: {self.path}",
-            "next:",
-            *_indented(_commands(self.path)),
-        ]
+        return [*self._findings(), f"recipe: {self.path}", "next:", *_indented(_commands(self.path))]
+
+    @property
+    def text(self) -> str:
+        """The recipe."""
+        commands = _indented(_commands(self.path))
+        usage = "Written by `bert-tasks init`. Change what was detected wrongly, then run:"
+        heading = map(_comment, [usage, "", *commands, "", *self._findings()])
+        return "\n".join([*heading, *self._sections(), *self._hyper_parameters()]) + "\n"
+
+    def try_rows(self) -> None:
+        """Reads all rows as a run will.
+
+        Raises:
+            DataError: The rows cannot be trained on.
+        """
+        names = tuple(self.sample.layout.label_names.values()) if self.sample.has_stated_format else ()
+        try:
+            splits = self._load_splits(names)
+        except DataError as error:
+            if names or not self.labels:
+                raise
+            try:
+                splits = self._load_splits(self.labels)
+            except DataError:
+                raise error from None
+            self.states_labels = True
+            lines = [line.strip() for line in str(error).splitlines()]
+            self.notes.append(f"settings.labels is stated, because: {lines[-1] if len(lines) > 1 else lines[0]}")
+        tables = [table for _, table in named_splits(splits)]
+        # By source, because a validation share has the errors of its training file.
+        errors = {table.source: table.errors for table in tables if table.errors is not None}
+        self.left_out = sum(map(len, errors.values()))
+        self.rows = self.left_out + sum(map(len, tables))
+        for source, faulty in errors.items():
+            first = json.loads(faulty[0][ROW_ERROR])
+            rows = len(faulty) + sum(len(table) for table in tables if table.source == source)
+            self.notes.append(
+                f"{source}: {share(len(faulty), rows)} cannot be used and will be skipped, the first in line "
+                f"{first['line']}: {first['reason'][:_LONGEST_REASON]}"
+            )
+
+    def _load_splits(self, labels: Sequence[str]) -> Splits:
+        columns = load_task_class(self.guess.task)(**self.guess.settings).columns
+        try:
+            splits = load_splits(self.spec, columns=columns, seed=_SEED, labels=labels)
+        except RowErrors:
+            splits = load_splits(replace(self.spec, on_error="skip"), columns=columns, seed=_SEED, labels=labels)
+        check_splits(splits, columns=columns, labels=labels)
+        return splits
+
+    def _findings(self) -> Iterator[str]:
+        sample, guess = self.sample, self.guess
+        drawn = f", {len(sample.rows)} of them sampled" if len(sample.rows) < sample.count else ""
+        yield f"{sample.path.name}: {counted(sample.count, 'row')}{drawn}"
+        if sample.faults:
+            yield f"  {len(sample.faults)} more cannot be read ({sample.faults[0]})"
+        yield f"task: {guess.task}" + (", most likely" if guess.alternatives else "")
+        yield from _indented([*sample.notes, *guess.reasons, *self.notes])
+        if guess.alternatives:
+            yield from ("not sure, it could also be:", *_indented(guess.alternatives))
+
+    def _relative(self, path: str | Path) -> str:
+        folder = self.path.absolute().parent
+        return Path(os.path.relpath(Path(path).expanduser().absolute(), folder)).as_posix()
+
+    def _sections(self) -> Iterator[str]:
+        sample, guess, spec, labels = self.sample, self.guess, self.spec, self.labels
+        is_local = Path(self.model).expanduser().is_dir()
+        name = self._relative(self.model) if is_local else self.model
+        yield from ("", _entry("task", guess.task), "", "[model]")
+        yield _entry("name", name, "a hub id, a folder, or package:NAME/PATH")
+
+        yield from ("", "[settings]")
+        positions = _USUAL_LENGTH  # the longest input of a model on the hub, which is not known
+        if is_local or self.model.startswith("package:"):
+            positions = encoder_config(read_config(resolve(self.model))).usable_length
+        for suggestion in Detection.of(TASKS[guess.task]).settings(guess.words, positions):
+            entry = _entry(suggestion.name, suggestion.value, suggestion.comment)
+            yield entry if suggestion.is_active else _comment(entry)
+        yield from (_entry(name, value) for name, value in guess.settings.items())
+        if self.states_labels:
+            yield _entry("labels", labels)
+        elif labels:
+            more = len(labels) - _SHOWN_LABELS
+            yield _comment(f"labels = {literal(labels[:_SHOWN_LABELS])}{f' and {more} more' if more > 0 else ''}")
+            yield _comment("  found in the rows; state them to fix their order and to detect misspelt labels")
+
+        path = sample.path
+        yield from ("", "[data]", _entry("train", self._relative(path), "paths start at the folder of this file"))
+        if spec.validation is None:
+            yield _entry(
+                "validation_share", spec.validation_share, "no validation file: this share of the rows is used"
+            )
+            # An existing file whose name suggests validation rows, or such a name.
+            extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
+            candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
+            suggested = next((other for other in candidates if other.is_file() and other != path), candidates[0])
+            yield _comment(_entry("validation", self._relative(suggested)))
+        else:
+            yield _entry("validation", self._relative(str(spec.validation)))
+        yield from (_entry(name, value) for name, value in sample.options.items())
+        if guess.separator != LABEL_SEPARATOR:
+            yield _entry("label_separator", guess.separator)
+        if self.left_out:
+            skipped = share(self.left_out, self.rows)
+            yield _entry("on_error", "skip", f"skips {skipped}; without this line `check` lists them")
+        if spec.columns or guess.spare:
+            yield from ("", "[data.columns]" if spec.columns else "# [data.columns]")
+        yield from (_entry(task, name) for task, name in spec.columns.items())
+        yield from (_comment(f"{_entry(task, name)} # {remark}") for task, name, remark in guess.spare)
+
+    def _hyper_parameters(self) -> Iterator[str]:
+        """The last sections: more epochs for small files, a higher learning rate for small models."""
+        is_dense, rows = Detection.of(TASKS[self.guess.task]).has_dense_labels, self.sample.count
+        rates = (
+            (5e-5, 1e-4, "") if self.model == EMBEDDED_MODEL else (2e-5, 3e-5, "2e-5 to 5e-5 suit base-sized models")
+        )
+        epochs = 10 if rows < _SMALL else 4 if rows < _MIDDLE else 2 if is_dense else 3
+        yield from ("", "[optim]", _entry("learning_rate", rates[is_dense], rates[2]), _entry("epochs", epochs))
+        yield _entry("batch_size", 16 if rows < _SMALL else 32)
+        yield from (_entry("warmup_ratio", 0.1), _entry("weight_decay", 0.01), "", "[run]", _entry("seed", _SEED))
+        yield _comment("seeds = [1, 2, 3] # one run per seed, to see how much the score varies")
+        stem = uncompressed(self.sample.path).stem
+        name = self.sample.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
+        yield _entry("output_dir", f"runs/{name}")
 
 
 def init_recipe(
@@ -145,7 +259,6 @@ def init_recipe(
     if validation is not None:
         _check_validation(Path(validation), sample, guess)
     usual, class_names = sample.layout.columns, sample.layout.label_names
-    labels = tuple(dict.fromkeys(class_names.get(name, name) for name in guess.labels))
     spec = DataSpec(
         train=str(sample.path),
         validation=None if validation is None else str(validation),
@@ -155,21 +268,15 @@ def init_recipe(
         label_separator=guess.separator,
         **sample.options,
     )
-    format_labels = tuple(class_names.values()) if sample.has_stated_format else ()
-    trial = try_rows(spec, guess.task, guess.settings, expected=format_labels, seen=labels, seed=_SEED)
-    heading = [
-        "Written by `bert-tasks init`. Change what was detected wrongly, then run:",
-        *("", *_indented(_commands(target)), ""),
-        *_findings(sample, guess, trial),
-    ]
-    sections = _sections(sample, guess, trial, spec=spec, labels=labels, model=model, target=target)
-    text = "\n".join([*map(_comment, heading), *sections]) + "\n"
+    labels = tuple(dict.fromkeys(class_names.get(name, name) for name in guess.labels))
+    draft = RecipeDraft(path=target, model=model, sample=sample, guess=guess, spec=spec, labels=labels)
+    draft.try_rows()
     try:
         with atomic_path(target) as temporary:
-            temporary.write_text(text, "utf-8")
+            temporary.write_text(draft.text, "utf-8")
     except OSError as error:
         raise UsageError(f"{target}: cannot be written ({error.strerror}); choose another --output") from None
-    return RecipeDraft(path=target, sample=sample, guess=guess, trial=trial, text=text)
+    return draft
 
 
 def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
@@ -211,54 +318,6 @@ def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
     return replace(best, alternatives=tuple(alternatives))
 
 
-def try_rows(
-    spec: DataSpec, task: str, settings: Mapping[str, Any], *, expected: Sequence[str], seen: Sequence[str], seed: int
-) -> Trial:
-    """Reads all rows as a run will, and checks them.
-
-    ``expected`` are labels of the format, ``seen`` labels of the sample, which are tried if the rows cannot be read
-    without labels.
-
-    Raises:
-        DataError: The rows cannot be trained on.
-    """
-    columns = load_task_class(task)(**settings).columns
-    refused: list[DataError] = []
-    for labels in (expected,) if expected or not seen else (expected, seen):
-        try:
-            try:
-                splits = load_splits(spec, columns=columns, seed=seed, labels=labels)
-            except RowErrors:
-                splits = load_splits(replace(spec, on_error="skip"), columns=columns, seed=seed, labels=labels)
-            check_splits(splits, columns=columns, labels=labels)
-            break
-        except DataError as error:
-            refused.append(error)
-    else:
-        raise refused[0]
-
-    notes: list[str] = []
-    if refused:
-        lines = [line.strip() for line in str(refused[0]).splitlines()]
-        notes.append(f"settings.labels is stated, because: {lines[-1] if len(lines) > 1 else lines[0]}")
-    by_source: dict[str, list[RowTable]] = {}
-    for _, table in named_splits(splits):
-        by_source.setdefault(table.source, []).append(table)  # the validation share has the same source
-    left_out = rows = 0
-    for source, tables in by_source.items():
-        faults = tables[0].errors
-        count = 0 if faults is None else len(faults)
-        of = count + sum(map(len, tables))
-        left_out, rows = left_out + count, rows + of
-        if faults is not None:
-            first = json.loads(faults[0][ROW_ERROR])
-            reason = first["reason"]
-            reason = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
-            where = f"the first in line {first['line']}: {reason}"
-            notes.append(f"{source}: {share(count, of)} cannot be used and will be skipped, {where}")
-    return Trial(left_out=left_out, rows=rows, states_labels=bool(refused), notes=tuple(notes))
-
-
 def share(count: int, of: int) -> str:
     """For people: "5 of 20 rows (25%)"."""
     return f"{count} of {of} rows ({count / of:.0%})"
@@ -294,96 +353,6 @@ def _check_validation(path: Path, sample: FileSample, guess: TaskGuess) -> None:
                 f"{path}: no column {name!r}{did_you_mean(name, present)}, which {sample.path} has; the columns there "
                 f"are {', '.join(map(repr, present))}"
             )
-
-
-def _sections(
-    sample: FileSample,
-    guess: TaskGuess,
-    trial: Trial,
-    *,
-    spec: DataSpec,
-    labels: Sequence[str],
-    model: str,
-    target: Path,
-) -> Iterator[str]:
-    """The lines of the recipe below its heading. ``labels`` were seen in the rows."""
-    folder = target.absolute().parent
-
-    def relative(path: Path) -> str:
-        return Path(os.path.relpath(path.absolute(), folder)).as_posix()
-
-    is_local = Path(os.path.expanduser(model)).is_dir()
-    yield from ("", _entry("task", guess.task))
-    name = relative(Path(os.path.expanduser(model))) if is_local else model
-    yield from ("", "[model]", _entry("name", name, "a hub id, a folder, or package:NAME/PATH"))
-
-    yield from ("", "[settings]")
-    positions = _USUAL_LENGTH  # the longest input of a model on the hub, which is not known
-    if is_local or model.startswith("package:"):
-        positions = encoder_config(read_config(resolve(model))).usable_length
-    for suggestion in Detection.of(TASKS[guess.task]).settings(guess.words, positions):
-        entry = _entry(suggestion.name, suggestion.value, suggestion.comment)
-        yield entry if suggestion.is_active else _comment(entry)
-    yield from (_entry(name, value) for name, value in guess.settings.items())
-    if trial.states_labels:
-        yield _entry("labels", labels)
-    elif labels:
-        more = len(labels) - _SHOWN_LABELS
-        yield _comment(f"labels = {literal(labels[:_SHOWN_LABELS])}{f' and {more} more' if more > 0 else ''}")
-        yield _comment("  found in the rows; state them to fix their order and to detect misspelt labels")
-
-    yield from ("", "[data]", _entry("train", relative(sample.path), "paths start at the folder of this file"))
-    if spec.validation is None:
-        yield _entry("validation_share", spec.validation_share, "no validation file: this share of the rows is used")
-        # An existing file whose name suggests validation rows, or such a name.
-        path = sample.path
-        extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
-        candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
-        suggested = next((other for other in candidates if other.is_file() and other != path), candidates[0])
-        yield _comment(_entry("validation", relative(suggested)))
-    else:
-        yield _entry("validation", relative(Path(str(spec.validation))))
-    yield from (_entry(name, value) for name, value in sample.options.items())
-    if guess.separator != LABEL_SEPARATOR:
-        yield _entry("label_separator", guess.separator)
-    if trial.left_out:
-        skipped = share(trial.left_out, trial.rows)
-        yield _entry("on_error", "skip", f"skips {skipped}; without this line `check` lists them")
-    if spec.columns or guess.spare:
-        yield from ("", "[data.columns]" if spec.columns else "# [data.columns]")
-    yield from (_entry(task, name) for task, name in spec.columns.items())
-    yield from (_comment(f"{_entry(task, name)} # {remark}") for task, name, remark in guess.spare)
-    yield from _hyper_parameters(sample, model, is_dense=Detection.of(TASKS[guess.task]).has_dense_labels)
-
-
-def _hyper_parameters(sample: FileSample, model: str, *, is_dense: bool) -> Iterator[str]:
-    """The last sections: more epochs for small files, a higher learning rate for small models."""
-    yield from ("", "[optim]")
-    if model == EMBEDDED_MODEL:
-        yield _entry("learning_rate", 1e-4 if is_dense else 5e-5)
-    else:
-        yield _entry("learning_rate", 3e-5 if is_dense else 2e-5, "2e-5 to 5e-5 suit base-sized models")
-    rows = sample.count
-    epochs = 10 if rows < _SMALL else 4 if rows < _MIDDLE else 3
-    yield _entry("epochs", min(epochs, 2) if rows > _MIDDLE and is_dense else epochs)
-    yield _entry("batch_size", 16 if rows < _SMALL else 32)
-    yield from (_entry("warmup_ratio", 0.1), _entry("weight_decay", 0.01))
-    yield from ("", "[run]", _entry("seed", _SEED))
-    yield _comment("seeds = [1, 2, 3] # one run per seed, to see how much the score varies")
-    stem = uncompressed(sample.path).stem
-    name = sample.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
-    yield _entry("output_dir", f"runs/{name}")
-
-
-def _findings(sample: FileSample, guess: TaskGuess, trial: Trial) -> Iterator[str]:
-    drawn = f", {len(sample.rows)} of them sampled" if len(sample.rows) < sample.count else ""
-    yield f"{sample.path.name}: {counted(sample.count, 'row')}{drawn}"
-    if sample.faults:
-        yield f"  {len(sample.faults)} more cannot be read ({sample.faults[0]})"
-    yield f"task: {guess.task}" + (", most likely" if guess.alternatives else "")
-    yield from _indented([*sample.notes, *guess.reasons, *trial.notes])
-    if guess.alternatives:
-        yield from ("not sure, it could also be:", *_indented(guess.alternatives))
 
 
 def _commands(recipe: Path) -> list[str]:

@@ -408,7 +408,7 @@ def test_a_file_of_text_is_a_corpus(tmp_path: Path, content: str, document: str 
     recipe = load_recipe(draft.path)
     assert recipe.data.document == ("blank-line" if document is None else document)
     assert recipe.settings["max_length"] == 128
-    assert draft.trial.rows == rows
+    assert draft.rows == rows
 
 
 def test_a_column_of_texts_is_one_where_the_task_is_stated(tmp_path: Path) -> None:
