@@ -44,7 +44,7 @@ from bert_tasks.encoder.linear import Linear
 from bert_tasks.tasks.shared.features import collate
 from bert_tasks.training.files import environment
 from bert_tasks.training.progress import Clock
-from bert_tasks.training.sampling import BatchSize, epoch_batches
+from bert_tasks.training.sampling import SampleOrder
 
 LEARNING_RATE = 5e-5
 WARM_UP_BATCHES = 10
@@ -207,7 +207,7 @@ def _products(work: Predictor, options: Options) -> Products:
     model = work.model().to(options.device).train()
     lengths = [len(feature["input_ids"]) for feature in work.features]
     with patch("bert_tasks.encoder.cpu.matmul_library", return_value="mkl"), Recorder() as recorder:
-        for batch in epoch_batches(lengths, BatchSize(samples=work.workload.batch_size), seed=0, epoch=0):
+        for batch in SampleOrder(lengths, samples=work.workload.batch_size, seed=0).epoch(0):
             features = [work.features[i] for i in batch]
             packed = collate(features, position_offset=model.config.position_offset).to(options.device)
             with torch.autocast(options.device.type, torch.bfloat16, enabled=options.bf16):

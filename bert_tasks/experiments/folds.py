@@ -1,7 +1,7 @@
 """Cross-validation: one run per fold, and predictions for every row by a model that was trained without it.
 
-Owns the folder of the runs (``fold-1``, ``fold-2``, ..., ``folds.json`` and ``out_of_fold.jsonl``), and the metrics
-over all rows and over the folds. Which rows are in a fold is decided in data/folds.py.
+Owns ``folds.json`` and ``out_of_fold.jsonl``, and the metrics over all rows and over the folds. Which rows are in a
+fold is decided in data/folds.py.
 """
 
 import math
@@ -17,19 +17,18 @@ from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import plain
 from bert_tasks.data.writers import json_line, whole_file
-from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
-from bert_tasks.experiments.group import RunGroup, format_number, format_table, remove_runs
+from bert_tasks.experiments.group import RunGroup, format_number, format_table
 from bert_tasks.inference import evaluate_data
 from bert_tasks.inference.output import INPUT
 from bert_tasks.metrics.tables import split_key
-from bert_tasks.recipe.schema import Recipe, build_task, load_recipe
+from bert_tasks.recipe.schema import Recipe, load_recipe
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
-from bert_tasks.training.run import DryRun, dry_run, run_folder, run_recipe
+from bert_tasks.training.run import DryRun, dry_run, run_recipe
 from bert_tasks.training.state import FitResult
 
 PREDICTIONS = "out_of_fold.jsonl"
@@ -41,9 +40,9 @@ class FoldRun:
     """One fold's run.
 
     Attributes:
-        rows: how many rows are held out.
-        metrics: of the best model on these rows; ``result`` has those on the validation rows that picked it.
-        collapse: see ``FitResult``; on the rows that are held out.
+        rows: The number of rows that are held out.
+        metrics: The metrics of the best model on these rows; ``result`` has the metrics on the validation rows.
+        collapse: See ``FitResult``; on the rows that are held out.
     """
 
     fold: int
@@ -59,8 +58,8 @@ class FoldMetric:
     """A metric of predictions for rows that are held out.
 
     Attributes:
-        out_of_fold: of the predictions for all rows together; None for the loss.
-        mean, std: of the folds' values, with the sample standard deviation (divided by folds - 1); NaN if a fold has
+        out_of_fold: The value over all rows together; None for the loss.
+        mean, std: Over the folds' values, with the sample standard deviation (divided by folds - 1); NaN if a fold has
             no such value.
     """
 
@@ -74,11 +73,11 @@ class FoldsResult:
     """The runs of all folds, and the predictions for all rows.
 
     Attributes:
-        metric: the metric that is shown for each fold.
-        summary: how the rows were divided.
-        rows: all rows, in the order of the data, and ``predictions`` for them.
-        folds: the fold of each row.
-        task: of all folds' models, without the values that each fold fitted to its rows.
+        metric: The metric that is shown for each fold.
+        summary: How the rows were divided.
+        rows: All rows, in the order of the data, and ``predictions`` for them.
+        folds: The fold of each row.
+        task: The task of all folds' models, without the values that each fold fitted to its rows.
     """
 
     output_dir: Path
@@ -127,14 +126,11 @@ class FoldsResult:
             },
             "runs": [
                 {
-                    "fold": run.fold,
+                    **{key: value for key, value in vars(run).items() if key != "result"},
                     "output_dir": str(run.output_dir),
-                    "rows": run.rows,
-                    "metrics": dict(run.metrics),
-                    "validation_metrics": dict(run.result.metrics),
+                    "validation_metrics": run.result.metrics,
                     "best_step": run.result.best_step,
                     "steps": run.result.steps,
-                    "collapse": run.collapse,
                 }
                 for run in self.runs
             ],
@@ -156,17 +152,9 @@ class FoldsResult:
         for name, metric in metrics.items():
             if name in shown or name not in overall:
                 table.append((name, *map(format_number, (metric.out_of_fold, metric.mean, metric.std))))
-        return [
-            self.summary,
-            "",
-            *format_table(rows),
-            "",
-            *format_table(table),
-            "",
-            *self.notes,
-            f"predictions: {self.output_dir / PREDICTIONS}",
-            f"runs: {self.output_dir}",
-        ]
+        tables = [self.summary, "", *format_table(rows), "", *format_table(table), ""]
+        files = [f"predictions: {self.output_dir / PREDICTIONS}", f"runs: {self.output_dir}"]
+        return [*tables, *self.notes, *files]
 
 
 def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FoldsResult:
@@ -192,49 +180,47 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
         >>> train_folds("recipe.toml").metrics["accuracy"].out_of_fold  # doctest: +SKIP
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    accelerator = make_accelerator(loaded.optim.mixed_precision)
     group = fold_group(loaded, overwrite=overwrite)
-    files = [group.folder / name for name in (FOLDS, PREDICTIONS, outputs.REPORT)]
-    if overwrite:  # now: the command that resumes an interrupted run does not overwrite
-        broadcast_from_main(accelerator, remove_runs, list(group.existing().values()))
     runs: list[FoldRun] = []
     parts: list[FoldPredictions] = []
-    task, best, summary = build_task(loaded), "", ""
-    for number, made, trained_run in group.run(lambda made: run_recipe(made, progress=progress), progress=progress):
+    results = group.run(
+        lambda planned: run_recipe(planned, progress=progress),
+        progress=progress,
+        remove=group.existing().values() if overwrite else (),
+    )
+    for number, trained_run in results:
         if isinstance(trained_run, DivergedError):
             raise DivergedError(f"fold {number}: {trained_run}") from trained_run
         trainer, result = trained_run
-        if accelerator.is_main_process and not result.reused:  # files of an earlier cross-validation
-            for path in files:
-                path.unlink(missing_ok=True)
+        if group.accelerator.is_main_process and not result.reused:  # files of an earlier cross-validation
+            for name in (FOLDS, PREDICTIONS, outputs.REPORT):
+                (group.folder / name).unlink(missing_ok=True)
         table = cast("RowTable", trainer.splits.held_out)
         evaluation = evaluate_data(trainer.model, table, reading=ReadOptions())
         parts.append(FoldPredictions(fold=number, table=table, predictions=evaluation.predictions))
         run = FoldRun(
             fold=number,
-            output_dir=run_folder(made),
+            output_dir=group.home(number),
             rows=len(table),
             metrics=evaluation.metrics,
             result=result,
             collapse=evaluation.collapse,
         )
         runs.append(run)
-        if number == 1:
-            task, summary = Fitting.of(trainer.model.task).drop_fitted_values(), trainer.splits.division
-            best = metric_metadata(task, made.run, result.validation_sets)["best"]
-    _, metric = split_key(best, runs[0].result.validation_sets)
+    task, sets = Fitting.of(trainer.model.task).drop_fitted_values(), result.validation_sets
+    _, metric = split_key(metric_metadata(task, loaded.run, sets)["best"], sets)
     rows, folds, predictions = out_of_fold(parts)
     compared = FoldsResult(
         output_dir=group.folder,
         metric=metric if metric in runs[0].metrics else task.primary_metric,
-        summary=summary,
+        summary=trainer.splits.division,
         runs=tuple(runs),
         rows=rows,
         predictions=predictions,
         folds=folds,
         task=task,
     )
-    if accelerator.is_main_process:
+    if group.accelerator.is_main_process:
         write_predictions(compared)
         outputs.write_json(group.folder / FOLDS, compared.to_json())
     return compared
@@ -253,27 +239,21 @@ def out_of_fold(parts: Sequence[FoldPredictions]) -> tuple[list[Row], list[int],
     """Returns all rows in the order of the data, the fold of each, and its prediction.
 
     Rows of several files have the name of their file as ``file``, because lines are counted in each file.
-
-    Raises:
-        BertTasksError: the folds do not have every row exactly once, which is a defect.
     """
     table = parts[0].table if parts[0].table.part is None else parts[0].table.part[0]
-    ordered = sorted(
-        (
-            (index, part.fold, prediction)
-            for part in parts
-            if part.table.part is not None
-            for index, prediction in zip(part.table.part[1].tolist(), part.predictions, strict=True)
-        ),
-        key=lambda item: item[0],
-    )
-    if [index for index, _, _ in ordered] != list(range(len(table))):
-        raise BertTasksError(f"the folds have {len(ordered)} of {len(table)} rows: please report this")
+    of_row: dict[int, tuple[int, Prediction]] = {}
+    for part in parts:
+        if part.table.part is not None:
+            pairs = zip(part.table.part[1].tolist(), part.predictions, strict=True)
+            of_row |= {index: (part.fold, prediction) for index, prediction in pairs}
+    if len(of_row) != len(table):
+        raise BertTasksError(f"the folds have {len(of_row)} of {len(table)} rows: please report this")
     rows: list[Row] = list(table)
     if table.joined_sources:
         files = [source for source, count in table.joined_sources for _ in range(count)]
         rows = [{"file": file, **row} for file, row in zip(files, rows, strict=True)]
-    return rows, [fold for _, fold, _ in ordered], [prediction for _, _, prediction in ordered]
+    folds, predictions = zip(*(of_row[index] for index in range(len(table))), strict=True)
+    return rows, list(folds), list(predictions)
 
 
 def write_predictions(result: FoldsResult) -> None:
@@ -302,23 +282,22 @@ def fold_group(recipe: Recipe, *, overwrite: bool = False) -> RunGroup:
     """Returns the runs of a recipe, whose folders are checked; arguments as in ``train_folds``.
 
     Raises:
-        RecipeError: the recipe has no folder or no folds, or names one of them.
-        UsageError: a folder that will not do, or runs of other folds.
+        RecipeError: The recipe has no folder or no folds, or names one of them.
+        UsageError: A folder cannot be used, or holds runs of other folds.
     """
     section = recipe.folds
     if section is None:
         raise RecipeError("no folds: set folds.count in the recipe, or pass --folds 5")
     if section.fold is not None:
         raise RecipeError(f"folds.fold = {section.fold} is a single run: remove it to train all folds")
-    changes = {fold: {"folds": {"fold": fold}} for fold in range(1, section.count + 1)}
-    group = RunGroup.plan(recipe, "fold", changes)
+    group = RunGroup(recipe, "fold", {fold: {"folds": {"fold": fold}} for fold in range(1, section.count + 1)})
     for home in [] if overwrite else group.existing().values():
         path = home / outputs.RECIPE
-        before = load_recipe(path).folds if path.is_file() else None
+        before = load_recipe(path).folds if path.is_file() else section
         changed = [
             f"folds.{name} = {getattr(section, name)!r} (was {getattr(before, name)!r})"
             for name in _COMPARED
-            if before is not None and getattr(section, name) != getattr(before, name)
+            if getattr(section, name) != getattr(before, name)
         ]
         if changed:
             raise UsageError(

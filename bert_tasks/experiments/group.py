@@ -1,17 +1,16 @@
 """The runs of an experiment that differ in one number: a seed or a fold.
 
-Owns what experiments share: the recipe and the folder of each run, the check of all folders before the first run
-starts, the order of the runs, and the removal of earlier ones.
+Owns the recipe and the folder of each run, the check of all folders before the first run starts, the order of the runs,
+and the removal of earlier ones.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from bert_tasks.distributed import is_main_process
+from bert_tasks.distributed import broadcast_from_main, is_main_process, make_accelerator
 from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.recipe.schema import Recipe
 from bert_tasks.storage import LOCK, check_writable, locked
@@ -22,40 +21,28 @@ from bert_tasks.training.run import run_folder
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunGroup:
     """Runs in the folders ``seed-N`` or ``fold-N`` of one folder, which also holds ``seeds.json`` or ``folds.json``.
 
     Attributes:
         folder: The folder of the experiment.
-        word: What the runs differ in.
         recipes: The seed or the number of the fold -> the recipe of its run.
     """
 
-    folder: Path
-    word: Literal["seed", "fold"]
-    recipes: Mapping[int, Recipe]
-
-    @classmethod
-    def plan(
-        cls, recipe: Recipe, word: Literal["seed", "fold"], changes: Mapping[int, Mapping[str, Mapping[str, Any]]]
-    ) -> "RunGroup":
-        """Plans the runs of a recipe.
-
-        Args:
-            recipe: The recipe of the experiment, with the folder of the experiment.
-            word: What the runs differ in.
-            changes: The seed or the number of the fold -> what its recipe changes, as in ``with_changes``.
-
-        Raises:
-            RecipeError: if the recipe has no folder.
-        """
-        folder = run_folder(recipe)
-        recipes = {
-            number: with_changes(with_changes(recipe, **change), run={"output_dir": str(folder / f"{word}-{number}")})
+    def __init__(
+        self, recipe: Recipe, word: Literal["seed", "fold"], changes: Mapping[int, Mapping[str, Mapping[str, Any]]]
+    ) -> None:
+        """Plans the runs of a recipe with a folder. ``changes``: number -> sections as in ``with_changes``."""
+        self.accelerator = make_accelerator(recipe.optim.mixed_precision)
+        self.folder, self.word = run_folder(recipe), word
+        self.recipes = {
+            number: with_changes(with_changes(recipe, **change), run={"output_dir": str(self.home(number))})
             for number, change in changes.items()
         }
-        return cls(folder=folder, word=word, recipes=recipes)
+
+    def home(self, number: int) -> Path:
+        """Returns the folder of a run."""
+        return self.folder / f"{self.word}-{number}"
 
     @property
     def first(self) -> Recipe:
@@ -69,14 +56,10 @@ class RunGroup:
         return dict(sorted((int(match[1]), path) for match, path in matches if match is not None))
 
     def check(self, *, overwrite: bool) -> None:
-        """Checks that all runs may use their folders.
-
-        Raises:
-            UsageError: if the folder holds something else, or a run there was made with other settings.
-        """
+        """Raises UsageError if the folder holds something else, or a run there was made with other settings."""
         check_experiment_folder(self.folder, {f"{self.word}s.json", *(path.name for path in self.existing().values())})
-        for recipe in self.recipes.values():
-            home = run_folder(recipe)
+        for number, recipe in self.recipes.items():
+            home = self.home(number)
             outputs.check_folder(home)
             metadata = None if overwrite else outputs.read_run_metadata(home)
             if metadata is not None:  # not of another recipe, as far as that shows without reading data
@@ -85,14 +68,16 @@ class RunGroup:
                 outputs.changes(home, before, settings, finished=outputs.read_summary(home) is not None)
 
     def run(
-        self, train: Callable[[Recipe], Result], *, progress: bool
-    ) -> Iterator[tuple[int, Recipe, Result | DivergedError]]:
-        """Trains one run after the other, and yields its number, its recipe and its result.
+        self, train: Callable[[Recipe], Result], *, progress: bool, remove: Iterable[Path] = ()
+    ) -> Iterator[tuple[int, Result | DivergedError]]:
+        """Trains one run after the other, and yields its number and its result, or its error if it diverges.
 
         Args:
-            train: Trains a recipe. If the run diverges, the error is yielded, so that the others can continue.
+            train: Trains a recipe.
             progress: Announce each run on standard error.
+            remove: Folders of runs to remove first, all of them: the command that resumes does not overwrite.
         """
+        broadcast_from_main(self.accelerator, remove_runs, list(remove))
         for position, (number, recipe) in enumerate(self.recipes.items(), start=1):
             if progress and is_main_process():
                 write_message(f"{self.word} {number} (run {position} of {len(self.recipes)})")
@@ -100,7 +85,7 @@ class RunGroup:
                 result: Result | DivergedError = train(recipe)
             except DivergedError as error:
                 result = error
-            yield number, recipe, result
+            yield number, result
 
 
 def remove_runs(folders: Iterable[Path]) -> None:
@@ -114,11 +99,7 @@ def remove_runs(folders: Iterable[Path]) -> None:
 
 
 def check_experiment_folder(folder: Path, marks: set[str]) -> None:
-    """Checks that several runs may use a folder: it is new or empty, or holds one of the names ``marks``.
-
-    Raises:
-        UsageError: The folder holds something else, or cannot be written.
-    """
+    """Raises UsageError if a folder can not be written, or holds files and none with one of the names ``marks``."""
     check_writable(folder)
     names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
     if names & {outputs.RUN, outputs.SUMMARY}:

@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,10 +53,10 @@ class StudyResult:
     """The trials of one sampler.
 
     Attributes:
-        best: the trial with the best score; None: none has one.
-        run: the folder of its run; of several seeds, of the best.
-        fresh: the best values, trained again with fresh seeds.
-        importance: see ``Study.importance``.
+        best: The trial with the best score; None: no trial has one.
+        run: The folder of its run; of several seeds, of the best.
+        fresh: The best values, trained again with fresh seeds.
+        importance: See ``Study.importance``.
     """
 
     sampler: Sampler
@@ -66,26 +66,16 @@ class StudyResult:
     importance: Mapping[str, float]
     fresh: SeedsResult | None = None
 
-    def to_json(self, metric: str) -> dict[str, Any]:
-        return {
-            "sampler": self.sampler,
-            "trials": [dict(vars(trial)) for trial in self.trials],
-            "best": None if self.best is None else self.best.number,
-            "run": None if self.run is None else str(self.run),
-            "fresh": _seeds_json(self.fresh, metric),
-            "importance": dict(self.importance),
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """A search that is complete.
 
     Attributes:
-        metric: what trials are compared by.
-        studies: the recipe's sampler first, then others whose trials are in the folder.
-        baseline: the recipe as it is, trained with the fresh seeds.
-        notes: sentences that a reader of the scores must know.
+        metric: The metric by which trials are compared.
+        studies: The recipe's sampler first, then others whose trials are in the folder.
+        baseline: The recipe as it is, trained with the fresh seeds.
+        notes: Sentences that a reader of the scores must know.
     """
 
     output_dir: Path
@@ -100,10 +90,30 @@ class SearchResult:
         return {
             "metric": self.metric,
             "lower_is_better": self.lower_is_better,
-            "studies": [study.to_json(self.metric) for study in self.studies],
-            "baseline": _seeds_json(self.baseline, self.metric),
+            "studies": [
+                {
+                    "sampler": study.sampler,
+                    "trials": [dict(vars(trial)) for trial in study.trials],
+                    "best": None if study.best is None else study.best.number,
+                    "run": None if study.run is None else str(study.run),
+                    "fresh": self._seeds_json(study.fresh),
+                    "importance": dict(study.importance),
+                }
+                for study in self.studies
+            ],
+            "baseline": self._seeds_json(self.baseline),
             "notes": list(self.notes),
         }
+
+    def _seeds_json(self, seeds: SeedsResult | None) -> dict[str, Any] | None:
+        if seeds is None:
+            return None
+        spread = seeds.metrics.get(self.metric)
+        values = {str(run.seed): run.value(self.metric) for run in seeds.runs}
+        numbers = {"runs": 0, "mean": None, "std": None}
+        if spread is not None:
+            numbers = {key: getattr(spread, key) for key in numbers}
+        return {"output_dir": str(seeds.output_dir), "values": values, **numbers}
 
     def lines(self) -> list[str]:
         """For people."""
@@ -127,37 +137,17 @@ class SearchResult:
         return lines
 
     def _summary_rows(self) -> list[tuple[str, ...]]:
-        direction = "lower" if self.lower_is_better else "higher"
-        rows: list[tuple[str, ...]] = [
-            (f"{self.metric} ({direction} is better)", "best trial", "fresh seeds: mean", "std", "runs")
-        ]
-        for study in self.studies:
-            name = f"{study.sampler}, {counted(len(study.trials), 'trial')}"
-            score = None if study.best is None else study.best.score
-            rows.append((name, format_number(score), *_spread_cells(study.fresh, self.metric)))
-        if self.baseline is not None:
-            rows.append(("the recipe as it is", "-", *_spread_cells(self.baseline, self.metric)))
+        title = f"{self.metric} ({'lower' if self.lower_is_better else 'higher'} is better)"
+        rows: list[tuple[str, ...]] = [(title, "best trial", "fresh seeds: mean", "std", "runs")]
+        named = [(f"{one.sampler}, {counted(len(one.trials), 'trial')}", one.best, one.fresh) for one in self.studies]
+        named += [] if self.baseline is None else [("the recipe as it is", None, self.baseline)]
+        for name, best, seeds in named:
+            spread = None if seeds is None else seeds.metrics.get(self.metric)
+            cells = ("-", "-", "0")
+            if spread is not None:
+                cells = (format_number(spread.mean), format_number(spread.std), str(spread.runs))
+            rows.append((name, format_number(None if best is None else best.score), *cells))
         return rows
-
-
-def _seeds_json(seeds: SeedsResult | None, metric: str) -> dict[str, Any] | None:
-    if seeds is None:
-        return None
-    spread = seeds.metrics.get(metric)
-    return {
-        "output_dir": str(seeds.output_dir),
-        "values": {str(run.seed): run.value(metric) for run in seeds.runs},
-        "runs": 0 if spread is None else spread.runs,
-        "mean": None if spread is None else spread.mean,
-        "std": None if spread is None else spread.std,
-    }
-
-
-def _spread_cells(seeds: SeedsResult | None, metric: str) -> tuple[str, str, str]:
-    spread = None if seeds is None else seeds.metrics.get(metric)
-    if spread is None:
-        return "-", "-", "0"
-    return format_number(spread.mean), format_number(spread.std), str(spread.runs)
 
 
 def shown_value(value: Any) -> str:
@@ -254,7 +244,7 @@ class _Search:
         """Opens the file of the trials, which marks the folder as a search's, and writes the recipe.
 
         Raises:
-            UsageError: the search in the folder has other settings or rows.
+            UsageError: The search in the folder has other settings or rows.
         """
         if overwrite:
             _remove(self.folder)
@@ -263,12 +253,11 @@ class _Search:
 
     def run(self, *, compare_random: bool) -> SearchResult:
         """Runs all trials, then the best values and the recipe as it is with fresh seeds."""
-        samplers: dict[Sampler, None] = {self.section.sampler: None}
-        samplers |= {"random": None} if compare_random else {}
+        samplers: list[Sampler] = [self.section.sampler, *(["random"] if compare_random else [])]  # type: ignore[list-item]
         for sampler in samplers:
             self._run_trials(sampler)
-        studies = tuple(self._result(sampler) for sampler in dict.fromkeys([*samplers, *self._earlier_samplers()]))
-        baseline, notes = None, []
+        studies = tuple(map(self._result, dict.fromkeys([*samplers, *self._earlier_samplers()])))
+        baseline, notes = None, list[str]()
         if self.section.baseline and self.section.fresh_seeds:
             try:
                 baseline = self._train_seeds({}, self.folder / _BASELINE)
@@ -276,42 +265,36 @@ class _Search:
                 if not error.collective:
                     raise
                 notes.append(f"the recipe as it is cannot be trained: {error}")
+        fresh = {f"fresh seeds of {study.sampler}": study.fresh for study in studies}
+        for name, seeds in (fresh | {"the recipe as it is": baseline}).items():
+            if seeds is not None:
+                notes += [*seeds.notes, *(f"{name}: {fault}" for fault in seeds.faults)]
+        if studies[0].importance and len(studies[0].trials) < _FEW:
+            trials = counted(len(studies[0].trials), "trial")
+            notes.append(f"importance from {trials} is a rough guess: {_FEW} or more are better")
+        if self.section.fresh_seeds:
+            notes.append(
+                "the score of the best trial is too good on average, because it was chosen for it; expect the mean of "
+                "the fresh seeds"
+            )
         result = SearchResult(
             output_dir=self.folder,
             metric=self.metric,
             lower_is_better=self.lower_is_better,
             studies=studies,
             baseline=baseline,
-            notes=tuple(dict.fromkeys([*notes, *self._notes(studies, baseline)])),
+            notes=tuple(dict.fromkeys(notes)),
         )
-        self._write(result)
+        if self.accelerator.is_main_process:
+            if studies[0].best is not None:
+                recipe = with_changes(with_values(self.recipe, studies[0].best.values), run={"output_dir": None})
+                outputs.write_text(self.folder / BEST, resolved_toml(recipe))
+            outputs.write_json(self.folder / SEARCH, result.to_json())
         return result
 
     def _message(self, text: str) -> None:
         if self.progress and self.accelerator.is_main_process:
             write_message(text)
-
-    def _notes(self, studies: Sequence[StudyResult], baseline: SeedsResult | None) -> Iterator[str]:
-        fresh = {f"fresh seeds of {study.sampler}": study.fresh for study in studies}
-        for name, seeds in (fresh | {"the recipe as it is": baseline}).items():
-            if seeds is not None:
-                yield from (*seeds.notes, *(f"{name}: {fault}" for fault in seeds.faults))
-        first = studies[0]
-        if first.importance and len(first.trials) < _FEW:
-            yield f"importance from {counted(len(first.trials), 'trial')} is a rough guess: {_FEW} or more are better"
-        if self.section.fresh_seeds:
-            yield (
-                "the score of the best trial is too good on average, because it was chosen for it; expect the mean of "
-                "the fresh seeds"
-            )
-
-    @on_main_process
-    def _write(self, result: SearchResult) -> None:
-        best = result.studies[0].best
-        if best is not None:
-            recipe = with_changes(with_values(self.recipe, best.values), run={"output_dir": None})
-            outputs.write_text(self.folder / BEST, resolved_toml(recipe))
-        outputs.write_json(self.folder / SEARCH, result.to_json())
 
     def _study(self, sampler: Sampler) -> Study:
         """Returns the trials of a sampler; for the main process."""
@@ -352,19 +335,20 @@ class _Search:
     def _run_trials(self, sampler: Sampler) -> None:
         total = min(self.section.trials, len(self.section.grid())) if sampler == "grid" else self.section.trials
         while (suggested := self._next_trial(sampler, total)) is not None:
-            number, values = suggested
-            self._message(f"{sampler}: trial {number} of {total}: {_values_text(values)}")
+            trial = Trial(number=suggested[0], values=suggested[1])
+            self._message(f"{sampler}: trial {trial.number} of {total}: {_values_text(trial.values)}")
             began = time.monotonic()
             try:
-                trial = self._run_trial(sampler, Trial(number=number, values=values))
+                trial = self._run_trial(sampler, trial)
+            except DivergedError as error:
+                trial = replace(trial, state="failed", note=f"diverged: {error}")
             except (RecipeError, UsageError) as error:  # the model or other settings reject the values
                 if not error.collective:
                     raise
-                note = " ".join(str(error).split())
-                trial = Trial(number=number, values=values, state="failed", note=note)
+                trial = replace(trial, state="failed", note=" ".join(str(error).split()))
             self._add(sampler, replace(trial, seconds=round(time.monotonic() - began, 3)))
             score = trial.note if trial.score is None else f"{self.metric} {format_number(trial.score)}"
-            self._message(f"{sampler}: trial {number}: {score}")
+            self._message(f"{sampler}: trial {trial.number}: {score}")
 
     @on_main_process
     def _add(self, sampler: Sampler, trial: Trial) -> None:
@@ -373,45 +357,38 @@ class _Search:
     def _run_trial(self, sampler: Sampler, trial: Trial) -> Trial:
         """Trains the runs of a trial, one for each seed; the first decides whether it is pruned."""
         folders = self._run_folders(sampler, trial.number)
-        first, scores = folders[0], list[float]()
+        metrics = list[float]()
 
         def callback(event: Mapping[str, Any]) -> bool:  # called on the main process, which tells the others
-            return event["event"] == "evaluation" and self._prunes(sampler, first)
+            return event["event"] == "evaluation" and self._history(sampler, folders[0])[1]
 
         for seed, folder in zip(self._seeds(0, self.section.seeds), folders, strict=True):
-            if self._is_pruned(sampler, first):  # by its first run, or killed before it could end
+            if self._shared_history(sampler, folders[0])[1]:  # by its first run, or killed before it could end
                 break
             run = {"output_dir": str(folder), "seed": seed}
             recipe = with_changes(with_values(self.recipe, trial.values), run=run)
-            try:
-                result = train(recipe, progress=self.progress, callback=None if scores else callback)
-            except DivergedError as error:
-                return replace(trial, state="failed", note=f"diverged: {error}")
-            scores.append(result.metrics[self.metric])
-        history = self._history(first)
-        trial = replace(trial, scores=tuple(history))
-        if self._is_pruned(sampler, first):
-            return replace(trial, state="pruned", note=f"pruned after {counted(len(history), 'evaluation')}")
-        score = statistics.fmean(scores)
+            result = train(recipe, progress=self.progress, callback=None if metrics else callback)
+            metrics.append(result.metrics[self.metric])
+        scores, is_pruned = self._shared_history(sampler, folders[0])
+        trial = replace(trial, scores=tuple(scores))
+        if is_pruned:
+            return replace(trial, state="pruned", note=f"pruned after {counted(len(scores), 'evaluation')}")
+        score = statistics.fmean(metrics)
         if not math.isfinite(score):
             return replace(trial, state="failed", note=f"{self.metric} is not a number")
         return replace(trial, score=score)
 
     @on_main_process
-    def _is_pruned(self, sampler: Sampler, folder: Path) -> bool:
-        return self._prunes(sampler, folder)
+    def _shared_history(self, sampler: Sampler, folder: Path) -> tuple[list[float], bool]:
+        return self._history(sampler, folder)
 
-    def _prunes(self, sampler: Sampler, folder: Path) -> bool:
-        """Returns True if the run is to end, or has ended, at its last evaluation, before its last step."""
-        metadata = outputs.read_run_metadata(folder)
-        steps = [event["step"] for event in outputs.read_events(folder) if event["event"] == "evaluation"]
-        if metadata is None or not steps:
-            return False
-        return self._study(sampler).prunes(self._best_so_far(folder)) and steps[-1] < metadata["steps"]
-
-    @on_main_process
-    def _history(self, folder: Path) -> list[float]:
-        return self._best_so_far(folder)
+    def _history(self, sampler: Sampler, folder: Path) -> tuple[list[float], bool]:
+        """Returns `_best_so_far` of a run, and True if it is to end, or has ended, before its last step."""
+        metadata, scores = outputs.read_run_metadata(folder), self._best_so_far(folder)
+        if metadata is None or not scores:
+            return [], False
+        last = [event["step"] for event in outputs.read_events(folder) if event["event"] == "evaluation"][-1]
+        return scores, self._study(sampler).prunes(scores) and last < metadata["steps"]
 
     def _best_so_far(self, folder: Path) -> list[float]:
         """Returns the best score of a run after each of its evaluations; NaN before the first that is a number."""

@@ -1,7 +1,6 @@
 """One recipe with several seeds, which shows how much of a score is due to chance.
 
-Owns the folder of the runs (``seed-1``, ``seed-2``, ... and ``seeds.json``), the statistics over them, which of them
-collapsed, and the tables for people and programs.
+Owns ``seeds.json``, the statistics over the runs, and the tables for people and programs.
 """
 
 import math
@@ -16,9 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from bert_tasks.data.problems import shortened
-from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
-from bert_tasks.experiments.group import RunGroup, format_number, format_table, remove_runs
+from bert_tasks.experiments.group import RunGroup, format_number, format_table
 from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.recipe.errors import schema_problems
@@ -26,7 +24,7 @@ from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import SeedsRecord, read_record
-from bert_tasks.training.run import DryRun, dry_run, run_folder, train
+from bert_tasks.training.run import DryRun, dry_run, train
 from bert_tasks.training.state import FitResult
 
 SEEDS = "seeds.json"
@@ -35,11 +33,7 @@ _SHOWN = 3  # settings in a note
 
 @dataclass(frozen=True, kw_only=True)
 class SeedRun:
-    """One seed's run.
-
-    Attributes:
-        result: None if the run diverged; ``failure`` names the step.
-    """
+    """One seed's run. ``result`` is None if the run diverged; then ``failure`` names the step."""
 
     seed: int
     output_dir: Path
@@ -61,9 +55,9 @@ class Spread:
     """A metric over several runs; it has no mean if it is NaN in some run.
 
     Attributes:
-        runs: the number of runs that have it.
-        std: the sample standard deviation (divided by runs - 1); NaN for a single run.
-        best, best_seed: the highest (if lower is better, the lowest) and its seed; among equal ones the first.
+        runs: The number of runs that have it.
+        std: The sample standard deviation (divided by runs - 1); NaN for a single run.
+        best, best_seed: The highest (if lower is better, the lowest) and its seed; among equal ones the first.
     """
 
     runs: int
@@ -79,9 +73,9 @@ class SeedsResult:
     """All runs of a recipe, in the order of the seeds.
 
     Attributes:
-        metric: the one that picks the best model.
-        lower_is_better: the metrics for which lower is better.
-        notes: sentences that a reader of the statistics must know.
+        metric: The metric that picks the best model.
+        lower_is_better: The metrics for which lower is better.
+        notes: Sentences that a reader of the statistics must know.
     """
 
     output_dir: Path
@@ -97,12 +91,8 @@ class SeedsResult:
 
     @property
     def collapsed(self) -> tuple[SeedRun, ...]:
+        """The runs whose best model predicts the same for every row."""
         return tuple(run for run in self.runs if run.collapse is not None)
-
-    @property
-    def sound(self) -> tuple[SeedRun, ...]:
-        """The runs that neither diverged nor collapsed."""
-        return tuple(run for run in self.runs if run.failure is None and run.collapse is None)
 
     @property
     def metrics(self) -> dict[str, Spread]:
@@ -110,22 +100,30 @@ class SeedsResult:
         return spreads(self.runs, self.lower_is_better)
 
     @property
+    def metrics_without_collapsed(self) -> dict[str, Spread]:
+        """Every metric over the runs that neither diverged nor collapsed."""
+        return spreads([run for run in self.runs if run.collapse is None], self.lower_is_better)
+
+    @property
     def faults(self) -> list[str]:
         """How many runs diverged or collapsed, and what that does to the statistics."""
-        faults = [f"{_counted(self.failed, self.runs)} diverged and are not counted"] if self.failed else []
+        faults = [f"{self._counted(self.failed)} diverged and are not counted"] if self.failed else []
         if self.collapsed:
-            left = spreads(self.sound, self.lower_is_better).get(self.metric)
-            rest = "no other is left"
+            left, rest = self.metrics_without_collapsed.get(self.metric), "no other is left"
             if left is not None:
                 mean, std = format_number(left.mean), format_number(left.std)
                 others = f"others: mean {mean}, std {std}" if left.runs > 1 else f"other: {mean}"
                 rest = f"{self.metric} of the {others}"
-            faults.append(f"{_counted(self.collapsed, self.runs)} collapsed; {rest}")
+            faults.append(f"{self._counted(self.collapsed)} collapsed; {rest}")
         return faults
+
+    def _counted(self, some: Sequence[SeedRun]) -> str:
+        seeds = ", ".join(str(run.seed) for run in some)
+        return f"{len(some)} of {len(self.runs)} runs (seed{'s' if len(some) > 1 else ''} {seeds})"
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``seeds.json``."""
-        without = {name: vars(spread) for name, spread in spreads(self.sound, self.lower_is_better).items()}
+        without = {name: vars(spread) for name, spread in self.metrics_without_collapsed.items()}
         return {
             "metric": self.metric,
             "seeds": [run.seed for run in self.runs],
@@ -133,46 +131,35 @@ class SeedsResult:
             "collapsed": {str(run.seed): run.collapse for run in self.collapsed},
             "failed": {str(run.seed): run.failure for run in self.failed},
             "metrics_without_collapsed": without if self.collapsed else None,
-            "runs": [
-                {
-                    "seed": run.seed,
-                    "output_dir": str(run.output_dir),
-                    "value": run.value(self.metric),
-                    **(
-                        {}
-                        if run.result is None
-                        else {key: getattr(run.result, key) for key in ("best_step", "steps", "metrics")}
-                    ),
-                    "failure": run.failure,
-                    "collapse": run.collapse,
-                }
-                for run in self.runs
-            ],
+            "runs": [self._run_json(run) for run in self.runs],
             "notes": list(self.notes),
         }
 
+    def _run_json(self, run: SeedRun) -> dict[str, Any]:
+        content = {"seed": run.seed, "output_dir": str(run.output_dir), "value": run.value(self.metric)}
+        if run.result is not None:
+            content |= {key: getattr(run.result, key) for key in ("best_step", "steps", "metrics")}
+        return content | {"failure": run.failure, "collapse": run.collapse}
+
     def lines(self) -> list[str]:
         """For people."""
-        first = next((run.result for run in self.runs if run.result is not None), None)
+        metrics, results = self.metrics, [run.result for run in self.runs if run.result is not None]
         tables: dict[str, MetricTable] = {}  # validation set -> the means of its metrics; none if every run diverged
-        if first is not None:
-            means = {name: spread.mean for name, spread in self.metrics.items()}
-            by_set = metrics_by_set(means, first.validation_sets)
-            tables = {name: Report.of(first.task).table(metrics) for name, metrics in by_set.items()}
-        shown = {metric_key(name, metric) for name, table in tables.items() for metric in table.overall}
-        spread_rows: list[tuple[str, ...]] = [("metric", "mean", "std", "median", "best", "of seed")]
-        for name, spread in self.metrics.items():
-            if name in shown:
-                numbers = map(format_number, (spread.mean, spread.std, spread.median, spread.best))
-                spread_rows.append((name, *numbers, format_number(spread.best_seed)))
+        if results:
+            by_set = metrics_by_set({name: spread.mean for name, spread in metrics.items()}, results[0].validation_sets)
+            tables = {name: Report.of(results[0].task).table(means) for name, means in by_set.items()}
+        spread_rows = [("metric", "mean", "std", "median", "best", "of seed")]
+        for key in {metric_key(name, metric): None for name, table in tables.items() for metric in table.overall}:
+            spread = metrics[key]
+            numbers = (spread.mean, spread.std, spread.median, spread.best, spread.best_seed)
+            spread_rows.append((key, *map(format_number, numbers)))  # type: ignore[arg-type]  # six cells
         lines = [*format_table([("seed", self.metric, "best step", ""), *map(self._run_cells, self.runs)]), ""]
         lines += format_table(spread_rows)
         for name, table in tables.items():
             if table.rows:
                 title = f"means of each {table.word}{f' of {name}' if name else ''}:"
                 lines += ["", title, *table.class_lines(), ""]
-        lines += self.faults
-        lines += dict.fromkeys(note for run in self.runs if run.result is not None for note in run.result.notes)
+        lines += [*self.faults, *dict.fromkeys(note for result in results for note in result.notes)]
         return [*lines, *self.notes, f"runs: {self.output_dir}"]
 
     def _run_cells(self, run: SeedRun) -> tuple[str, ...]:
@@ -185,7 +172,7 @@ class SeedsResult:
 
 
 def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) -> dict[str, Spread]:
-    """Every metric over the runs that have it."""
+    """Returns every metric over the runs that have it."""
     results = {run.seed: run.result.metrics for run in runs if run.result is not None}
     spread_of = {}
     for name in dict.fromkeys(name for metrics in results.values() for name in metrics):
@@ -204,11 +191,6 @@ def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) ->
             best_seed=best,
         )
     return spread_of
-
-
-def _counted(some: Sequence[SeedRun], runs: Sequence[SeedRun]) -> str:
-    seeds = ", ".join(str(run.seed) for run in some)
-    return f"{len(some)} of {len(runs)} runs (seed{'s' if len(some) > 1 else ''} {seeds})"
 
 
 def train_seeds(
@@ -240,26 +222,30 @@ def train_seeds(
         >>> train_seeds("recipe.toml", [1, 2, 3]).metrics["accuracy"].mean  # doctest: +SKIP
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    accelerator = make_accelerator(loaded.optim.mixed_precision)
     group = seed_group(loaded, seeds, overwrite=overwrite)
-    if overwrite:  # all of them now: the command that resumes an interrupted run does not overwrite
-        broadcast_from_main(accelerator, remove_runs, list(map(run_folder, group.recipes.values())))
+    results = group.run(
+        lambda planned: train(planned, overwrite=overwrite, progress=progress),
+        progress=progress,
+        remove=map(group.home, group.recipes) if overwrite else (),
+    )
     runs = [
-        SeedRun(seed=seed, output_dir=run_folder(made), failure=str(result))
+        SeedRun(seed=seed, output_dir=group.home(seed), failure=str(result))
         if isinstance(result, DivergedError)
-        else SeedRun(seed=seed, output_dir=run_folder(made), result=result)
-        for seed, made, result in group.run(
-            lambda made: train(made, overwrite=overwrite, progress=progress), progress=progress
-        )
+        else SeedRun(seed=seed, output_dir=group.home(seed), result=result)
+        for seed, result in results
     ]
-    others, left_out = _earlier_runs(group, runs, loaded) if accelerator.is_main_process else ([], [])
-    runs = sorted([*runs, *others], key=lambda run: run.seed) if others else runs
-    metadata = [_metadata(run.output_dir) for run in runs]
-    metrics, notes = metadata[0]["metrics"], []
+    notes: list[str] = []
+    if group.accelerator.is_main_process:
+        others = _earlier_runs(group, loaded, notes)
+        runs = sorted([*runs, *others], key=lambda run: run.seed) if others else runs
+    read = map(outputs.read_run_metadata, (run.output_dir for run in runs))
+    metadata = [content for content in read if content is not None]
+    metrics = metadata[0]["metrics"]
     if any(_validation(other) != _validation(metadata[0]) for other in metadata[1:]):
-        notes.append(
+        notes.insert(
+            0,
             "the runs have different validation rows, because each seed selects its own, which adds to the spread; "
-            "set data.validation to compare them on the same rows"
+            "set data.validation to compare them on the same rows",
         )
     compared = SeedsResult(
         output_dir=group.folder,
@@ -268,9 +254,9 @@ def train_seeds(
         lower_is_better=frozenset(
             metric_key(name, metric) for name in metrics["sets"] for metric in metrics["lower_is_better"]
         ),
-        notes=(*notes, *left_out),
+        notes=tuple(notes),
     )
-    if accelerator.is_main_process:
+    if group.accelerator.is_main_process:
         outputs.write_json(group.folder / SEEDS, compared.to_json())
     return compared
 
@@ -284,8 +270,8 @@ def seed_group(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite:
     """Returns the runs of a recipe, whose folders are checked; arguments as in ``train_seeds``.
 
     Raises:
-        RecipeError: no folder, no seed, a seed that appears twice, or one that is out of range.
-        UsageError: a folder that will not do, also of the last run.
+        RecipeError: There is no folder or no seed, or a seed is out of range or appears twice.
+        UsageError: A folder cannot be used, also of the last run.
     """
     numbers = recipe.run.seeds
     if seeds is not None:
@@ -297,44 +283,47 @@ def seed_group(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite:
             raise RecipeError("\n".join(problem.text for problem in problems)) from None
     if numbers is None:
         raise RecipeError("no seeds: set run.seeds in the recipe, or pass --seeds 1,2,3")
-    group = RunGroup.plan(recipe, "seed", {seed: {"run": {"seed": seed, "seeds": None}} for seed in numbers})
+    group = RunGroup(recipe, "seed", {seed: {"run": {"seed": seed, "seeds": None}} for seed in numbers})
     group.check(overwrite=overwrite)
     return group
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """The seeds of ``1,2,3``.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """Returns the seeds of ``1,2,3``. Raises UsageError if it is something else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[0-9]{1,20}", part) for part in parts):
         raise UsageError(f"--seeds {shortened(text)}: expected whole numbers with commas between them, such as 1,2,3")
     return tuple(map(int, parts))
 
 
-def _earlier_runs(group: RunGroup, runs: Sequence[SeedRun], recipe: Recipe) -> tuple[list[SeedRun], list[str]]:
-    """Returns the runs of other seeds in the folder, and a note on each that cannot be compared with ``runs``."""
+def _earlier_runs(group: RunGroup, recipe: Recipe, notes: list[str]) -> list[SeedRun]:
+    """Returns the runs of other seeds in the folder, and adds a note on each that cannot be compared with the group."""
     failures: dict[str, str] = {}  # seed -> why its run failed, as the last comparison says, if that can be read
     with suppress(UsageError):
         failures = read_record(group.folder / SEEDS, SeedsRecord, remedy="")["failed"]
-    current = _metadata(runs[0].output_dir)
+    current = outputs.read_run_metadata(group.home(next(iter(group.recipes))))
     earlier: list[SeedRun] = []
-    notes: list[str] = []
     for seed, folder in group.existing().items():
         try:
             metadata = outputs.read_run_metadata(folder)
-            if metadata is not None and seed not in {run.seed for run in runs}:
-                _check_settings(metadata, current)
-                earlier.append(_earlier_run(seed, folder, metadata, failures.get(str(seed)), recipe))
+            if metadata is None or current is None or seed in group.recipes:
+                continue
+            _check_settings(metadata, current)
+            summary, failure, result = outputs.read_summary(folder), failures.get(str(seed)), None
+            if summary is None and failure is None:
+                raise UsageError("it is not finished; train with that seed to resume it")
+            if summary is not None:
+                task = stated_task(CheckpointFolder.open(folder / outputs.MODEL), load_task_class(recipe.task))
+                sets, failure = metadata["metrics"]["sets"], None
+                result = FitResult.from_summary(summary, output_dir=folder, task=task, validation_sets=sets)
+            earlier.append(SeedRun(seed=seed, output_dir=folder, result=result, failure=failure))
         except BertTasksError as error:
             notes.append(f"the run of seed {seed} is left out: {error}")
-    return earlier, notes
+    return earlier
 
 
 def _check_settings(metadata: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raises UsageError if a run was made with other settings, seed and the rows that it selects excepted."""
+    """Raises UsageError if a run was made with other settings, except the seed and the rows that it selects."""
     before, now = metadata["settings"], current["settings"]
     differing = {name for name in {*before, *now} if before.get(name) != now.get(name)}
     differing -= {"run.seed", *silent_settings()}
@@ -345,25 +334,6 @@ def _check_settings(metadata: Mapping[str, Any], current: Mapping[str, Any]) -> 
         raise UsageError(f"it has other settings ({names})")
 
 
-def _earlier_run(seed: int, folder: Path, metadata: Mapping[str, Any], failure: str | None, recipe: Recipe) -> SeedRun:
-    """Returns how a run ended. Raises UsageError or CheckpointError if it is not finished or damaged."""
-    summary = outputs.read_summary(folder)
-    if summary is None and failure is None:
-        raise UsageError("it is not finished; train with that seed to resume it")
-    if summary is None:
-        return SeedRun(seed=seed, output_dir=folder, failure=failure)
-    task = stated_task(CheckpointFolder.open(folder / outputs.MODEL), load_task_class(recipe.task))
-    sets = metadata["metrics"]["sets"]
-    result = FitResult.from_summary(summary, output_dir=folder, task=task, validation_sets=sets)
-    return SeedRun(seed=seed, output_dir=folder, result=result)
-
-
-def _metadata(folder: Path) -> dict[str, Any]:
-    """Returns the content of run.json of a run that has begun."""
-    metadata = outputs.read_run_metadata(folder)
-    return {} if metadata is None else metadata
-
-
 def _validation(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Split of the validation rows -> their fingerprint, in the order of evaluation."""
+    """Returns the split of the validation rows -> their fingerprint, in the order of evaluation."""
     return {split: data["fingerprint"] for split, data in metadata["data"].items() if split != "train"}

@@ -1,7 +1,7 @@
 """The trials of a hyper-parameter search in SQLite, and what is suggested next. The only module that imports Optuna.
 
 Owns the rule that makes a search reproducible: the values of trial k, and whether it is pruned, are a function of the
-seed, k and the trials before it. The file holds ended trials only, so a trial that was killed gets its values again.
+seed, k and the trials before it. A trial that was killed is still running in the file, and continues with its values.
 """
 
 import importlib.util
@@ -32,10 +32,10 @@ class Trial:
 
     Attributes:
         values: ``section.key`` -> value.
-        score: the mean of its runs at their best evaluations; None: it was pruned or failed.
-        scores: of the first run, the best so far after each evaluation.
-        seconds: how long the trial took since the search last began.
-        note: why it has no score.
+        score: The mean of its runs at their best evaluations; None: it was pruned or failed.
+        scores: Of the first run, the best so far after each evaluation.
+        seconds: How long the trial took since the search last began.
+        note: Why it has no score.
     """
 
     number: int
@@ -56,8 +56,16 @@ def check_installed() -> None:
 class Study:
     """The trials of one sampler.
 
-    Attributes:
-        trials: those that have ended, in order.
+    Args:
+        path: The SQLite file, which may hold the studies of other samplers, too.
+        sampler: What suggests values; it need not be the section's.
+        search: The space and the pruner.
+        start: The values of trial 0, if they are known.
+        seed: Seed of all suggestions.
+        lower_is_better: The direction of scores.
+
+    Raises:
+        CheckpointError: The file cannot be read or written.
     """
 
     def __init__(
@@ -70,33 +78,18 @@ class Study:
         seed: int,
         lower_is_better: bool,
     ) -> None:
-        """Opens a study, or begins it.
-
-        Args:
-            path: the SQLite file, which may hold the studies of other samplers, too.
-            sampler: what suggests; it need not be the section's.
-            search: the space and the pruner.
-            start: the values of trial 0, if they are known.
-            seed: of all suggestions.
-            lower_is_better: the direction of scores.
-
-        Raises:
-            CheckpointError: the file cannot be read or written.
-        """
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.path, self.sampler, self.search, self.start, self.seed = path, sampler, search, start, seed
-        self._direction: Literal["minimize", "maximize"] = "minimize" if lower_is_better else "maximize"
-        self._distributions = {key: _distribution(space) for key, space in search.space.items()}
-        self._decisions: list[bool] = []  # for each score of the suggested trial, whether to prune it
+        self._trial: optuna.Trial  # the one that was suggested
         with self._file_errors():
             from sqlalchemy import URL
 
-            url = URL.create("sqlite", database=str(path)).render_as_string()
-            self._storage = optuna.storages.RDBStorage(url)
-            self._stored = optuna.create_study(
-                storage=self._storage, study_name=sampler, direction=self._direction, load_if_exists=True
+            self._storage = optuna.storages.RDBStorage(URL.create("sqlite", database=str(path)).render_as_string())
+            direction: Literal["minimize", "maximize"] = "minimize" if lower_is_better else "maximize"
+            self._study = optuna.create_study(
+                storage=self._storage, study_name=sampler, direction=direction, load_if_exists=True
             )
 
     def close(self) -> None:
@@ -108,15 +101,15 @@ class Study:
         """Compares what all trials must have in common, such as the rows, with what the first trial had.
 
         Args:
-            facts: a name for people -> plain value.
+            facts: A name for people -> plain value.
 
         Raises:
-            UsageError: something differs; the message names it.
+            UsageError: Something differs; the message names it.
         """
         with self._file_errors():
-            if not self._stored.get_trials(deepcopy=False):
-                self._stored.set_user_attr("facts", dict(facts))
-            before = dict(self._stored.user_attrs["facts"])
+            if not self._study.get_trials(deepcopy=False):
+                self._study.set_user_attr("facts", dict(facts))
+            before = dict(self._study.user_attrs["facts"])
         changes = [
             str(Change(name=name, before=before.get(name, "not set"), now=facts.get(name, "not set")))
             for name in sorted({*before, *facts})
@@ -130,83 +123,78 @@ class Study:
 
     @property
     def trials(self) -> list[Trial]:
+        """The trials that have ended, in order."""
         with self._file_errors():
-            return [self._read(trial) for trial in self._stored.get_trials(deepcopy=False)]
+            ended = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
+            return [self._read(trial) for trial in ended]
 
     def suggest(self) -> tuple[int, dict[str, Any]]:
         """Returns the number and the values of the next trial; the same ones until it is added."""
-        from optuna import create_study, pruners, samplers
+        from optuna import Trial as Suggested
+        from optuna import pruners, samplers
+        from optuna.trial import TrialState
 
         with self._file_errors():
-            ended = self._stored.get_trials(deepcopy=False)
-        number = len(ended)
-        seed = int(sha256(f"{self.seed} {self.sampler} {number}")[:8], 16)
-        is_tpe, pruner = self.sampler == "tpe", self.search.pruner
-        study = create_study(
-            direction=self._direction,
-            sampler=samplers.TPESampler(n_startup_trials=_RANDOM_TRIALS, seed=seed)
-            if is_tpe
-            else samplers.RandomSampler(seed=seed),
-            pruner=pruners.MedianPruner(n_startup_trials=_RANDOM_TRIALS)
-            if pruner == "median"
-            else pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
-            if pruner == "halving"
-            else pruners.NopPruner(),
-        )
-        with self._file_errors():
-            study.add_trials(ended)
-        fixed = self.start if number == 0 else None
-        if self.sampler == "grid":
-            grid = self.search.grid()
-            random.Random(self.seed).shuffle(grid)
-            fixed = grid[number]
-        if fixed is not None:
-            space = self.search.space
-            study.enqueue_trial(
-                {k: value if space[k].choices is None else literal(value) for k, value in fixed.items()}
+            trials, space = self._study.get_trials(deepcopy=False), self.search.space
+            number = sum(trial.state.is_finished() for trial in trials)
+            seed = int(sha256(f"{self.seed} {self.sampler} {number}")[:8], 16)
+            is_tpe = self.sampler == "tpe"
+            self._study.sampler = (
+                samplers.TPESampler(n_startup_trials=_RANDOM_TRIALS, seed=seed)
+                if is_tpe
+                else samplers.RandomSampler(seed=seed)
             )
-        self._asked = study.ask(self._distributions)
-        self._decisions = []
-        return number, self._values(self._asked.params)
+            self._study.pruner = {
+                "none": pruners.NopPruner(),
+                "median": pruners.MedianPruner(n_startup_trials=_RANDOM_TRIALS),
+                "halving": pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+            }[self.search.pruner]
+            running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+            fixed = self.start if number == 0 else None
+            if self.sampler == "grid":
+                grid = self.search.grid()
+                random.Random(self.seed).shuffle(grid)
+                fixed = grid[number]
+            if fixed is not None and not running:
+                params = {key: value if space[key].choices is None else literal(value) for key, value in fixed.items()}
+                self._study.enqueue_trial(params, skip_if_exists=True)
+            self._trial = Suggested(self._study, running[0]._trial_id) if running else self._study.ask()
+            return number, {key: _suggest(self._trial, key, values) for key, values in space.items()}
 
     def prunes(self, scores: Sequence[float]) -> bool:
         """Returns True if the suggested trial is to end.
 
         Args:
-            scores: its scores so far, as in ``Trial``; those of earlier calls are not counted twice.
+            scores: Its scores so far, as in ``Trial``; the decisions about scores of earlier calls are stored.
         """
-        for number in range(len(self._decisions), len(scores)):
-            self._asked.report(scores[number], number + 1)
-            self._decisions.append(self._asked.should_prune())
-        return self._decisions[-1:] == [True]
+        with self._file_errors():
+            decisions = list(self._trial.user_attrs.get("decisions", []))
+            for number in range(len(decisions), len(scores)):
+                self._trial.report(scores[number], number + 1)
+                decisions.append(bool(self._trial.should_prune()))
+                self._trial.set_user_attr("decisions", decisions)
+        return bool(scores and decisions[len(scores) - 1])
 
     def add(self, trial: Trial) -> None:
         """Stores the suggested trial, which has ended."""
-        from optuna.trial import TrialState, create_trial
+        from optuna.trial import TrialState as State
 
         self.prunes(trial.scores)
-        asked = self._asked.study.get_trials(deepcopy=False)[trial.number]
-        ended = create_trial(
-            # A trial that failed is one without a score, which tpe takes for the worst.
-            state=TrialState.COMPLETE if trial.state == "complete" else TrialState.PRUNED,
-            value=trial.score,
-            params=asked.params,
-            distributions=self._distributions,
-            system_attrs=asked.system_attrs,
-            intermediate_values={} if trial.state == "failed" else asked.intermediate_values,
-            user_attrs={"seconds": trial.seconds, "note": trial.note, "state": trial.state},
-        )
         with self._file_errors():
-            self._stored.add_trial(ended)
+            for name in ("seconds", "note", "state"):
+                self._trial.set_user_attr(name, getattr(trial, name))
+            # A trial that failed is a pruned one, because tpe ignores trials that Optuna calls failed.
+            ended = (State.PRUNED, None) if trial.score is None else (State.COMPLETE, [trial.score])
+            self._storage.set_trial_state_values(self._trial._trial_id, *ended)
 
     def importance(self) -> dict[str, float]:
         """Returns each key's share in how much the scores differ (fANOVA, Hutter et al. 2014), if there are several."""
         from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
-        if len(self._distributions) < 2 or sum(trial.score is not None for trial in self.trials) < 2:
+        if len(self.search.space) < 2 or sum(trial.score is not None for trial in self.trials) < 2:
             return {}
         try:
-            shares = get_param_importances(self._stored, evaluator=FanovaImportanceEvaluator(seed=0))
+            shares = get_param_importances(self._study, evaluator=FanovaImportanceEvaluator(seed=0))
         except (RuntimeError, ValueError):  # equal scores
             return {}
         return {} if any(map(math.isnan, shares.values())) else {key: float(share) for key, share in shares.items()}
@@ -215,21 +203,13 @@ class Study:
         attributes = stored.user_attrs
         return Trial(
             number=stored.number,
-            values=self._values(stored.params),
+            values={key: _value(stored.params[key], space) for key, space in self.search.space.items()},
             score=stored.value,
             scores=tuple(float(value) for _, value in sorted(stored.intermediate_values.items())),
             state=attributes["state"],
             seconds=float(attributes["seconds"]),
             note=str(attributes["note"]),
         )
-
-    def _values(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            key: params[key]
-            if space.choices is None
-            else {literal(choice): choice for choice in space.choices}[params[key]]
-            for key, space in self.search.space.items()
-        }
 
     @contextmanager
     def _file_errors(self) -> Iterator[None]:
@@ -248,12 +228,15 @@ class Study:
             ) from error
 
 
-def _distribution(space: Space) -> "optuna.distributions.BaseDistribution":
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
+def _suggest(trial: "optuna.Trial", key: str, space: Space) -> Any:
+    low, high = space.probes[0], space.probes[-1]
     if space.choices is not None:
-        return CategoricalDistribution(list(map(literal, space.choices)))
-    low, high = space.probes
+        return _value(trial.suggest_categorical(key, list(map(literal, space.choices))), space)
     if isinstance(low, int) and isinstance(high, int):
-        return IntDistribution(low, high, log=space.log)
-    return FloatDistribution(float(low), float(high), log=space.log)
+        return trial.suggest_int(key, low, high, log=space.log)
+    return trial.suggest_float(key, float(low), float(high), log=space.log)
+
+
+def _value(stored: Any, space: Space) -> Any:
+    """Returns the value of a key: a choice is stored as its text."""
+    return stored if space.choices is None else {literal(choice): choice for choice in space.choices}[stored]

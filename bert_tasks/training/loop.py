@@ -164,7 +164,7 @@ class Trainer:
                     self._evaluate()
                 else:
                     self._save()
-                if stopping and not state.stopped and state.step < steps.total_steps:
+                if stopping and not state.stopped and state.step < steps.plan.total:
                     self._stop()
                 pending, self.clock = None, Clock()
 
@@ -218,11 +218,10 @@ class Trainer:
         return RunFolder(
             path=self.output_dir,
             accelerator=self.accelerator,
-            model=self.model,
+            objective=self.objective,
             splits=self.splits,
             settings=settings,
             recipe_text=self.recipe_text,
-            further_models=self.objective.further_models,
         )
 
     def _check_agreement(self) -> None:
@@ -257,7 +256,7 @@ class Trainer:
             self.output_dir, trackers=run.trackers if is_main else (), project=run.project, silent=not progress
         )
         self.reporter = Reporter(
-            total_steps=self.steps.total_steps, logging_steps=run.logging_steps, visible=progress and is_main
+            total_steps=self.steps.plan.total, logging_steps=run.logging_steps, visible=progress and is_main
         )
         stack.enter_context(closing(self.logger))
         stack.enter_context(closing(self.reporter))
@@ -280,7 +279,7 @@ class Trainer:
         earlier = existing.metadata
         changed = [*existing.changed, *outputs.environment_changes(earlier, metadata)]
         notes = [f"changed since the run began: {change}" for change in changed]
-        loaded, resume_notes = self.folder.load_newest(existing, self.steps.total_steps)
+        loaded, resume_notes = self.folder.load_newest(existing, self.steps.plan.total)
         if loaded is not None:
             if earlier.get("encoder_weights") != metadata["encoder_weights"]:
                 raise CheckpointError(
@@ -301,7 +300,7 @@ class Trainer:
     def _evaluation_is_due(self) -> bool:
         step, every = self.state.step, self.run.eval_steps
         due = self.steps.order.ends_epoch(step) if every is None else _is_multiple(step, every)
-        return due or step == self.steps.total_steps
+        return due or step == self.steps.plan.total
 
     def _log_step(self, result: StepResult) -> bool:
         """Reports a step. Returns True if a process was asked to stop."""
@@ -322,7 +321,7 @@ class Trainer:
         self.reporter.step(log, epoch=epoch, tokens_per_second=speed)
         if is_main:
             self.callback.on_step(self, log)
-        if is_main and (_is_multiple(step, self.run.logging_steps) or step == self.steps.total_steps):
+        if is_main and (_is_multiple(step, self.run.logging_steps) or step == self.steps.plan.total):
             record |= {"loss": log.loss, "learning_rate": log.learning_rate, "grad_norm": log.grad_norm}
             record |= {"terms": dict(log.terms)} if len(result.terms) > 1 else {}
             record["tokens_per_second"] = round(speed, 1)
@@ -385,7 +384,7 @@ class Trainer:
         """Ends a run that is saved."""
         received = signal.SIGTERM if self.signals.received is None else self.signals.received
         raise StoppedError(
-            f"stopped by {received.name} after step {self.state.step} of {self.steps.total_steps}; the run is saved in "
+            f"stopped by {received.name} after step {self.state.step} of {self.steps.plan.total}; the run is saved in "
             f"{self.output_dir}; run the same command again to resume it",
             signal_number=received,
         )
@@ -406,7 +405,7 @@ class Trainer:
             where = f" of the validation set {name!r}" if name else ""
             remedies = (
                 f"a lower learning_rate (now {self.optim.learning_rate:g})",
-                f"more epochs (now {self.steps.order.epochs(self.steps.total_steps):.3g})",
+                f"more epochs (now {self.steps.order.epochs(self.steps.plan.total):.3g})",
                 *Fitting.of(state.task).remedies,
             )
             notes = (

@@ -1,8 +1,7 @@
 """How a run reports: a progress bar or lines on standard error, metrics.jsonl, and trackers.
 
-Owns the wording and pace of messages, and how a run is named and resumed in a tracker. metrics.jsonl is the record;
-TensorBoard, W&B, MLflow and Trackio, called through accelerate, get copies. Neither a terminal that cannot be written
-nor a tracker that fails ends a run.
+metrics.jsonl is the record; TensorBoard, W&B, MLflow and Trackio, called through accelerate, get copies. Neither a
+terminal that cannot be written nor a tracker that fails ends a run.
 """
 
 import io
@@ -15,8 +14,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -40,16 +38,15 @@ _WANDB: dict[str, Any] = {"console": "off", "disable_code": True, "disable_git":
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-./ :]")
 
 
-@dataclass(kw_only=True)
 class Clock:
     """Seconds and ``tokens`` of training since it was made."""
 
-    tokens: int = 0
-    began: float = field(default_factory=time.perf_counter)
+    def __init__(self) -> None:
+        self.tokens, self._began = 0, time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self.began
+        return time.perf_counter() - self._began
 
     @property
     def tokens_per_second(self) -> float:
@@ -118,11 +115,7 @@ class Reporter:
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Rejects trackers whose package is not installed; accelerate would only warn and track nothing.
-
-    Raises:
-        UsageError: naming the extra to install.
-    """
+    """Raises UsageError for trackers whose package is not installed; accelerate would only warn and track nothing."""
     installed = [str(name) for name in get_available_trackers()]
     missing = [name for name in names if name not in installed]
     if missing:
@@ -132,46 +125,21 @@ def check_installed(names: Sequence[str]) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tracked:
-    """A tracker that has begun or resumed the run.
-
-    Attributes:
-        tracker: accelerate's tracker.
-        key: its identifier of the run.
-        has: event -> the step up to which it has records from before the run was resumed.
-    """
-
-    tracker: Any
-    key: str
-    has: Mapping[str, float]
-
-    def log(self, event: Mapping[str, Any]) -> None:
-        """Sends an event, unless the tracker has it already."""
-        values = points(event)
-        if self.tracker.name == "mlflow":
-            values = {_NOT_IN_MLFLOW.sub("_", name): value for name, value in values.items()}
-        if values and event["step"] > self.has.get(event["event"], 0):
-            self.tracker.log(values, step=event["step"])
-
-
 class MetricsLogger:
     """Where the main process records a run: metrics.jsonl, and the trackers, which get copies of its records.
 
-    It does nothing without trackers until something is recorded, as on all processes except the main one.
+    Args:
+        folder: The folder of the run.
+        trackers: Their names.
+        project: The project's name at the trackers.
+        silent: Suppress messages of the trackers.
     """
 
     def __init__(self, folder: Path, *, trackers: Sequence[str], project: str, silent: bool) -> None:
-        """Stores what the trackers need.
-
-        Args:
-            folder: of the run.
-            trackers: their names.
-            project: the project's name at the trackers.
-            silent: suppress messages of the trackers.
-        """
         self._folder, self._names, self._project, self._silent = folder, trackers, project, silent
-        self._started: dict[str, Tracked] = {}
+        self._trackers: dict[str, Any] = {}  # those that have begun or resumed the run
+        self._keys: dict[str, str] = {}  # their identifiers of the run
+        self._resumed: set[str] = set()  # those that have the records up to `_reached` already
         self._reached: dict[str, float] = {}  # event -> its last step; now: resuming cuts metrics.jsonl back
         for event in outputs.read_events(folder) if trackers else ():
             self._reached[event["event"]] = max(event["step"], self._reached.get(event["event"], 0))
@@ -186,98 +154,103 @@ class MetricsLogger:
         again gives the same values. With other settings the values differ, and the tracker begins another run.
 
         Args:
-            metadata, settings: see ``tracker_config``.
-            step: from which training resumes.
-            changed: settings differ from those of the run so far.
+            metadata, settings: See ``tracker_config``.
+            step: The step from which training resumes.
+            changed: Settings differ from those of the run so far.
 
         Raises:
-            UsageError: a tracker cannot start before the first step. Later the run continues without it.
+            UsageError: A tracker cannot start before the first step. Later the run continues without it.
         """
         disable_telemetry()
         stored: dict[str, dict[str, str]] = {}  # the identifiers of the run in each tracker
         with suppress(OSError, ValueError, AttributeError):  # a damaged file counts as none
             content = {} if changed else json.loads((self._folder / outputs.TRACKERS).read_text(encoding="utf-8"))
             stored = {name: entry for name, entry in content.items() if entry.get("project") == self._project}
+        # TensorBoard takes neither lists nor null.
+        config = {
+            key: value if isinstance(value, str | int | float | bool) else str(value)
+            for key, value in tracker_config(metadata, settings).items()
+        }
         for name in self._names:
             with self._survived(name, "cannot start", fatal=step == 0):
-                known = stored.get(name, {}).get("run")
-                self._started[name] = self._start(name, known, tracker_config(metadata, settings))
-        started = {name: {"project": self._project, "run": tracked.key} for name, tracked in self._started.items()}
+                self._start(name, stored.get(name, {}).get("run"), config)
+        started = {name: {"project": self._project, "run": self._keys[name]} for name in self._trackers}
         outputs.write_json(self._folder / outputs.TRACKERS, {**stored, **started})
 
     def record(self, event: Mapping[str, Any]) -> None:
         """Adds a record to metrics.jsonl and sends it to the trackers. A tracker that fails is dropped.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: It cannot be written.
         """
         outputs.append_event(self._folder, event)
-        for name, tracked in tuple(self._started.items()):
+        for name in tuple(self._trackers):
             with self._survived(name, f"failed at step {event['step']}"):
-                tracked.log(event)
+                self._send(name, event)
 
     def close(self) -> None:
         """Lets every tracker write what is pending."""
-        for name, tracked in tuple(self._started.items()):
+        for name, tracker in tuple(self._trackers.items()):
             with self._survived(name, "could not finish"):
                 if name == "trackio":  # accelerate would leave the run to be ended, with a message, at exit
                     import_module("trackio").finish()
                 else:
-                    tracked.tracker.finish()
-        self._started.clear()
+                    tracker.finish()
+        self._trackers.clear()
 
-    def _start(self, name: str, known: str | None, config: Mapping[str, Any]) -> Tracked:
-        """Begins the run in a tracker, or resumes the one with the identifier ``known``."""
+    def _send(self, name: str, event: Mapping[str, Any]) -> None:
+        """Sends an event to a tracker, unless the tracker has it already."""
+        values = points(event)
+        if name == "mlflow":
+            values = {_NOT_IN_MLFLOW.sub("_", key): value for key, value in values.items()}
+        if values and (name not in self._resumed or event["step"] > self._reached.get(event["event"], 0)):
+            self._trackers[name].log(values, step=event["step"])
+
+    def _start(self, name: str, key: str | None, config: Mapping[str, Any]) -> None:
+        """Begins the run in a tracker, or resumes the one with this identifier."""
         folder = self._folder.absolute()
         # The displayed name is that of the folder, after its parent's name for runs of several seeds.
         shown = f"{folder.parent.name}-{folder.name}" if re.fullmatch(r"seed-\d+", folder.name) else folder.name
-        key = f"{shown}-{uuid.uuid4().hex[:8]}" if known is None else known
+        new_key = f"{shown}-{uuid.uuid4().hex[:8]}" if key is None else key
         options: dict[str, Any] = {"run_name": self._project}
         if name == "tensorboard":  # metrics.jsonl has every point: its files are written again
             shutil.rmtree(self._folder / outputs.TENSORBOARD, ignore_errors=True)
-            options, known = {"run_name": outputs.TENSORBOARD, "logging_dir": self._folder}, None
+            options, key = {"run_name": outputs.TENSORBOARD, "logging_dir": self._folder}, None
         elif name == "wandb":
-            options |= {"name": shown, "id": key, "resume": "allow"}
+            options |= {"name": shown, "id": new_key, "resume": "allow"}
             options["settings"] = _WANDB | ({"silent": True} if self._silent else {})
             options |= {} if "WANDB_DIR" in os.environ else {"dir": str(self._folder)}
         elif name == "mlflow":  # its own tag would be the path of the console script
-            options = {"experiment_name": self._project, "run_id": known, "run_name": shown}
+            options = {"experiment_name": self._project, "run_id": key, "run_name": shown}
             options["tags"] = {"mlflow.source.name": "bert-tasks"}
         else:  # trackio knows runs by their names
-            options |= {"name": key, "resume": "allow", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-        tracker = LOGGER_TYPE_TO_CLASS[name](**options)
+            options |= {"name": new_key, "resume": "allow", "embed": False, "auto_log_gpu": False}
+            options["auto_log_cpu"] = False
+        tracker: Any = LOGGER_TYPE_TO_CLASS[name](**options)
         tracker.start()
-        if name == "mlflow":  # it alone chooses the identifier
-            key = tracker.tracker.info.run_id
-        started = Tracked(tracker=tracker, key=key, has={} if known is None else self._reached)
-        if known is None:
-            tracker.store_init_configuration(
-                # TensorBoard takes neither lists nor null.
-                {key: item if isinstance(item, str | int | float | bool) else str(item) for key, item in config.items()}
-            )
-            for event in outputs.read_events(self._folder):
-                started.log(event)
-        return started
+        # MLflow alone chooses the identifier.
+        self._trackers[name], self._keys[name] = tracker, tracker.tracker.info.run_id if name == "mlflow" else new_key
+        if key is not None:
+            self._resumed.add(name)
+            return
+        tracker.store_init_configuration(dict(config))
+        for event in outputs.read_events(self._folder):
+            self._send(name, event)
 
     @contextmanager
-    def _survived(self, name: str, what: str, *, fatal: bool = False) -> Iterator[None]:
+    def _survived(self, name: str, failure: str, *, fatal: bool = False) -> Iterator[None]:
         """Drops a tracker that raises anything, unless it is fatal: four libraries, and none may end a run."""
-
-        def report(kind: object, error: BaseException | None, trace: object) -> bool:
-            if not isinstance(error, Exception):
-                return False
-            reason = f"tracker {name} {what} ({type(error).__name__}: {masked(str(error).partition(chr(10))[0])[:300]})"
+        try:
+            # Some trackers print, but standard output belongs to the command.
+            with redirect_stdout(io.StringIO() if self._silent else message_stream()):
+                yield
+        except Exception as error:  # see above
+            text = masked(str(error).partition("\n")[0])[:300]
+            reason = f"tracker {name} {failure} ({type(error).__name__}: {text})"
             if fatal:
                 raise UsageError(f"{reason}: fix this, or remove it from run.trackers") from error
-            self._started.pop(name, None)
+            self._trackers.pop(name, None)
             _LOGGER.warning("%s; the run continues without it, and %s has all records", reason, outputs.EVENTS)
-            return True
-
-        with ExitStack() as stack:
-            stack.push(report)
-            # Some trackers print, but standard output belongs to the command.
-            stack.enter_context(redirect_stdout(io.StringIO() if self._silent else message_stream()))
-            yield
 
 
 def points(event: Mapping[str, Any]) -> dict[str, float]:

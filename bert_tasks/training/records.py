@@ -44,14 +44,6 @@ class SplitRecord(_Record):
     hub: dict[str, str | None] | None = None
 
 
-class OriginRecord(_Record):
-    """The model that a run began with."""
-
-    name: str | None = None
-    revision: str | None = None
-    commit: str | None = None
-
-
 class ChangeRecord(_Record):
     """A change of settings or environment on the way."""
 
@@ -71,7 +63,7 @@ class RunRecord(_Record):
     seed: Count
     settings: dict[str, Any]
     versions: dict[str, str | None] = {}
-    model: OriginRecord = OriginRecord()
+    model: dict[str, str | None] = {}
     threads: Annotated[int, Field(ge=1, le=_MOST_THREADS)] = 1
     processes: Annotated[int, Field(ge=1)] = 1
     python: str = ""
@@ -208,16 +200,7 @@ class StateRecord(_Record):
 
 
 def read_record(path: Path, record: type[BaseModel], *, remedy: str) -> dict[str, Any]:
-    """Returns the content of a file.
-
-    Args:
-        path: the file.
-        record: its fields.
-        remedy: what to do about a damaged file, for the message.
-
-    Raises:
-        UsageError: the file is damaged; the message names the field.
-    """
+    """Returns the content of a file. Raises UsageError if a field is damaged, with what to do about it (``remedy``)."""
     try:
         content = read_json(path, max_bytes=_MOST_BYTES)
         check_record(content, record)
@@ -228,11 +211,7 @@ def read_record(path: Path, record: type[BaseModel], *, remedy: str) -> dict[str
 
 
 def check_record(content: object, record: type[BaseModel]) -> None:
-    """Checks the types of fields.
-
-    Raises:
-        ValueError: a field is missing or has another type; the message names it.
-    """
+    """Raises ValueError if a field is missing or has another type; the message names it."""
     try:
         record.model_validate(content)
     except ValidationError as error:

@@ -29,8 +29,9 @@ from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.optim import count_trained, make_adapters
 from bert_tasks.training.progress import check_installed
 from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
+from bert_tasks.training.sampling import SampleOrder
 from bert_tasks.training.state import FitResult
-from bert_tasks.training.step import StepPlan, sample_order
+from bert_tasks.training.step import StepPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +270,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     else:
         state = "a run without a checkpoint, which starts again from the beginning"
     samples = tokenized(trainer.splits.train, model.task, model)
-    order = sample_order(samples, optim, recipe.run.seed)
+    order = SampleOrder(samples.lengths, samples=optim.batch_size, tokens=optim.batch_tokens, seed=recipe.run.seed)
     plan, (_, batch) = StepPlan.of(optim, order), next(order.batches(0, 1))
     return DryRun(
         steps=plan.total,

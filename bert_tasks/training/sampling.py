@@ -7,7 +7,6 @@ any number of processes sees the same batches. A sample is its index into ``leng
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,39 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 from bert_tasks.recipe.schema import LearningRateSchedule
 
 BUCKET_BATCHES = 50
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchSize:
-    """What a batch holds: so many samples, or as many as have so many tokens, of which one is given.
-
-    A sample with more tokens than that is a batch of its own.
-    """
-
-    samples: int | None = None
-    tokens: int | None = None
-
-
-def epoch_batches(lengths: ArrayLike, size: BatchSize, *, seed: int, epoch: int) -> list[list[int]]:
-    """The optimizer batches of an epoch: random, yet each of samples of similar length.
-
-    The shuffled order is cut into buckets of about 50 batches; each is sorted by length before the order is cut into
-    batches, and the batches are shuffled. With a number of samples at most one batch is smaller; it may be anywhere in
-    the epoch.
-    """
-    sizes = np.asarray(lengths, dtype=np.int64)
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
-    order = rng.permutation(len(sizes))
-    if size.tokens is None:
-        samples = 1 if size.samples is None else size.samples
-        buckets = np.arange(len(order)) // (BUCKET_BATCHES * samples)
-    else:
-        buckets = (np.cumsum(sizes[order]) - sizes[order]) // (BUCKET_BATCHES * size.tokens)
-    # By bucket, then by length; equal ones stay as they were.
-    order = order[np.argsort(buckets * (sizes.max(initial=0) + 1) + sizes[order], kind="stable")]
-    starts = list(range(0, len(order), samples)) if size.tokens is None else _token_starts(sizes[order], size.tokens)
-    members, ends = order.tolist(), [*starts[1:], len(order)]
-    return [members[starts[index] : ends[index]] for index in rng.permutation(len(starts)).tolist()]
 
 
 def _token_starts(sizes: NDArray[np.int64], tokens: int) -> list[int]:
@@ -69,13 +35,15 @@ class SampleOrder:
     the epochs so far is counted when it is needed, which takes a fraction of a second for a million samples.
 
     Args:
-        lengths: tokens of each sample.
-        size: of a batch.
-        seed: of the run.
+        lengths: Number of tokens of each sample.
+        samples: Number of samples in a batch.
+        tokens: Maximum number of tokens in a batch, instead. A sample with more tokens is a batch of its own.
+        seed: Seed of the run.
     """
 
-    def __init__(self, lengths: ArrayLike, size: BatchSize, *, seed: int) -> None:
-        self._lengths, self._size, self._seed = np.asarray(lengths, dtype=np.int64), size, seed
+    def __init__(self, lengths: ArrayLike, *, samples: int | None = None, tokens: int | None = None, seed: int) -> None:
+        self._lengths, self._samples, self._tokens = np.asarray(lengths, dtype=np.int64), samples, tokens
+        self._seed = seed
         self._first = [0]  # step of each epoch, as far as they are known
         self._latest: tuple[int, list[list[int]]] | None = None
 
@@ -84,21 +52,21 @@ class SampleOrder:
         step = first
         while step < end:
             epoch = self.epoch_of(step)
-            for batch in self._epoch(epoch)[step - self.first_step(epoch) : end - self.first_step(epoch)]:
+            for batch in self.epoch(epoch)[step - self.first_step(epoch) : end - self.first_step(epoch)]:
                 yield step, batch
                 step += 1
 
     def first_step(self, epoch: int) -> int:
         """The number of steps before an epoch."""
-        if self._size.samples is not None:
-            return epoch * math.ceil(len(self._lengths) / self._size.samples)  # the last, smaller batch is a step, too
+        if self._samples is not None:
+            return epoch * math.ceil(len(self._lengths) / self._samples)  # the last, smaller batch is a step, too
         while len(self._first) <= epoch:
-            self._first.append(self._first[-1] + len(self._epoch(len(self._first) - 1)))
+            self._first.append(self._first[-1] + len(self.epoch(len(self._first) - 1)))
         return self._first[epoch]
 
     def epoch_of(self, step: int) -> int:
         """The epoch that a step is in."""
-        if self._size.samples is not None:
+        if self._samples is not None:
             return step // self.first_step(1)
         while self._first[-1] <= step:
             self.first_step(len(self._first))
@@ -108,10 +76,30 @@ class SampleOrder:
         """Whether an epoch is complete after so many steps."""
         return steps > 0 and self.first_step(self.epoch_of(steps)) == steps
 
-    def _epoch(self, epoch: int) -> list[list[int]]:
-        if self._latest is None or self._latest[0] != epoch:
-            self._latest = epoch, epoch_batches(self._lengths, self._size, seed=self._seed, epoch=epoch)
-        return self._latest[1]
+    def epoch(self, epoch: int) -> list[list[int]]:
+        """Returns the optimizer batches of an epoch: random, yet each of samples of similar length.
+
+        The shuffled order is cut into buckets of about 50 batches; each is sorted by length before the order is cut
+        into batches, and the batches are shuffled. With a number of samples at most one batch is smaller; it may be
+        anywhere in the epoch.
+        """
+        if self._latest is not None and self._latest[0] == epoch:
+            return self._latest[1]
+        lengths, tokens = self._lengths, self._tokens
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
+        order = rng.permutation(len(lengths))
+        if tokens is None:
+            samples = 1 if self._samples is None else self._samples
+            buckets = np.arange(len(order)) // (BUCKET_BATCHES * samples)
+        else:
+            buckets = (np.cumsum(lengths[order]) - lengths[order]) // (BUCKET_BATCHES * tokens)
+        # By bucket, then by length; equal ones stay as they were.
+        order = order[np.argsort(buckets * (lengths.max(initial=0) + 1) + lengths[order], kind="stable")]
+        starts = list(range(0, len(order), samples)) if tokens is None else _token_starts(lengths[order], tokens)
+        members, ends = order.tolist(), [*starts[1:], len(order)]
+        batches = [members[starts[index] : ends[index]] for index in rng.permutation(len(starts)).tolist()]
+        self._latest = epoch, batches
+        return batches
 
     def epochs(self, steps: int) -> float:
         """How many epochs so many steps are."""

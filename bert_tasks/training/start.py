@@ -46,7 +46,7 @@ def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict
         "metrics": metric_metadata(task, run, list(splits.validation)),
         "data": outputs.data_metadata(splits),
         "rows": len(splits.train),
-        "steps": steps.total_steps,
+        "steps": steps.plan.total,
         "vocabulary_rows": rows,  # of the word embeddings; None: all that the settings do not freeze
         "trained_parameters": count_trained(steps.objective, adapters),
         "initial_weights": weights_digest(steps.objective.checkpoint_parameters()),

@@ -1,8 +1,7 @@
 """The state of a run, its result, and what a run writes into its folder.
 
-Owns ``TrainerState``, the translation between living objects (optimizer steps and state) and the ``RunState`` of a
-checkpoint, and ``RunFolder``. A run needs no loader state: the order of the samples and the random numbers of a step
-are functions of seed, epoch and step.
+Owns ``TrainerState``, its translation to and from the ``RunState`` of a checkpoint, and ``RunFolder``. A run needs no
+loader state: the order of the samples and the random numbers of a step are functions of seed, epoch and step.
 """
 
 import copy
@@ -24,7 +23,6 @@ from bert_tasks.data.splits import Splits
 from bert_tasks.distributed import on_main_process
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
-from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import remove_temporaries
 from bert_tasks.tasks import typed_setting
 from bert_tasks.tasks.base import Task
@@ -35,11 +33,14 @@ from bert_tasks.training import checkpoints as checkpointing
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import RunState
 from bert_tasks.training.files import Change
+from bert_tasks.training.objectives import Objective
 from bert_tasks.training.records import StateRecord, check_record
 from bert_tasks.training.step import OptimizerSteps
 
+_WORST = {"best_value": -math.inf, "best_loss": math.inf}
 
-def numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
+
+def _from_json(metrics: Mapping[str, float | None]) -> dict[str, float]:
     """Returns metrics from JSON, where null stands for a metric that is not a number."""
     return {name: math.nan if value is None else value for name, value in metrics.items()}
 
@@ -49,16 +50,16 @@ class TrainerState:
     """The progress of a run; checkpoints store it.
 
     Attributes:
-        task: of the best evaluation, with its tuned thresholds.
-        step: optimizer steps completed; ``evaluated_step``: those of the last evaluation.
-        best, last: metrics of the best and of the last evaluation.
-        best_value, best_loss: see ``rank_of``; of the best model.
-        best_step: optimizer steps of the best model; 0: there is none yet.
-        best_collapse: see ``Report.collapse``; of the best model on the validation set that its metric belongs to.
-        since_best: evaluations since the best one.
-        seconds: spent on training, without evaluation and saving.
-        overflows: consecutive steps that fp16 skipped.
-        stopped: the run ends early.
+        task: The task of the best evaluation, with its tuned thresholds.
+        step: Optimizer steps completed; ``evaluated_step``: those of the last evaluation.
+        best, last: Metrics of the best and of the last evaluation.
+        best_value, best_loss: Rank of the best model; see ``rank_of``.
+        best_step: Optimizer steps of the best model; 0: there is none yet.
+        best_collapse: Collapse of the best model on the validation set that its metric belongs to; see `Report`.
+        since_best: Evaluations since the best one.
+        seconds: Time spent on training, without evaluation and saving.
+        overflows: Consecutive steps that fp16 skipped.
+        stopped: The run ends early.
     """
 
     task: Task
@@ -87,11 +88,11 @@ class TrainerState:
         """Adds the evaluation after ``step``; True if it is the best so far. Of equal ones the first is the best.
 
         Args:
-            metrics: of all validation sets.
-            rank: see ``rank_of``.
-            task: tuned by this evaluation.
-            collapse: see ``Report.collapse``.
-            patience: see ``update_early_stopping``.
+            metrics: Metrics of all validation sets.
+            rank: See ``rank_of``.
+            task: The task as this evaluation tuned it.
+            collapse: See ``Report.collapse``.
+            patience: See ``update_early_stopping``.
         """
         value, loss = rank
         is_best = (value, -loss) > (self.best_value, -self.best_loss) or not self.best
@@ -113,26 +114,21 @@ class TrainerState:
         return {**stored, "tuned": Fitting.of(self.task).values()}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
-        """Takes what ``state_dict`` returned.
-
-        Raises:
-            ValueError: it is damaged; the message names the field.
-        """
+        """Loads what ``state_dict`` returned. Raises ValueError if it is damaged; the message names the field."""
         check_record(stored, StateRecord)
         values, kind = copy.deepcopy(dict(stored)), type(self.task)
-        fitted_fields = values.pop("tuned")
-        if fitted_fields.keys() - set(Fitting.of(kind).fields):
+        tuned = values.pop("tuned")
+        if tuned.keys() - set(Fitting.of(kind).fields):
             raise ValueError(f"tuned has other fields than {', '.join(Fitting.of(kind).fields)}")
-        for name, value in fitted_fields.items():
+        for name, value in tuned.items():
             try:
-                fitted_fields[name] = typed_setting(kind, name, value)
+                tuned[name] = typed_setting(kind, name, value)
             except ValidationError as error:
                 raise ValueError(f"tuned.{name} = {shortened(value)}: {error.errors()[0]['msg']}") from None
-        self.task = replace(self.task, **fitted_fields)
-        worst = {"best_value": -math.inf, "best_loss": math.inf}
+        self.task = replace(self.task, **tuned)
         for name, value in values.items():
-            value = numbers(value) if name in ("best", "last") else worst.get(name) if value is None else value
-            setattr(self, name, value)
+            metrics_or_value = _from_json(value) if name in ("best", "last") else value
+            setattr(self, name, _WORST.get(name) if value is None else metrics_or_value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,15 +136,15 @@ class FitResult:
     """The result of a run, as in ``metrics.json``.
 
     Attributes:
-        metrics: of the best model on the validation rows; ``last_metrics``: of the last evaluation.
-        best_step, steps: optimizer steps until the best model, and in all.
-        train_seconds: without evaluation and saving.
-        task: of the best model, with its tuned thresholds.
-        validation_sets: the names of the validation sets, with which their metrics begin; a single one may be "".
-        collapse: what the best model predicts for every row if it does so although the labels differ, such as "predicts
+        metrics: Metrics of the best model on the validation rows; ``last_metrics``: of the last evaluation.
+        best_step, steps: Optimizer steps until the best model, and in all.
+        train_seconds: Without evaluation and saving.
+        task: The task of the best model, with its tuned thresholds.
+        validation_sets: The names of the validation sets, with which their metrics begin; a single one may be "".
+        collapse: What the best model predicts for every row if it does so although the labels differ, such as "predicts
             'calm' for every row"; else None. On the validation set whose metric picks the best model.
-        notes: sentences that a reader of the metrics must know.
-        reused: the run was complete already; nothing was trained.
+        notes: Sentences that a reader of the metrics must know.
+        reused: The run was complete already; nothing was trained.
     """
 
     metrics: dict[str, float]
@@ -178,8 +174,8 @@ class FitResult:
     def from_summary(
         cls, summary: Mapping[str, Any], *, output_dir: Path, task: Task, validation_sets: Sequence[str]
     ) -> Self:
-        """The result of a finished run from its ``metrics.json``; null there is a metric that is not a number."""
-        values = dict(summary) | {name: numbers(summary[name]) for name in ("metrics", "last_metrics")}
+        """The result of a finished run from its ``metrics.json``, where null is a metric that is not a number."""
+        values = dict(summary) | {name: _from_json(summary[name]) for name in ("metrics", "last_metrics")}
         values["notes"] = tuple(summary["notes"])
         return cls(**values, output_dir=output_dir, task=task, validation_sets=tuple(validation_sets), reused=True)
 
@@ -245,22 +241,16 @@ class RunFolder:
     """The folder of a run. The main process reads and writes it for all processes.
 
     Attributes:
-        path: The folder.
-        accelerator: The processes of the run.
-        model: The model that is trained.
-        splits: The rows.
         settings: All settings of the run, flat, as run.json holds them.
         recipe_text: The resolved recipe, if the run has one.
-        further_models: Models that are saved with the best one, by the names of their folders.
     """
 
     path: Path
     accelerator: Accelerator
-    model: TaskModel
+    objective: Objective
     splits: Splits
     settings: Mapping[str, Any]
     recipe_text: str | None
-    further_models: Mapping[str, TaskModel]
 
     @property
     def checkpoints(self) -> Path:
@@ -269,11 +259,7 @@ class RunFolder:
 
     @on_main_process
     def existing_run(self) -> ExistingRun | None:
-        """Returns the run in the folder, if there is one.
-
-        Raises:
-            UsageError: It has settings or rows that must not change within a run, or its files are damaged.
-        """
+        """Returns the run in the folder. Raises UsageError if it is damaged, or has other settings or rows."""
         metadata = outputs.read_run_metadata(self.path)
         if metadata is None:
             return None
@@ -363,7 +349,7 @@ class RunFolder:
             "processes": self.accelerator.num_processes,
             "seed": seed,
             "data": outputs.data_metadata(self.splits),
-            "versions": outputs.environment(Windows.of(self.model.task).libraries)["versions"],
+            "versions": outputs.environment(Windows.of(self.objective.model.task).libraries)["versions"],
         }
         return checkpointing.save_checkpoint(
             self.checkpoints,
@@ -379,10 +365,11 @@ class RunFolder:
         self._publish(task)
 
     def _publish(self, task: Task) -> None:
-        untuned, self.model.task = self.model.task, task
+        model = self.objective.model
+        untuned, model.task = model.task, task
         try:
-            self.model.save_pretrained(self.path / outputs.MODEL)
+            model.save_pretrained(self.path / outputs.MODEL)
         finally:
-            self.model.task = untuned
-        for name, further in self.further_models.items():
+            model.task = untuned
+        for name, further in self.objective.further_models.items():
             further.save_pretrained(self.path / name)

@@ -34,7 +34,7 @@ from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Feature, FeatureKeys
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.optim import ModelOptimizer, OptimizerFactory
-from bert_tasks.training.sampling import BatchSize, SampleOrder, learning_rate_factor, rank_share, step_seed
+from bert_tasks.training.sampling import SampleOrder, learning_rate_factor, rank_share, step_seed
 
 # With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
 MOST_OVERFLOWS = 20
@@ -93,12 +93,6 @@ class StepPlan:
         return cls(total=total, warmup=warmup, decay=decay)
 
 
-def sample_order(samples: Samples, optim: OptimSection, seed: int) -> SampleOrder:
-    """Which samples form each step of a run."""
-    size = BatchSize(samples=optim.batch_size, tokens=optim.batch_tokens)
-    return SampleOrder(samples.lengths, size, seed=seed)
-
-
 class OptimizerSteps:
     """The optimizer steps of a run.
 
@@ -122,7 +116,7 @@ class OptimizerSteps:
         """Moves the objective to the device and makes its optimizer, as `ModelOptimizer` describes."""
         self.objective, self.samples, self.optim = objective, samples, optim
         self.seed, self.accelerator = seed, accelerator
-        self.order = sample_order(samples, optim, seed)
+        self.order = SampleOrder(samples.lengths, samples=optim.batch_size, tokens=optim.batch_tokens, seed=seed)
         self.plan = StepPlan.of(optim, self.order)
         self._term_weights: dict[str, float] = {}  # of each loss term, as the batches so far had them
         objective.to(accelerator.device)
@@ -132,14 +126,9 @@ class OptimizerSteps:
             objective, samples.features, optim, seed=seed, accelerator=accelerator, factory=factory
         )
 
-    @property
-    def total_steps(self) -> int:
-        """Number of optimizer steps of the run."""
-        return self.plan.total
-
     def batches(self, first: int = 0) -> Iterator[tuple[int, list[int]]]:
         """Returns the steps of the run from ``first`` on, each with its samples."""
-        return self.order.batches(first, self.total_steps)
+        return self.order.batches(first, self.plan.total)
 
     def choose(self, batch: Sequence[int]) -> tuple[list[int], float]:
         """Returns the samples of a batch that this process computes, and their weight.

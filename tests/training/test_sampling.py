@@ -33,27 +33,25 @@ def flat(groups):
 @quick
 @given(lengths_of_samples, st.integers(1, 9), st.integers(0, 2**40), st.integers(0, 5))
 def test_an_epoch_holds_every_sample_once_and_one_partial_batch(lengths, batch_size, seed, epoch):
-    batches = sampling.epoch_batches(lengths, sampling.BatchSize(samples=batch_size), seed=seed, epoch=epoch)
+    batches = sampling.SampleOrder(lengths, samples=batch_size, seed=seed).epoch(epoch)
     assert sorted(flat(batches)) == list(range(len(lengths)))
     full, rest = divmod(len(lengths), batch_size)
     assert sorted(map(len, batches)) == [rest] * (rest > 0) + [batch_size] * full
-    assert batches == sampling.epoch_batches(lengths, sampling.BatchSize(samples=batch_size), seed=seed, epoch=epoch)
+    assert batches == sampling.SampleOrder(lengths, samples=batch_size, seed=seed).epoch(epoch)
     assert all(type(sample) is int for sample in flat(batches))
 
 
 def test_seeds_and_epochs_have_orders_of_their_own():
     lengths = [5] * 200
     orders = {
-        str(sampling.epoch_batches(lengths, sampling.BatchSize(samples=4), seed=seed, epoch=epoch))
-        for seed in range(4)
-        for epoch in range(4)
+        str(sampling.SampleOrder(lengths, samples=4, seed=seed).epoch(epoch)) for seed in range(4) for epoch in range(4)
     }
     assert len(orders) == 16
 
 
 def test_batches_are_even_in_length_but_not_in_order_of_length():
     lengths = np.random.default_rng(0).integers(5, 128, size=20_000)
-    batches = sampling.epoch_batches(lengths, sampling.BatchSize(samples=32), seed=1, epoch=0)
+    batches = sampling.SampleOrder(lengths, samples=32, seed=1).epoch(0)
     ranges = [np.ptp(lengths[batch]) for batch in batches]
     assert np.mean(ranges) < 5  # a random batch of 32 spans about 115
     means = np.array([lengths[batch].mean() for batch in batches])
@@ -63,9 +61,7 @@ def test_batches_are_even_in_length_but_not_in_order_of_length():
 def test_the_partial_batch_may_stand_anywhere():
     lengths = np.arange(41)
     places = {
-        [
-            len(batch) for batch in sampling.epoch_batches(lengths, sampling.BatchSize(samples=8), seed=0, epoch=epoch)
-        ].index(1)
+        [len(batch) for batch in sampling.SampleOrder(lengths, samples=8, seed=0).epoch(epoch)].index(1)
         for epoch in range(60)
     }
     assert places == set(range(6))
@@ -74,7 +70,7 @@ def test_the_partial_batch_may_stand_anywhere():
 @quick
 @given(lengths_of_samples, st.integers(1, 300), st.integers(0, 2**40), st.integers(0, 5))
 def test_batches_of_tokens_hold_every_sample_once_and_as_many_as_fit(lengths, tokens, seed, epoch):
-    batches = sampling.epoch_batches(lengths, sampling.BatchSize(tokens=tokens), seed=seed, epoch=epoch)
+    batches = sampling.SampleOrder(lengths, tokens=tokens, seed=seed).epoch(epoch)
     assert sorted(flat(batches)) == list(range(len(lengths)))
     assert all(len(batch) == 1 or sum(lengths[sample] for sample in batch) <= tokens for batch in batches)
     # No two neighbours in the order of lengths would fit together: at most two batches are half empty or less.
@@ -85,7 +81,7 @@ def test_batches_of_tokens_hold_every_sample_once_and_as_many_as_fit(lengths, to
 
 def test_batches_of_tokens_are_even_in_length_and_shuffled():
     lengths = np.random.default_rng(0).integers(5, 128, size=20_000)
-    batches = sampling.epoch_batches(lengths, sampling.BatchSize(tokens=2048), seed=1, epoch=0)
+    batches = sampling.SampleOrder(lengths, tokens=2048, seed=1).epoch(0)
     assert np.mean([np.ptp(lengths[batch]) for batch in batches]) < 6
     assert np.mean([lengths[batch].sum() for batch in batches]) > 0.97 * 2048
     means = np.array([lengths[batch].mean() for batch in batches])
@@ -96,19 +92,19 @@ def test_batches_of_tokens_are_even_in_length_and_shuffled():
 @given(
     st.builds(random_lengths, st.integers(1, 80), st.integers(0, 1000)),
     st.one_of(
-        st.builds(lambda count: sampling.BatchSize(tokens=count), st.integers(1, 300)),
-        st.builds(lambda count: sampling.BatchSize(samples=count), st.integers(1, 9)),
+        st.builds(lambda count: {"tokens": count}, st.integers(1, 300)),
+        st.builds(lambda count: {"samples": count}, st.integers(1, 9)),
     ),
     st.integers(0, 30),
 )
 def test_the_order_of_a_run_is_that_of_its_epochs_from_any_step(lengths, size, first):
     """Epochs of a number of tokens differ in their number of steps."""
-    epochs = [sampling.epoch_batches(lengths, size, seed=3, epoch=epoch) for epoch in range(40)]
+    epochs = [sampling.SampleOrder(lengths, **size, seed=3).epoch(epoch) for epoch in range(40)]
     steps = [(epoch, place, batch) for epoch, batches in enumerate(epochs) for place, batch in enumerate(batches)][:40]
-    order = sampling.SampleOrder(lengths, size, seed=3)
+    order = sampling.SampleOrder(lengths, **size, seed=3)
     assert list(order.batches(first, 36)) == [(step, steps[step][2]) for step in range(first, 36)]
     for step, (epoch, place, _) in enumerate(steps[:36]):
-        fresh = sampling.SampleOrder(lengths, size, seed=3)
+        fresh = sampling.SampleOrder(lengths, **size, seed=3)
         assert (fresh.epoch_of(step), fresh.first_step(epoch)) == (epoch, step - place)
         assert fresh.ends_epoch(step) == (step > 0 and place == 0)
         assert fresh.epochs(step) == pytest.approx(epoch + place / len(epochs[epoch]))
@@ -116,7 +112,7 @@ def test_the_order_of_a_run_is_that_of_its_epochs_from_any_step(lengths, size, f
 
 def test_a_run_resumes_after_a_million_samples_at_once():
     lengths = np.random.default_rng(0).integers(10, 128, size=1_000_000)
-    order = sampling.SampleOrder(lengths, sampling.BatchSize(tokens=16384), seed=1)
+    order = sampling.SampleOrder(lengths, tokens=16384, seed=1)
     began = time.process_time()
     first = order.first_step(1)
     step, batch = next(order.batches(first + 5, first + 6))
