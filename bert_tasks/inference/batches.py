@@ -1,15 +1,15 @@
 """Prediction inside other engines: a function of batches that Ray Data, Spark or ``datasets.map`` send to processes.
 
-Owns the columns that a prediction becomes, whose Arrow types are known before any row is predicted, and the models that
-a process has loaded for such functions. The function itself holds the name of a model, not the model, so that it is
-small when it is sent.
+The function holds the name of a model, not the model, so that it is small. The Arrow types of its columns are known
+before any row is predicted.
 """
 
 import json
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -25,11 +25,11 @@ from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference.output import check_row_options, passthrough_name, reserved_names
-from bert_tasks.model.inputs import load_trained, trained_task
-from bert_tasks.model.precision import DType, check_dtype, logits_of
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.inputs import input_names, load_trained, trained_task
+from bert_tasks.model.precision import DType, check_dtype, default_device, logits_of
+from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import sha256_json
-from bert_tasks.tasks.base import Prediction, Task
+from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import Windows
 
@@ -42,8 +42,8 @@ UNTYPED = "prediction"  # the column of JSON of a task that does not say what it
 _MOST_LOADED = 4  # models of one process, of which the oldest is dropped
 _FAULTS_SHOWN = 5
 _SIMPLE = {str: "string", float: "float64", int: "int64", bool: "bool_"}  # Python's types -> Arrow's
-# (id of the process, key of the predictor) -> what predicts rows. A process that was forked loads its own.
-_loaded: dict[tuple[int, str], Callable[[Iterable[Row]], Iterator[Prediction]]] = {}
+# (id of the process, key of the predictor) -> a model. A process that was forked loads its own.
+_loaded: dict[tuple[int, str], tuple[TaskModel, ForwardFn]] = {}
 _loading = threading.Lock()
 
 
@@ -93,13 +93,13 @@ def batch_predictor(
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise UsageError(f"threads = {threads!r}: expected a whole number from 1")
     reading = ReadOptions(columns=None if columns is None else dict(columns))
-    built, trained = trained_task(model, task=task, settings=settings, revision=revision, reading=reading)
-    if Windows.of(built).needs_document_context:
+    example, trained_names = trained_task(model, task=task, settings=settings, revision=revision, reading=reading)
+    if Windows.of(example).needs_document_context:
         raise UsageError(
-            f"{model}: {built.name} with these settings reads the rows around each row, which may be in another batch: "
-            "use `bert-tasks predict`, or other settings"
+            f"{model}: {example.name} with these settings reads the rows around each row, which may be in another "
+            "batch: use `bert-tasks predict`, or other settings"
         )
-    RowValidator(built.columns, reading.columns)  # raises for a column that the task lacks
+    RowValidator(example.columns, reading.columns)  # raises for a column that the task lacks
     folder, local = resolve(model, revision=revision, weights=False), Path(os.path.expanduser(model))
     commit = origin(model, folder, revision=revision).commit
     files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file())
@@ -110,11 +110,11 @@ def batch_predictor(
         revision=revision if commit is None else commit,
         dtype=dtype,
         fingerprint=sha256_json([[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]),
-        schema=prediction_schema(built, with_error=on_error == "skip"),
-        reserved=frozenset(reserved_names(built)),
-        columns=tuple(column for column in built.columns if not column.is_label),
+        schema=prediction_schema(example, with_error=on_error == "skip"),
+        reserved=frozenset(reserved_names(example)),
+        columns=tuple(column for column in example.columns if not column.is_label),
         reading=reading,
-        trained_names=trained,
+        trained_names=trained_names,
         keep_columns=keep_columns if isinstance(keep_columns, str) else tuple(keep_columns),
         on_error=on_error,
         threads=threads,
@@ -126,16 +126,7 @@ class BatchPredictor:
     """A function of batches, made by ``batch_predictor``; engines send it to processes as a few kilobytes.
 
     Attributes:
-        model: The name of the model in any process; a folder by its absolute path.
-        task, settings, revision, dtype: see ``batch_predictor``.
-        fingerprint: Of the names, sizes and times of the folder's files. A process loads a model again after a change,
-            and ``datasets.map`` does not use its cache of an earlier model's predictions.
-        schema: the columns of a prediction with their Arrow types, the same for every batch, empty ones too.
-        reserved: further names that no kept column has: fields of predictions on request.
-        columns: the columns that the task reads.
-        reading: the task's columns -> those of the batches, as the caller states them.
-        trained_names: the same as in the training data.
-        keep_columns, on_error, threads: see ``batch_predictor``.
+        schema: The columns of a prediction with their Arrow types, the same for every batch.
     """
 
     model: str
@@ -143,9 +134,9 @@ class BatchPredictor:
     settings: Mapping[str, Any]
     revision: str | None
     dtype: DType
-    fingerprint: str
+    fingerprint: str  # of the folder's files: after a change, processes load them again and caches do not apply
     schema: "pyarrow.Schema"
-    reserved: frozenset[str]
+    reserved: frozenset[str]  # names of fields that predictions can have
     columns: tuple[Column, ...]
     reading: ReadOptions
     trained_names: Mapping[str, str]
@@ -153,11 +144,11 @@ class BatchPredictor:
     on_error: Literal["fail", "skip"]
     threads: int
 
-    def output_schema(self, given: "pyarrow.Schema") -> "pyarrow.Schema":
+    def output_schema(self, batch: "pyarrow.Schema") -> "pyarrow.Schema":
         """The columns of what is returned for batches with these columns."""
         import pyarrow
 
-        kept = [given.field(name).with_name(new) for name, new in self._kept(given.names).items()]
+        kept = [batch.field(name).with_name(new) for name, new in self._kept(batch.names).items()]
         return pyarrow.schema([*kept, *self.schema])
 
     def __call__(self, batch: Any) -> Any:
@@ -177,12 +168,12 @@ class BatchPredictor:
         import pyarrow
 
         columns = _batch_columns(batch)
-        before = torch.get_num_threads()
+        threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
             rows = self._predict(columns)
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(threads)
         kept = {new: columns[name] for name, new in self._kept(list(columns)).items()}
         arrays = [pyarrow.array([row.get(field.name) for row in rows], field.type) for field in self.schema]
         if isinstance(batch, pyarrow.Table | pyarrow.RecordBatch):
@@ -196,60 +187,51 @@ class BatchPredictor:
 
     def _kept(self, present: Sequence[str]) -> dict[str, str]:
         """Maps the columns of a batch that are returned to their names then."""
-        taken, names = set(self.schema.names), self._names(present)
+        taken, names = set(self.schema.names), self._renames(present)
         repeated = {c.name for c in self.columns if c.name in taken and names.get(c.name, c.name) == c.name}
         keep = [name for name in present if self.keep_columns == "all" or name in self.keep_columns]
         return {name: passthrough_name(name, taken | self.reserved) for name in keep if name not in repeated}
 
-    def _names(self, present: Sequence[str]) -> dict[str, str]:
-        """Maps the task's columns to those of a batch, if they differ: as stated, else as in the training data."""
-        names = self.reading.with_names(self.trained_names, self.columns, present).columns
-        own_names = {column.name for column in self.columns}
-        return {} if names is None else {task: name for task, name in names.items() if task in own_names}
+    def _renames(self, present: Sequence[str]) -> Mapping[str, str]:
+        return input_names(self.reading, self.trained_names, self.columns, present)
 
     def _predict(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Returns for each row the columns of its prediction, as far as it has them."""
-        names, forward = list(columns), self._load()
-        validator = RowValidator(self.columns, self._names(names), passthrough=self.keep_columns)
+        names, (model, forward_fn) = list(columns), self._load()
+        validator = RowValidator(self.columns, self._renames(names), passthrough=self.keep_columns)
         validator.check_columns(names, "the batch")
         needed = {name for field in validator.fields for name in field.column.type.columns_in(field.name, names)}
         read = [name for name in names if name in needed]
         rows, faults = list[Row](), dict[int, str]()
         for number, values in enumerate(zip(*(_cells(columns[name]) for name in read), strict=True)):
             row, errors = validator.validate(dict(zip(read, values, strict=True)))
-            rows.append(row)
             if errors:
                 faults[number] = " ".join(map(str, errors))
+            rows.append(row)
         if faults and self.on_error == "fail":
             listed = [f"  row {number}: {fault}" for number, fault in list(faults.items())[:_FAULTS_SHOWN]]
             more = [f"  ... and {len(faults) - len(listed)} more"] if len(faults) > len(listed) else []
             heading = f"{len(faults)} of the {counted(len(rows), 'row')} of a batch cannot be used (counted from 0):"
             remedy = f"Fix them, or pass on_error='skip', which says in the column '{ERROR}' what is wrong."
             raise DataError("\n".join([heading, *listed, *more, remedy]))
-        predictions = forward(row for number, row in enumerate(rows) if number not in faults)
-        is_typed, results = self.schema.names[0] != UNTYPED, list[dict[str, Any]]()
-        for number in range(len(rows)):
-            if number in faults:
-                results.append({ERROR: faults[number]})
-            else:
-                content = next(predictions).to_json()
-                results.append(content if is_typed else {UNTYPED: json.dumps(content, ensure_ascii=False)})
-        return results
+        usable = (row for number, row in enumerate(rows) if number not in faults)
+        contents = (prediction.to_json() for prediction in model.predict_rows(usable, forward_fn=forward_fn))
+        if self.schema.names[0] == UNTYPED:
+            contents = ({UNTYPED: json.dumps(content, ensure_ascii=False)} for content in contents)
+        return [{ERROR: faults[number]} if number in faults else next(contents) for number in range(len(rows))]
 
-    def _load(self) -> Callable[[Iterable[Row]], Iterator[Prediction]]:
-        """Returns the function that predicts rows; each process loads a model once."""
+    def _load(self) -> tuple[TaskModel, ForwardFn]:
+        """Returns the model and the function that computes its logits; each process loads a model once."""
         task = f"{self.task.__module__}:{self.task.__qualname__}" if isinstance(self.task, type) else self.task
         source = [self.model, task, repr(self.settings), self.revision, self.dtype, self.fingerprint]
         key = os.getpid(), sha256_json(source, self.reading.columns)
         with _loading:
             if key not in _loaded:
-                model = load_trained(
-                    self.model, task=self.task, settings=self.settings, revision=self.revision, reading=self.reading
-                ).to("cuda" if torch.cuda.is_available() else "cpu")
+                options: dict[str, Any] = {"task": self.task, "settings": self.settings, "revision": self.revision}
+                model = load_trained(self.model, reading=self.reading, **options).to(default_device())
                 for old in list(_loaded)[: 1 - _MOST_LOADED]:
                     del _loaded[old]
-                forward_fn = logits_of(model, self.dtype)
-                _loaded[key] = lambda rows: model.predict_rows(rows, forward_fn=forward_fn)
+                _loaded[key] = model, logits_of(model, self.dtype)
             return _loaded[key]
 
 
@@ -268,25 +250,20 @@ def _batch_columns(batch: Any) -> dict[str, Any]:
             "a batch is a dict of columns, a pandas DataFrame or a pyarrow Table, not "
             f"{type(batch).__name__}; for rows use `predict`"
         )
-    columns, lengths = dict(pairs), dict[str, int]()
-    for name, column in columns.items():
-        if (
-            isinstance(column, str | bytes | Mapping)
-            or getattr(column, "ndim", 1) == 0
-            or not hasattr(column, "__len__")
-        ):
+    for name, column in pairs:
+        is_list = hasattr(column, "__len__") and not isinstance(column, str | bytes | Mapping)
+        if not is_list or getattr(column, "ndim", 1) == 0:
             raise DataError(
                 f"the column {name!r} of a batch is a {type(column).__name__}, expected a list of values; for one row "
                 "use `predict`"
             )
-        lengths[name] = len(column)
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
+    if len({len(column) for _, column in pairs}) > 1:
+        listed = ", ".join(f"{name!r} {len(column)}" for name, column in pairs)
         raise DataError(f"the columns of a batch have different numbers of values: {listed}")
-    if len(columns) < len(pairs):
-        repeated = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
-        raise DataError(f"a batch has several columns {repeated!r}: give each column a name of its own")
-    return columns
+    repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if repeated:
+        raise DataError(f"a batch has several columns {repeated[0]!r}: give each column a name of its own")
+    return dict(pairs)
 
 
 def _cells(column: Any) -> list[Any]:

@@ -1,9 +1,7 @@
 """Evaluation over files and tables, on one or many processes.
 
-Owns how batches are shared between processes: they are formed from the data alone, each process takes whole batches,
-and results come back by sample, so that the digits do not depend on the number of processes.
-
-Shape legend: S samples (rows or windows).
+Batches are formed from the data alone, each process takes whole batches, and results come back by sample, so that the
+digits do not depend on the number of processes.
 """
 
 import logging
@@ -12,14 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.hub import RUN_GENERATOR, resolve
 from bert_tasks.data.columns import Row
@@ -74,13 +71,10 @@ class Evaluation:
 
 
 class EvaluationCorpus(Sequence[Feature]):
-    """The features of a table for ``Task.prepare``, as their content decides and not their place in the file.
+    """The features of a table for ``Task.prepare``, in an order that follows from their content alone.
 
-    The documents (rows) are in the order of the hashes of their content. ``row`` is the rank of a document in that
-    order. Equal documents have the same rank, because only their places tell one from the other.
-
-    Args:
-        samples: The samples of the table.
+    Documents (rows) are in the order of the hashes of their content, and ``row`` is the rank of a document there. Equal
+    documents have the same rank.
     """
 
     def __init__(self, samples: Samples) -> None:
@@ -88,7 +82,7 @@ class EvaluationCorpus(Sequence[Feature]):
         for batch in samples.features.with_format("arrow").iter(batch_size=_HASHED_FEATURES):
             self._hashes += map(content_hash, batch.column("input_ids").to_pylist())
         windows = [range(*ends) for ends in pairwise(samples.row_starts.tolist())]  # of each document
-        documents = [content_hash([self._hashes[feature] for feature in own]) for own in windows]
+        documents = [content_hash([self._hashes[feature] for feature in numbers]) for numbers in windows]
         ranks = {document: rank for rank, document in enumerate(sorted(set(documents)))}
         self._ranks = [ranks[document] for document, own in zip(documents, windows, strict=True) for _ in own]
         self._order = sorted(range(len(self._ranks)), key=self._ranks.__getitem__)
@@ -98,18 +92,19 @@ class EvaluationCorpus(Sequence[Feature]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
+            return [self[i] for i in range(len(self))[index]]
         feature = self._order[index]
         return {**self._features[feature], "row": self._ranks[feature]}
 
-    def ranked(self, features: Sequence[Feature], numbers: Sequence[int]) -> list[Feature]:
-        """Features of these numbers in the table, with the rank of their document as ``row``."""
-        return [{**feature, "row": self._ranks[number]} for feature, number in zip(features, numbers, strict=True)]
-
-    def keys(self, numbers: Sequence[int]) -> FeatureKeys:
-        """The sources of random numbers of these features: equal windows have the same one in every table."""
+    def prepare(self, model: TaskModel, features: Sequence[Feature], numbers: Sequence[int]) -> list[Feature]:
+        """Returns what a step sees of features with these numbers; equal windows give the same in every table."""
+        ranked: list[Feature] = [
+            {**feature, "row": self._ranks[number]} for feature, number in zip(features, numbers, strict=True)
+        ]
         hashes = [self._hashes[number] for number in numbers]
-        return FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=hashes, is_evaluation=True)
+        keys = FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=hashes, is_evaluation=True)
+        changed = model.task.prepare(ranked, keys, self, model.require_tokenizer())
+        return [{**new, "row": old["row"]} for new, old in zip(changed, features, strict=True)]
 
 
 def content_hash(values: Sequence[int]) -> int:
@@ -117,8 +112,7 @@ def content_hash(values: Sequence[int]) -> int:
     return int(sha256(np.asarray(values, dtype="<u8").tobytes())[:16], 16)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _BatchResult:
+class _BatchResult(NamedTuple):
     """The results of one batch, small enough to send between processes."""
 
     samples: list[int]
@@ -139,9 +133,9 @@ def evaluate_samples(
     """Evaluates an unwrapped model; every process returns the same numbers.
 
     Args:
-        tune: choose the task's thresholds on these predictions, and report the metrics that they give.
+        tune: Choose the task's thresholds on these predictions, and report the metrics with them.
         forward_fn: Computes a batch's logits instead of the model.
-        stop: whether to stop, asked before each batch.
+        stop: Asked before each batch.
 
     Raises:
         BertTasksError: not every sample came back exactly once, which is a defect.
@@ -159,15 +153,12 @@ def evaluate_samples(
 def evaluated_predictions(model: TaskModel, table: RowTable) -> list[Prediction]:
     """The predictions for labelled rows that their metrics are computed from, by this process alone.
 
-    Those of ``predict`` are others where a task prepares rows for evaluation: masked language modelling masks tokens.
-
-    Raises:
-        DataError, UsageError: the rows cannot be read for the model's task.
+    They differ from ``predict`` if a task prepares rows for evaluation: masked language modelling masks tokens.
     """
     samples = tokenized(table, model.task, model)
     batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
     results = _run_batches(model, samples, batches, _forward_fn(model, "float32"))
-    return _decoded(model.task, model.require_tokenizer(), samples, _by_feature(samples, results), list(table))
+    return _decoded(model, model.task, samples, results, list(table))
 
 
 def _forward_fn(model: TaskModel, dtype: DType) -> ForwardFn:
@@ -198,12 +189,7 @@ def _run_batches(
 
     def prepared(batch: list[int]) -> tuple[list[int], Sequence[Feature]]:
         features = cast("list[Feature]", samples.whole_features_of(batch))
-        if corpus is None:
-            return batch, features
-        numbers = samples.indices(batch)
-        ranked, keys = corpus.ranked(features, numbers), corpus.keys(numbers)
-        changed = model.task.prepare(ranked, keys, corpus, model.require_tokenizer())
-        return batch, [{**new, "row": old["row"]} for new, old in zip(changed, features, strict=True)]
+        return batch, features if corpus is None else corpus.prepare(model, features, samples.indices(batch))
 
     def run(inputs: tuple[list[int], Sequence[Feature]]) -> _BatchResult:
         numbers, features = inputs
@@ -225,16 +211,14 @@ def _evaluation(
     seen = sorted(sample for result in ordered for sample in result.samples)
     if seen != list(range(len(samples))):
         raise BertTasksError(f"evaluation saw {len(seen)} of {len(samples)} samples: please report this")
-    compact, rows = _by_feature(samples, ordered), list(table)
-    tokenizer = model.require_tokenizer()
-    task, predictions = model.task, _decoded(model.task, tokenizer, samples, compact, rows)
-    extra: dict[str, float] = {}
+    rows, task, extra = list(table), model.task, dict[str, float]()
+    predictions = _decoded(model, task, samples, ordered, rows)
     if tune:
         task = Fitting.of(task).tune_on_validation(predictions, rows)
         if task != model.task:
             extra = {untuned(task.primary_metric): model.task.metrics(predictions, rows)[task.primary_metric]}
-            predictions = _decoded(task, tokenizer, samples, compact, rows)
-    terms = [map(sum, zip(*batches, strict=True)) for batches in zip(*(one.loss for one in ordered), strict=True)]
+            predictions = _decoded(model, task, samples, ordered, rows)
+    terms = [map(sum, zip(*parts, strict=True)) for parts in zip(*(batch.loss for batch in ordered), strict=True)]
     means = [total / count for total, count in terms if count]
     loss = {LOSS: sum(means)} if means else {}
     metrics = merged(loss, task.metrics(predictions, rows), extra)
@@ -243,28 +227,20 @@ def _evaluation(
     )
 
 
-def _by_feature(samples: Samples, results: Sequence[_BatchResult]) -> list[Tensor]:
-    """What decoding needs of each feature, in feature order."""
-    compact: dict[int, Tensor] = {}
-    for result in results:
-        compact |= zip(samples.indices(result.samples), result.summaries, strict=True)
-    return [compact[index] for index in range(len(compact))]
-
-
 def _decoded(
-    task: Task,
-    tokenizer: PreTrainedTokenizerBase,
-    samples: Samples,
-    compact: Sequence[Tensor],
-    rows: Sequence[Row],
+    model: TaskModel, task: Task, samples: Samples, results: Sequence[_BatchResult], rows: Sequence[Row]
 ) -> list[Prediction]:
     """All predictions, decoded in chunks of rows, because what decoding reads may be large."""
+    summaries: dict[int, Tensor] = {}  # of each feature
+    for result in results:
+        summaries |= zip(samples.indices(result.samples), result.summaries, strict=True)
     predictions: list[Prediction] = []
     for first in range(0, len(rows), DECODED_ROWS):
         end = min(first + DECODED_ROWS, len(rows))
         features = cast("list[Feature]", samples.decoded_rows(first, end))
-        chunk = compact[samples.row_starts[first] : samples.row_starts[end]]
-        predictions += Rendering.of(task).with_texts(task.decode(chunk, features, rows[first:end]), tokenizer)
+        compact = [summaries[index] for index in range(samples.row_starts[first], samples.row_starts[end])]
+        decoded = task.decode(compact, features, rows[first:end])
+        predictions += Rendering.of(task).with_texts(decoded, model.require_tokenizer())
     return predictions
 
 
@@ -298,10 +274,10 @@ def evaluate(
         CheckpointError: the model cannot be loaded.
     """
     options = ReadOptions.from_arguments(evaluate, reading, document=document)
-    loaded = load_trained(
+    model = load_trained(
         model, task=task, settings=settings, revision=revision, data=data, reading=options, ensembles=True
     )
-    return evaluate_data(loaded, data, dtype=dtype, reading=options).metrics
+    return evaluate_data(model, data, dtype=dtype, reading=options).metrics
 
 
 def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: DType = "float32") -> Evaluation:

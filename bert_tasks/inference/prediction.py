@@ -15,7 +15,6 @@ from platform import python_version
 from typing import IO, Any, Literal, NamedTuple, Unpack, cast, overload
 
 import numpy as np
-import torch
 from accelerate.utils import gather_object
 
 from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, PassthroughColumns, Row
@@ -56,7 +55,7 @@ from bert_tasks.inference.streams import (
 )
 from bert_tasks.model.explanation import explainable_task
 from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained, vocabulary_name
-from bert_tasks.model.precision import DType, logits_of
+from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Prediction, PredictionT, Task, float_list
 from bert_tasks.tasks.shared.rendering import Rendering
@@ -165,7 +164,7 @@ def predict(
     if output is not None:
         return predict_file(model, data, output, dtype=dtype, writing=writing, reading=how, **options).rows
     model = load_trained(model, data=data, reading=how, ensembles=True, **options)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(default_device())
     if explain:
         explainable_task(model, model.task, dtype)
     forward_fn = logits_of(model, dtype)

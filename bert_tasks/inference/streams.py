@@ -18,6 +18,7 @@ from bert_tasks.data.records import open_text
 from bert_tasks.data.table import cache_folder
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError
+from bert_tasks.model.inputs import input_names
 from bert_tasks.model.task_model import TaskModel
 
 STDIN_NAME = "standard input"
@@ -117,8 +118,6 @@ def stream_rows(
     layout = _stream_format(model) if reading.format is None else named_format(reading.format)
     with layout.open(path, reading) as records:
         records, present = peeked(records)
-        renames = reading.with_names(model.columns, columns, present).columns
-        task_columns = {column.name for column in columns}
-        names = {} if renames is None else {task: name for task, name in renames.items() if task in task_columns}
+        names = input_names(reading, model.columns, columns, present)
         validator = RowValidator(columns, names, layout=layout, passthrough=keep_columns, skip_errors=True)
         yield validator.rows(records, STDIN_NAME), names

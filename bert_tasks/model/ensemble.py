@@ -1,7 +1,6 @@
 """Several models that predict as one, with the mean of their predictions: the models of a cross-validation.
 
-Owns which folder is such an ensemble, whether its models belong together, and the means of what was fitted to data,
-such as thresholds. What the mean of predictions is, the kind of the task's outputs decides.
+Values that were fitted to data, such as thresholds, are averaged too.
 
 Shape legend: B sequences (windows), L logits of each, M models.
 """
@@ -42,14 +41,11 @@ def is_ensemble(name: str | Path) -> bool:
 class EnsembleModel(FixedModel[PredictionT]):
     """The models of the folds of a cross-validation as one model, whose predictions are the mean of theirs.
 
-    It predicts and is evaluated as ``TaskModel`` is; each batch runs through every model.
-
     Args:
-        models: at least one of the same task, with the same settings, labels, configuration and tokenizer, by names
-            for messages. Values that were fitted to data, such as thresholds, may differ: their means count.
+        models: Names for messages -> models with the same task, settings, labels, configuration and tokenizer.
 
     Raises:
-        CheckpointError: they do not belong together.
+        CheckpointError: They do not belong together.
     """
 
     no_weights_reason: ClassVar[str] = "an ensemble of folds has no weights of its own; use the model of one fold"
@@ -71,9 +67,9 @@ class EnsembleModel(FixedModel[PredictionT]):
         return self.joined([cast("TaskModel", model).packed_logits for model in self.models])(batch)
 
     def joined(self, forward_fns: Sequence[ForwardFn]) -> ForwardFn:
-        """The function that computes the mean of what functions compute, one for each model.
+        """The function that computes the mean of the logits of functions, one for each model.
 
-        Where samples are rows, the mean needs all windows of a row, which prediction runs in several batches: there the
+        If samples are rows, the mean needs all windows of a row, which prediction runs in several batches. Then the
         function returns the logits of all models, ``[B, L, M]``, and the mean is taken later.
         """
         if self._joins_windows:
@@ -85,12 +81,10 @@ class EnsembleModel(FixedModel[PredictionT]):
     def batch_logits(
         self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None
     ) -> tuple[PackedBatch, Any]:
-        """As ``TaskModel.batch_logits``. Where samples are rows, the features must be all windows of each row."""
         batch, logits = super().batch_logits(features, forward_fn=forward_fn)
         return batch, self._row_means(logits, batch.windows) if self._joins_windows else logits
 
     def forward_batch(self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None) -> tuple[Tensor, ...]:
-        """As ``TaskModel.forward_batch``. Where samples are rows, the logits of all models, ``[L, M]`` of a feature."""
         if not self._joins_windows:
             return super().forward_batch(features, forward_fn=forward_fn)
         _, logits = super().batch_logits(features, forward_fn=forward_fn)
@@ -99,7 +93,6 @@ class EnsembleModel(FixedModel[PredictionT]):
     def forward_windows(
         self, features: Sequence[Feature], *, max_tokens: int | None = None, forward_fn: ForwardFn | None = None
     ) -> list[Tensor]:
-        """As ``TaskModel.forward_windows``. Where samples are rows, the features must be all windows of each row."""
         logits = super().forward_windows(features, max_tokens=max_tokens, forward_fn=forward_fn)
         if not self._joins_windows or not logits:
             return logits
@@ -114,14 +107,10 @@ class EnsembleModel(FixedModel[PredictionT]):
 
 
 def load_ensemble(name: str | Path, **options: Any) -> EnsembleModel:
-    """Loads all models of a folder that ``train --folds`` wrote.
-
-    Args:
-        name: The folder.
-        options: The other arguments of ``TaskModel.load``.
+    """Loads all models of a folder that ``train --folds`` wrote; ``options`` are arguments of ``TaskModel.load``.
 
     Raises:
-        CheckpointError: the cross-validation is not finished, or a model is missing, damaged or another one's.
+        CheckpointError: The cross-validation is not finished, or a model is missing, damaged or another one's.
     """
     models: dict[str, TaskModel] = {}
     for home in _finished_folds(Path(os.path.expanduser(name))):
@@ -143,15 +132,15 @@ def _finished_folds(folder: Path) -> list[Path]:
         homes = [folder / f"fold-{number}" for number in numbers]
         if not numbers or max(numbers) > _MOST_FOLDS:
             raise CheckpointError(f"{folder / FOLDS}: damaged: run the command that trained the folds again")
-    unfinished = [home.name for home in homes if not (home / RUN_SUMMARY).is_file()]
-    missing = [home.name for home in homes if not (home / RUN_MODEL / CONFIG).is_file()]
     remedy = "run the command that trained the folds again, which resumes, or name one fold"
-    if unfinished:
-        raise CheckpointError(
-            f"{folder}: no finished run of {first_few(unfinished, 3)} (interrupted, diverged or removed): {remedy}"
-        )
-    if missing:
-        raise CheckpointError(f"{folder}: no {RUN_MODEL}/ with {CONFIG} of {first_few(missing, 3)}: {remedy}")
+    needed = {
+        RUN_SUMMARY: "no finished run of {} (interrupted, diverged or removed)",
+        f"{RUN_MODEL}/{CONFIG}": f"no {RUN_MODEL}/ with {CONFIG} of {{}}",
+    }
+    for file, message in needed.items():
+        missing = [home.name for home in homes if not (home / file).is_file()]
+        if missing:
+            raise CheckpointError(f"{folder}: {message.format(first_few(missing, 3))}: {remedy}")
     if not (folder / FOLDS).is_file():
         raise CheckpointError(f"{folder}: the cross-validation is not finished, as there is no {FOLDS}: {remedy}")
     return homes
@@ -181,27 +170,28 @@ def _mean_task(models: Mapping[str, TaskModel[PredictionT]]) -> Task[PredictionT
     means: dict[str, Any] = {}
     for field in Fitting.of(first).fields:
         value = getattr(first, field)
-        differing = {name: other_value for name, task in others if (other_value := getattr(task, field)) != value}
-        for name, other_value in differing.items():
-            are_texts = isinstance(other_value, str) and isinstance(value, str)
-            if not are_texts and not _have_mean(other_value, value):
+        for name, task in others:
+            other = getattr(task, field)
+            are_texts = isinstance(other, str) and isinstance(value, str)
+            if not are_texts and _shape(other) != _shape(value):
                 raise CheckpointError(
-                    f"{name} and {first_name} do not predict the same: {field} is {other_value!r} and {value!r}"
+                    f"{name} and {first_name} do not predict the same: {field} is {other!r} and {value!r}"
                 )
-        if differing and not isinstance(value, str):
-            means[field] = _mean([value, *(getattr(task, field) for _, task in others)])
+        values = [value, *(getattr(task, field) for _, task in others)]
+        if not isinstance(value, str) and any(other != value for other in values):
+            means[field] = _mean(values)
     return replace(first, **means)
 
 
-def _have_mean(value: Any, other: Any) -> bool:
-    """Whether both are floats, or tuples of equally many floats."""
-    if isinstance(value, tuple) and isinstance(other, tuple):
-        return len(value) == len(other) and all(map(_have_mean, value, other))
-    return isinstance(value, float) and isinstance(other, float)
+def _shape(value: Any) -> Any:
+    """The type of a float, or the types in a tuple of floats; for other values, which have no mean, the value."""
+    if isinstance(value, tuple):
+        return tuple(map(_shape, value))
+    return float if isinstance(value, float) else value
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """The mean of floats, or of tuples of floats place by place."""
+    """The mean of floats, or of tuples of floats item by item."""
     if isinstance(values[0], tuple):
         return tuple(map(_mean, zip(*values, strict=True)))
     return fmean(values)

@@ -1,20 +1,17 @@
 """Integrated gradients: what each token of a row contributed to a logit, for tasks that are ``Explainable``.
 
-Owns the path from a baseline to the row and the sum of gradients along it (Sundararajan, Taly and Yan 2017, "Axiomatic
-Attribution for Deep Networks", equation 1). The path is a straight line between word embeddings; position and segment
-embeddings stay. The baseline is the row with the padding token in place of every token but the special ones, as in
-Captum's tutorial on BERT (pytorch/captum, Bert_SQUAD_Interpret). All points of the paths of several rows are sequences
-of packed batches, so one backward pass gives the gradients of many.
-
-The contributions of a row add up to the difference between its logit and that of the baseline (completeness), but for
-the error of the sum. That error is computed, and the number of points is doubled until it is small.
+Gradients are summed along a path from a baseline to the row (Sundararajan, Taly and Yan 2017, "Axiomatic Attribution
+for Deep Networks", equation 1): a straight line between word embeddings. The baseline is the row with padding tokens
+instead of all but the special tokens, as in Captum's tutorial on BERT (pytorch/captum, Bert_SQUAD_Interpret).
+Contributions add up to the difference between the logits of row and baseline (completeness), but for the error of the
+sum. The number of points of a path is doubled until this error is small.
 
 Shape legend: N tokens of a batch, T tokens of a window, E width of the word embeddings, B sequences, K terms of logits.
 """
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -48,20 +45,13 @@ _log = logging.getLogger("bert_tasks")
 
 @dataclass(kw_only=True)
 class _Window:
-    """A feature that has a part in a logit.
-
-    Attributes:
-        spans: Of its tokens, see ``Explainable.token_spans``.
-        baseline_ids: As many as ``input_ids``.
-        terms: Place among the window's logits, and weight.
-        contributions: ``[T]`` float64 of its tokens.
-    """
+    """A feature that has a part in a logit."""
 
     feature: Feature
-    spans: Sequence[Any]
+    spans: Sequence[Any]  # of its tokens, see ``Explainable.token_spans``
     baseline_ids: Sequence[int]
-    terms: Sequence[tuple[int, float]]
-    contributions: Tensor
+    terms: Sequence[tuple[int, float]]  # position among the window's logits, and weight
+    contributions: Tensor  # [T] float64
 
 
 def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32") -> Explainable:
@@ -93,17 +83,14 @@ def explained(
     logits: Sequence[ExplainedLogit],
     features: Sequence[Feature],
     spans: TokenSpans,
-    *,
-    check: Callable[[], None] = lambda: None,
 ) -> list[Explanation]:
     """The explanation of each logit: with gradients and without autocast, whatever the caller's contexts are.
 
     Args:
-        model, head: are not changed.
-        logits: of the rows, see ``Explainable.explained_logits``.
-        features: of the rows.
-        spans: of the features, see ``Explainable.token_spans``.
-        check: called before each batch; what it raises ends the work.
+        model, head: The model, which is not changed.
+        logits: See ``Explainable.explained_logits``.
+        features: The features of the rows.
+        spans: See ``Explainable.token_spans``.
 
     Raises:
         CheckpointError: a logit or a gradient is not a finite number.
@@ -111,7 +98,7 @@ def explained(
     paths = [_RowPath(logit, features, spans, model.config.pad_token_id) for logit in logits]
     device = model.encoder.embeddings.word.weight.device.type
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
-        gradients, steps, pending = _InputGradients(model, head, check), FEWEST_STEPS, paths
+        gradients, steps, pending = _InputGradients(model, head), FEWEST_STEPS, paths
         for path, *ends in zip(paths, gradients.logits(paths, 1.0), gradients.logits(paths, 0.0), strict=True):
             path.logit, path.baseline_logit = ends
         while pending and steps <= MOST_STEPS:
@@ -175,7 +162,7 @@ class _RowPath:
 class _InputGradients:
     """A copy of a model's modules in evaluation mode that share its weights, with gradients of the inputs alone."""
 
-    def __init__(self, model: PretrainedModule, head: Head, check: Callable[[], None]) -> None:
+    def __init__(self, model: PretrainedModule, head: Head) -> None:
         modules = {"encoder": model.encoder, "head": head}
         weights = [parameter for module in modules.values() for parameter in module.parameters()]
         # Weights that were made in inference mode cannot take part in a backward pass.
@@ -188,7 +175,6 @@ class _InputGradients:
         self._stack, self._head = copied["encoder"].eval(), copied["head"].eval()
         self._table: Tensor = self._stack.embeddings.word.weight  # [V, E]
         self._position_offset, self._pad_groups = model.config.position_offset, self._table.device.type != "cpu"
-        self._check = check
 
     def logits(self, paths: Sequence[_RowPath], share: float) -> list[float]:
         """The explained logit of each row at one point of its path: 0 is the baseline, 1 the row."""
@@ -228,7 +214,6 @@ class _InputGradients:
         """Batches of ascending length: so the rows of a packed batch are in the order of its sequences."""
         ordered = sorted(items, key=lambda item: len(item[1].baseline_ids))
         for batch in filled_batches(ordered, lambda item: len(item[1].baseline_ids), max_tokens=BATCH_TOKENS):
-            self._check()
             keys, windows = zip(*batch, strict=True)
             yield keys, windows
 

@@ -1,10 +1,7 @@
-"""A trained model and its input: rows of files or in memory, checked, and their features.
-
-This module owns what evaluation, prediction, serving and export load, and the key under which features are cached.
-"""
+"""What evaluation, prediction, serving and export load: a trained model, its rows, and their features."""
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.data.columns import PassthroughColumns, Row, as_row, complete_row, read_for_others, rename_row
+from bert_tasks.data.columns import Column, PassthroughColumns, Row, as_row, complete_row, read_for_others, rename_row
 from bert_tasks.data.problems import RowError, did_you_mean
 from bert_tasks.data.readers import (
     Frame,
@@ -54,10 +51,8 @@ def load_trained(
 ) -> TaskModel:
     """The model, whose head must be complete; an exported folder gives a model that onnxruntime runs.
 
-    With ``ensembles`` the folder of a cross-validation gives the mean of its models; otherwise it is refused.
-
-    A folder of transformers does not say whether its classifier reads one text or two: the columns to read do, or those
-    of ``data``.
+    With ``ensembles``, the folder of a cross-validation gives the mean of its models. The columns of ``reading`` and
+    ``data`` say whether a classifier of transformers reads one text or two.
 
     Raises:
         CheckpointError: the head, or a part of it, is not in the files.
@@ -79,9 +74,9 @@ def load_trained(
     }
     if ensembles and is_ensemble(model):
         return load_ensemble(model, **options)
-    loaded: TaskModel = (ExportedModel if is_exported(model) else TaskModel).load(model, **options)
-    check_trained(model, loaded.task, loaded.load_report)
-    return loaded
+    trained: TaskModel = (ExportedModel if is_exported(model) else TaskModel).load(model, **options)
+    check_trained(model, trained.task, trained.load_report)
+    return trained
 
 
 def trained_task(
@@ -92,15 +87,10 @@ def trained_task(
     reading: ReadOptions,
     revision: str | None,
 ) -> tuple[Task, Mapping[str, str]]:
-    """The task of the model that ``load_trained`` returns, and its ``columns``, from its configuration alone.
-
-    Raises:
-        CheckpointError, UsageError: see ``load_trained``.
-    """
+    """The task of the model that ``load_trained`` returns, and its ``columns``, from its configuration alone."""
     folder = CheckpointFolder.open(resolve(model, revision=revision, weights=False))
     fields = {} if settings is None else settings
-    built, _ = folder_task(folder, task, fields, lambda kind: _task_of_columns(kind, None, reading))
-    return built, folder.columns
+    return folder_task(folder, task, fields, lambda head: _task_of_columns(head, None, reading))[0], folder.columns
 
 
 def _task_of_columns(kind: type[Task], data: Data | None, reading: ReadOptions) -> type[Task]:
@@ -111,16 +101,14 @@ def _task_of_columns(kind: type[Task], data: Data | None, reading: ReadOptions) 
     elif data is not None and data != "-":
         first = next(iter(data if isinstance(data, RowTable) else rows_in_memory(data)), {})
         present = set(first) if isinstance(first, Mapping) else set()
-    needs = {
-        task: {column.name for column in task().columns if column.required}
-        for task in tasks_with_head(HFConfig.of(kind).default_head)
-    }
-    fitting = [
+    tasks = tasks_with_head(HFConfig.of(kind).default_head)
+    needs = {task: {column.name for column in task().columns if column.required} for task in tasks}
+    fitting = (
         task
         for task, needed in needs.items()
         if needed > needs[kind] and all(reading.has(name) or name in present for name in needed - needs[kind])
-    ]
-    return fitting[0] if fitting else kind
+    )
+    return next(fitting, kind)
 
 
 def renamed(
@@ -135,13 +123,13 @@ def renamed(
     """The data, rows in memory under the task's names.
 
     Args:
-        columns: the task's -> those of the rows, as the caller states them: they replace the task's names.
-        source: the name of the rows in messages.
-        stored: the same as of the training data, for columns that a row does not have under the task's name.
-        read_labels: whether the column of labels is read, too.
+        columns: The task's columns -> the columns of the rows.
+        source: The name of the rows in messages.
+        stored: The task's columns -> the columns of the training data, which rows may have instead.
+        read_labels: Whether the column of labels is read, too.
 
     Raises:
-        DataError: the task has no such column, or no row has it.
+        DataError: The task has no such column, or no row has it.
     """
     if isinstance(data, str | Path | RowTable):
         return data
@@ -151,25 +139,22 @@ def renamed(
         rows = [complete_row(row, task.columns, names) for row in originals]
     except RowError as error:
         raise DataError(f"{source}: {error}") from None
-    names_of_task = [column.name for column in task.columns]
-    read = {column.name for column in task.columns if read_labels or not column.is_label}
+    is_read = {column.name: read_labels or not column.is_label for column in task.columns}
     present = list(dict.fromkeys(str(name) for row in rows for name in row)) if renames else []
     for name, other in renames.items():
-        if name not in names_of_task:
-            raise DataError(f"{source}: {unknown_column(name, names_of_task)}")
-        if rows and name in read and other not in present:
-            there = ", ".join(map(repr, present))
-            raise DataError(f"{source}: no column {other!r}{did_you_mean(other, present)}; the columns are: {there}")
+        if name not in is_read:
+            raise DataError(f"{source}: {unknown_column(name, list(is_read))}")
+        if rows and is_read[name] and other not in present:
+            columns_of_rows = ", ".join(map(repr, present))
+            hint = did_you_mean(other, present)
+            raise DataError(f"{source}: no column {other!r}{hint}; the columns are: {columns_of_rows}")
     others = {name: other for name, other in stored.items() if name not in renames}
-    if not renames and not others:
-        return rows
-    unread = read_for_others(task.columns, renames)
-    named = []
-    for row in rows:
-        unchanged = {name: value for name, value in row.items() if name not in renames and name not in unread}
+    hidden = {*renames, *read_for_others(task.columns, renames)}
+    for i, row in enumerate(rows):
         moved = {name: row[other] for name, other in renames.items() if other in row}
-        named.append(rename_row({**unchanged, **moved}, others, task.columns))
-    return named
+        unchanged = {name: value for name, value in row.items() if name not in hidden}
+        rows[i] = rename_row({**unchanged, **moved}, others, task.columns)
+    return rows
 
 
 def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, task: Task, source: str = "rows") -> list[Row]:
@@ -180,6 +165,15 @@ def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, task: Task, s
     """
     columns = [column for column in task.columns if not column.is_label]
     return [as_row(row, columns, number) for number, row in enumerate(rows_in_memory(data, source))]
+
+
+def input_names(
+    reading: ReadOptions, names: Mapping[str, str], columns: Sequence[Column], present: Collection[str]
+) -> Mapping[str, str]:
+    """Returns the columns -> their names in data with the columns ``present``; see ``ReadOptions.with_names``."""
+    renames = reading.with_names(names, columns, present).columns
+    task_names = [column.name for column in columns]
+    return {task: name for task, name in ({} if renames is None else renames).items() if task in task_names}
 
 
 def load_table(
@@ -196,12 +190,11 @@ def load_table(
     """A table of a file, of rows in memory, or the table itself, validated by the task's columns and labels.
 
     Args:
-        names: the task's columns -> their names in the model's training data, which the data may have instead.
-        reading: how to read a file, and what columns are called.
-        labels: whether every row must have its label, may have it, or labels are not read.
-        name: of the file, or of rows in memory, for messages, which count these from 1.
-        passthrough: of files, see ``read_table``.
-        skip_errors: rows that cannot be used are in the table, too, unless all are such; see ``read_table``.
+        names: The task's columns -> their names in the model's training data, which the data may have instead.
+        reading: How to read a file, and the names of columns.
+        labels: Whether every row must have its label, may have it, or labels are not read.
+        name: The name of the rows in messages.
+        passthrough, skip_errors: Of files, see ``read_table``.
 
     Raises:
         DataError: naming every bad row.

@@ -21,6 +21,11 @@ DType = Literal["float32", "bf16", "int8"]
 _log = logging.getLogger(__name__)
 
 
+def default_device() -> str:
+    """Returns the device of a model that no accelerator places."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def check_dtype(dtype: str) -> None:
     """Raises UsageError for a dtype that is not in `DType`."""
     if dtype not in get_args(DType):

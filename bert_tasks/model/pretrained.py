@@ -1,8 +1,6 @@
-"""What a folder holds of a ``TaskModel``, and how it is written: the task, its settings, the head and its labels.
+"""What config.json of a ``TaskModel`` holds: the task, its settings and its labels, under the key ``bert_tasks``.
 
-This module owns the ``bert_tasks`` key of config.json and task_head.safetensors, the head that transformers lacks. No
-name in a file is followed to code: a task of the form ``module:Class`` is loaded only if the caller passes it. The
-functions take and return plain parts, of which ``TaskModel`` builds itself.
+No name in a file is followed to code: a task of the form ``module:Class`` is loaded only if the caller passes it.
 """
 
 import re
@@ -45,12 +43,10 @@ class CheckpointFolder:
     """The parts of a folder that decide what is built.
 
     Attributes:
-        path: the folder.
         hf_config: config.json.
-        head: the kind of head that ``architectures`` names; None for classes this package does not know.
-        labels: the names of the head's outputs, in order; empty if config.json has none.
-        stored: what config.json holds under our key; None if this package did not write it.
-        task: the task's name there.
+        head: The kind of head that ``architectures`` names; None for classes this package does not know.
+        labels: The names of the head's outputs, in order; empty if config.json has none.
+        stored: The content of our key in config.json; None if this package did not write it.
         columns: The task's columns -> their names in the training data, as far as config.json says it.
     """
 
@@ -59,8 +55,12 @@ class CheckpointFolder:
     head: str | None = None
     labels: tuple[str, ...] = ()
     stored: dict[str, Any] | None = None
-    task: Any = None
     columns: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Any:
+        """The task's name in config.json; None if it has none."""
+        return None if self.stored is None else self.stored.get("task")
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -82,7 +82,6 @@ class CheckpointFolder:
             head=head_kind(hf_config),
             labels=label_names(hf_config),
             stored=stored,
-            task=None if stored is None else stored.get("task"),
             columns=columns,
         )
 
@@ -98,11 +97,14 @@ def folder_task(
     Its class is the caller's, else the stored one, else the one that the folder's head serves.
 
     Args:
-        folder, task, given, served_as: see ``TaskModel.load``.
+        folder: The folder.
+        task: The task, its name or its class; None: the task of the folder.
+        given: Fields of the task.
+        served_as: Replaces the class that the head of a folder without our key serves.
 
     Raises:
-        CheckpointError: what the folder states is damaged, or it has no head that this package knows.
-        UsageError: an unknown task, or a given field is not one of the task's or does not fit the others.
+        CheckpointError: The folder is damaged, or it has no head that this package knows.
+        UsageError: The task or a field is unknown, or a field does not fit the others.
     """
     if isinstance(task, Task):
         if given:
@@ -139,14 +141,11 @@ def stated_task(
     task: str | Task | type[Task] | None = None,
     given: Mapping[str, Any] = MappingProxyType({}),
 ) -> Task:
-    """The task that a folder which this package wrote states, with the given fields.
-
-    Args:
-        task: its name, or its class if it is not built in.
+    """The task that a folder of this package states, with the given fields; ``task`` is its class if not built in.
 
     Raises:
-        CheckpointError: the folder does not say it, or ``task`` is another.
-        UsageError: a given field is not one of the task's.
+        CheckpointError: The folder does not state a task, or ``task`` is another.
+        UsageError: A field is not one of the task's.
     """
     if folder.stored is not None and not isinstance(task, Task):
         built, _ = folder_task(folder, task, given)
@@ -158,9 +157,9 @@ def stated_task(
 def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapping[str, Any]) -> Task:
     """The task of this class that a folder holds or starts from, with the caller's fields.
 
-    The only place that merges settings: fields of the caller, else stored by us in config.json (only of the same task),
-    else implied by transformers' configuration, else the defaults. A field of the caller changes no other field, except
-    those that cannot be combined with it (``HFConfig.compatible_fields``).
+    The only function that merges settings: fields of the caller, else stored by us for the same task, else implied by
+    transformers' configuration, else the defaults. A field of the caller changes no other field, except fields that
+    cannot be combined with it (``HFConfig.compatible_fields``).
     """
     is_own = folder.task == stored_name(task_class)
     implied = HFConfig.of(task_class).implied_fields(
@@ -215,15 +214,7 @@ def _build(task: type[Task], entries: Mapping[str, Any]) -> Task:
 
 
 def check_trained(name: str | Path, task: Task, report: LoadReport | None) -> None:
-    """Refuses a loaded model whose head is new.
-
-    Args:
-        name: of the model, for the message.
-        report: what was done with each key of its file; None for a model without one.
-
-    Raises:
-        CheckpointError: the head, or a part of it, is not in the files.
-    """
+    """Raises CheckpointError if the head of a loaded model, or a part of it, is new."""
     if report is not None and report.new:
         raise CheckpointError(
             f"{name} has no trained head for {task.name} ({', '.join(report.new)} would be new): train it first, or "
@@ -238,14 +229,9 @@ def with_label_order(
     label_dims: Mapping[str, tuple[int, ...]],
     names: Mapping[str, tuple[str, ...]],
 ) -> CheckpointMatch:
-    """Brings what the head knows of labels into the task's label order, by name.
+    """Brings the tensors of a folder's head from the order ``file_labels`` into the order of ``labels``, by name.
 
-    Args:
-        matched: the tensors of a folder.
-        file_labels: of the file's head, in its order.
-        labels: of the task.
-        label_dims: see ``Head``.
-        names: our parameter name -> transformers' names, which the report uses.
+    ``label_dims`` is that attribute of the head. ``names`` are transformers' names of parameters for the report.
     """
     tensors, report = matched.tensors, matched.report
     dims = {
@@ -266,15 +252,9 @@ def with_label_order(
     places = label_places(named, labels)
     if places is None:
         redrawn = [name for key in dims for name in names.get(key, (key,))]
-        report = replace(
-            report,
-            loaded=tuple(name for name in report.loaded if name not in redrawn),
-            new=(*report.new, *redrawn),
-            notes=(
-                *report.notes,
-                f"the file's head has other labels ({', '.join(file_labels)}): its last layer is new",
-            ),
-        )
+        note = f"the file's head has other labels ({', '.join(file_labels)}): its last layer is new"
+        loaded = tuple(name for name in report.loaded if name not in redrawn)
+        report = replace(report, loaded=loaded, new=(*report.new, *redrawn), notes=(*report.notes, note))
         return CheckpointMatch(tensors={key: value for key, value in tensors.items() if key not in dims}, report=report)
     notes = []
     if named != file_labels:
@@ -306,12 +286,12 @@ def saved_config(hf_config: Mapping[str, Any], task: Task, columns: Mapping[str,
         entry["labels"] = list(task.labels)
         unwanted += ["id2label", "label2id", "problem_type"]
         if bridge.head is not None:
-            # Of a head that it lacks, transformers learns no label, only how many outputs it has. Otherwise its
-            # pipelines would print our labels beside the scores of a head that they have drawn at random.
-            names = {index: f"LABEL_{index}" for index in range(len(bridge.entries.get("id2label", {})))}
+            # Transformers learns only the number of labels of a head that it lacks. Otherwise its pipelines would
+            # print our labels beside the scores of a head that they have drawn at random.
+            names = [f"LABEL_{index}" for index in range(len(bridge.entries.get("id2label", {})))]
             stock = {
-                "id2label": {str(index): name for index, name in names.items()},
-                "label2id": {name: index for index, name in names.items()},
+                "id2label": {str(index): name for index, name in enumerate(names)},
+                "label2id": {name: index for index, name in enumerate(names)},
             }
     kept = {key: value for key, value in hf_config.items() if key not in unwanted}
     architecture = family_of(hf_config).architectures["base" if bridge.head is None else bridge.head]

@@ -1,7 +1,7 @@
 """What ``Encoder`` and ``TaskModel`` share: configuration, encoder and tokenizer, and the HF-shaped call.
 
-That call takes padded ``[B, T]`` tensors and transformers' defaults for what is left out; ``padded_inputs`` translates
-it into rows and a ``Padded`` layout, without data-dependent shapes.
+The call takes padded ``[B, T]`` tensors. ``padded_inputs`` translates them into rows and a ``Padded`` layout, without
+data-dependent shapes.
 
 Shape legend: B sequences, T padded length, N = B * T rows, H hidden, X width of an output.
 """
@@ -49,8 +49,7 @@ def padded_inputs(
     """Fills in the defaults of an HF call: without a mask all tokens are real, segments are 0, positions the family's.
 
     Raises:
-        ValueError: attention weights are asked for, the mask is not ``[B, T]``, the input is too long, or an id is
-            outside its embedding table (checked on the CPU, where reading the ids waits for nothing).
+        ValueError: See ``TaskModel.forward``.
     """
     if output_attentions:
         raise ValueError("output_attentions is not supported: attention weights are never materialised")
@@ -99,11 +98,7 @@ def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:
 
 
 def finite(scores: Any) -> Any:
-    """The scores of a model, as given.
-
-    Raises:
-        NotFiniteScoresError: one of them is not a finite number.
-    """
+    """Returns the scores, or raises NotFiniteScoresError if one of them is not a finite number."""
     if not scores.isfinite().all():
         raise NotFiniteScoresError("the model's scores are not finite numbers: its weights or its precision are broken")
     return scores

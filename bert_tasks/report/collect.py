@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bert_tasks.checkpoints.hub import FOLDS, fold_runs
 from bert_tasks.data.columns import PASSTHROUGH, Row
 from bert_tasks.data.problems import missing_path
@@ -22,6 +20,7 @@ from bert_tasks.experiments.folds import FoldPredictions, out_of_fold
 from bert_tasks.experiments.seeds import SEEDS
 from bert_tasks.inference import evaluated_predictions
 from bert_tasks.metrics.tables import metric_key, metrics_of_set, split_key
+from bert_tasks.model.precision import default_device
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
@@ -210,7 +209,7 @@ def _recipe_text(home: Path) -> str | None:
 def load_model(home: Path, task: type[Task] | None) -> TaskModel:
     """Loads the model of a run, on a GPU if there is one."""
     model = TaskModel.from_pretrained(home / outputs.MODEL, task=task)
-    return model.to("cuda") if torch.cuda.is_available() else model
+    return model.to(default_device())
 
 
 def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:

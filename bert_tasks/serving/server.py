@@ -18,7 +18,6 @@ from math import isinf
 from pathlib import Path
 from typing import Any
 
-import torch
 import uvicorn
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -26,7 +25,7 @@ from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import CheckpointError, NotFiniteScoresError, UsageError
 from bert_tasks.model.inputs import load_trained
-from bert_tasks.model.precision import DType, logits_of
+from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving.app import build_app, encoded
 from bert_tasks.serving.batching import Batcher
@@ -139,8 +138,7 @@ def load_warm(
         CheckpointError: The model cannot be loaded, or its scores are not finite.
     """
     loaded = load_trained(model, task=task, settings=settings, reading=ReadOptions(), revision=revision)
-    if torch.cuda.is_available():
-        loaded.to("cuda")
+    loaded.to(default_device())
     run = logits_of(loaded, dtype)
     rows = Card.of(loaded.task).example_rows
     try:
