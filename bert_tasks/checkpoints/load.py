@@ -61,17 +61,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The labels under our key, else those of ``id2label`` in the order of their ids; empty if the config has none.
+    """The labels under our key, else the names in ``id2label`` in the order of their ids; empty if the config has none.
 
     Raises:
         CheckpointError: the ids are not numbers, or our labels are no list of texts.
     """
     entry = hf_config.get(CONFIG_KEY)
     if isinstance(entry, dict) and "labels" in entry:
-        own = entry["labels"]
-        if not isinstance(own, list) or not all(isinstance(label, str) for label in own):
+        labels = entry["labels"]
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
             raise CheckpointError(f"config.json, key {CONFIG_KEY}: labels must be a list of texts")
-        return tuple(own)
+        return tuple(labels)
     names = hf_config.get("id2label")
     if not isinstance(names, dict):
         return ()
@@ -127,8 +127,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         if is_out_of_memory(error):
             raise
         refuse(path, f"damaged or truncated ({error}); download it again")
-    stated = None if metadata is None else metadata.get(DIGEST)
-    if stated is not None and stated != tensors_digest(tensors):
+    digest = None if metadata is None else metadata.get(DIGEST)
+    if digest is not None and digest != tensors_digest(tensors):
         refuse(
             path,
             f"its tensors are not those that it was saved with (their sha256 is not {DIGEST} of its metadata): it is "
@@ -214,7 +214,7 @@ _FORMATS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """What became of each key of the file, in Hugging Face's names.
+    """What the loader did with each key of the file, in Hugging Face's names.
 
     Attributes:
         loaded: used; ``renamed`` of them under another name than the file's (gamma/beta, missing prefix).
@@ -247,7 +247,7 @@ class CheckpointMatch:
 
     Attributes:
         tensors: by our parameter names; those in ``report.new`` are absent.
-        report: what became of each key.
+        report: what the loader did with each key.
         problems: why the checkpoint does not fit the model, as messages; none if ``match_weights`` was strict.
     """
 
@@ -277,7 +277,7 @@ def match_weights(
         head_may_be_new: whether parameters of ``head.`` may be missing or of another shape (training); they are listed.
         ignore_head: the file's head belongs to another task: drop it even where names and shapes fit.
         dtype: of the tensors that are returned, whatever the file's is.
-        copy: whether the tensors that are returned have memory of their own; otherwise they may be those of the file.
+        copy: whether the returned tensors have memory of their own; otherwise they may share memory with the file.
         strict: raise an exception for problems; otherwise they are returned.
 
     Returns:
@@ -286,17 +286,17 @@ def match_weights(
     Raises:
         CheckpointError: naming every unknown key, missing tensor, wrong shape or tensor with NaN or infinity.
     """
-    wanted = {source for sources in names.values() for source in sources}
+    sources_read = {source for sources in names.values() for source in sources}
     keys: dict[str, str] = {}  # full HF name -> the file's key
     unused = set(tensors)
     problems: list[str] = []
     for key in tensors:
         current = current_name(family, key)
-        full = current if current in wanted else family.prefix + current
+        full = current if current in sources_read else family.prefix + current
         if full in keys:
             problems.append(f"{full} appears twice: as {keys[full]} and as {key}")
             unused.remove(key)
-        elif full in wanted:
+        elif full in sources_read:
             keys[full] = key
     copies = copies_of_tied(family, names)
     for key, name in copies.items():
@@ -304,7 +304,7 @@ def match_weights(
             tied = tensors[keys[name]]
             if tensors[key].shape != tied.shape or not torch.equal(tensors[key].to(tied.dtype), tied):
                 problems.append(f"{key} differs from {keys[name]}, to which the head's decoder is tied")
-    found: dict[str, Tensor] = {}
+    tensors_found: dict[str, Tensor] = {}
     loaded: list[str] = []
     new: list[str] = []
     for parameter, sources in names.items():
@@ -313,24 +313,24 @@ def match_weights(
         shape = [shapes[parameter][0] // len(sources), *shapes[parameter][1:]]
         faults, parts = [], []
         for source in sources:
-            part = None if is_ignored or source not in keys else tensors[keys[source]]
-            if part is None:
+            tensor = None if is_ignored or source not in keys else tensors[keys[source]]
+            if tensor is None:
                 faults.append(f"missing tensor {source}")
-            elif list(part.shape) != shape:
-                faults.append(f"{source} has shape {list(part.shape)}, expected {shape}")
-            elif not part.is_floating_point():
-                faults.append(f"{source} has dtype {part.dtype}, expected floating point numbers")
+            elif list(tensor.shape) != shape:
+                faults.append(f"{source} has shape {list(tensor.shape)}, expected {shape}")
+            elif not tensor.is_floating_point():
+                faults.append(f"{source} has dtype {tensor.dtype}, expected floating point numbers")
             else:
-                parts.append(part.to(dtype, copy=copy))
+                parts.append(tensor.to(dtype, copy=copy))
         if faults and in_head and head_may_be_new:
             new += sources
             continue
         if not faults:
-            broken = [source for source, part in zip(sources, parts, strict=True) if not _is_finite(part)]
+            broken = [source for source, tensor in zip(sources, parts, strict=True) if not _is_finite(tensor)]
             faults = [_NOT_FINITE.format(name=source, dtype=dtype) for source in broken]
         problems += faults
         if not faults:
-            found[parameter] = parts[0] if len(parts) == 1 else torch.cat(parts)
+            tensors_found[parameter] = parts[0] if len(parts) == 1 else torch.cat(parts)
             loaded += sources
         if not faults or not in_head:
             unused -= {keys[source] for source in sources if source in keys}
@@ -345,7 +345,7 @@ def match_weights(
         dropped=dropped,
         ignored=(*ignored, *sorted(unused & copies.keys())),
     )
-    return CheckpointMatch(tensors=found, report=report, problems=tuple(problems))
+    return CheckpointMatch(tensors=tensors_found, report=report, problems=tuple(problems))
 
 
 def checked_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:

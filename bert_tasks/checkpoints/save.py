@@ -55,8 +55,8 @@ def hf_tensors(
         whole, count = tensor.detach().cpu().contiguous(), len(names[parameter])
         parts = (whole,) if count == 1 else whole.tensor_split(count)  # a buffer may be one number, without dimensions
         storage = whole.untyped_storage().data_ptr()
-        for name, part in zip(names[parameter], parts, strict=True):
-            tensors[name.removeprefix(strip_prefix)] = part.clone() if storage in storages else part
+        for name, piece in zip(names[parameter], parts, strict=True):
+            tensors[name.removeprefix(strip_prefix)] = piece.clone() if storage in storages else piece
         storages.add(storage)
     return tensors
 

@@ -1,7 +1,7 @@
 """The files that sentence-transformers writes beside a checkpoint: how its embeddings are made of the hidden states.
 
-``modules.json`` lists the modules that run one after another; those of most published models are Transformer, Pooling
-and Normalize. No code that it names is imported. Source: the files of sentence-transformers 2 to 6.
+``modules.json`` lists the modules that run one after another. Most published models have Transformer, Pooling and
+Normalize. No code that it names is imported. Source: the files of sentence-transformers 2 to 6.
 """
 
 import os
@@ -90,15 +90,15 @@ def _modules(folder: Path) -> dict[str, str]:
     """The class name of each module -> its folder, in order."""
     path = checked_file(folder, MODULES)
     entries = read_json_value(path, max_bytes=MAX_CONFIG_BYTES)
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for entry in entries if isinstance(entries, list) else [None]:
-        kind, place = (entry.get("type"), entry.get("path")) if isinstance(entry, Mapping) else (None, None)
-        if not isinstance(kind, str) or not isinstance(place, str):
+        module_type, folder_name = map((entry if isinstance(entry, Mapping) else {}).get, ("type", "path"))
+        if not isinstance(module_type, str) or not isinstance(folder_name, str):
             refuse(path, "expected a list of modules, each with a type and a path")
-        if PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts or "\0" in place:
-            refuse(path, f"the path {place!r} leads out of the folder")
-        found[kind.rpartition(".")[2]] = place
-    return found
+        if PurePosixPath(folder_name).is_absolute() or ".." in PurePosixPath(folder_name).parts or "\0" in folder_name:
+            refuse(path, f"the path {folder_name!r} leads out of the folder")
+        folders[module_type.rpartition(".")[2]] = folder_name
+    return folders
 
 
 def _default_prompt(config: Mapping[str, Any], path: Path) -> str:
@@ -112,13 +112,13 @@ def _default_prompt(config: Mapping[str, Any], path: Path) -> str:
 
 
 def _pooling_modes(config: Mapping[str, Any], path: Path) -> list[str]:
-    stated = config.get("pooling_mode")
-    modes = [stated] if isinstance(stated, str) else stated
+    pooling_mode = config.get("pooling_mode")
+    modes = [pooling_mode] if isinstance(pooling_mode, str) else pooling_mode
     if modes is None:
         modes = [mode for key, mode in _LEGACY_MODES.items() if config.get(key) is True]
         modes = modes if modes else ["mean"]
     if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
-        refuse(path, f"pooling_mode is {stated!r}, expected a name or a list of names")
+        refuse(path, f"pooling_mode is {pooling_mode!r}, expected a name or a list of names")
     return modes
 
 

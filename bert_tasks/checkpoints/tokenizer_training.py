@@ -108,7 +108,7 @@ def train_tokenizer(
 ) -> TrainedTokenizer:
     """Trains a tokenizer on files and saves it; the same files always give the same tokenizer.
 
-    The trainer of WordPiece merges the most frequent pairs, as that of BPE does, because ``tokenizers`` has no other.
+    The trainer of WordPiece merges the most frequent pairs, as BPE's trainer does, because ``tokenizers`` has no other.
 
     Args:
         corpus: files with a column ``text`` or ``sentences``, or of plain text.
@@ -145,14 +145,14 @@ def train_tokenizer(
         with new_folder(target, suffix=".training") as folder:
             save_tokenizer(tokenizer, folder)
             opened = load_tokenizer(folder, vocab_size=_MOST_TOKENS)
-            found = _read_back(opened, tokenizer, texts(), _SPECIAL[type])
+            result = _read_back(opened, tokenizer, texts(), _SPECIAL[type])
     except OSError as error:
         free = shutil.disk_usage(target.absolute().parent).free
         raise CheckpointError(
             f"{target}: the tokenizer cannot be written: {os_error_message(error)} ({free} bytes free). Free space, "
             "or choose another output folder"
         ) from error
-    return TrainedTokenizer(folder=target, type=type, vocab_size=len(tokenizer), texts=sum(map(len, tables)), **found)
+    return TrainedTokenizer(folder=target, type=type, vocab_size=len(tokenizer), texts=sum(map(len, tables)), **result)
 
 
 @contextmanager
@@ -246,7 +246,7 @@ def _ordered(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
     scores = dict(pieces)
     ranks = dict(zip(sorted(added), sorted(added.values()), strict=True))
     scores |= {piece: lowest + rank * _UNIGRAM_STEP for piece, rank in ranks.items()}
-    return sorted(((piece, round(score, 6)) for piece, score in scores.items()), key=lambda one: (-one[1], one[0]))
+    return sorted(((piece, round(score, 6)) for piece, score in scores.items()), key=lambda item: (-item[1], item[0]))
 
 
 def _read_back(
@@ -263,11 +263,11 @@ def _read_back(
     checked = unknown = tokens = words = 0
     for text in islice(texts, _CHECKED):
         ids: list[int] = opened(text, **plain)["input_ids"]
-        wanted = text if normalizer is None else normalizer.normalize_str(text)
+        expected = text if normalizer is None else normalizer.normalize_str(text)
         if trained(text, **plain)["input_ids"] != ids:
             raise CheckpointError(f"the tokenizer that was saved gives other tokens for {shortened(text)}")
         decoded = str(opened.decode(ids))
-        if opened.unk_token_id not in ids and _letters(decoded) != _letters(wanted):
+        if opened.unk_token_id not in ids and _letters(decoded) != _letters(expected):
             raise CheckpointError(f"{shortened(text)} is {shortened(decoded)} when it is read back")
         checked, tokens, words = checked + 1, tokens + len(ids), words + len(text.split())
         unknown += ids.count(opened.unk_token_id)

@@ -61,7 +61,7 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
                 read_json(path, max_bytes=_MAX_BYTES)
     path = folder / vocabularies[0]
     with _quiet(), ExitStack() as stack:
-        stack.push(lambda kind, error, trace: _raise_load_error(path, error))
+        stack.push(lambda error_type, error, trace: _raise_load_error(path, error))
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, config=_class_config(folder), trust_remote_code=False, local_files_only=True
         )
@@ -104,31 +104,31 @@ def _split_written_specials(tokenizer: PreTrainedTokenizerBase) -> None:
     # a text could end a sequence. A space after their first character keeps the piece from being found.
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     plain: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True}
-    found = [
+    readable = [
         token for token in tokenizer.all_special_tokens if special.intersection(tokenizer(token, **plain)["input_ids"])
     ]
     backend = tokenizer.backend_tokenizer
     steps = [] if backend.normalizer is None else [backend.normalizer]
-    for first in sorted({token[0] for token in found}):
-        rests = "|".join(re.escape(token[1:]) for token in found if token[0] == first)
+    for first in sorted({token[0] for token in readable}):
+        rests = "|".join(re.escape(token[1:]) for token in readable if token[0] == first)
         steps.append(normalizers.Replace(Regex(f"{re.escape(first)}(?={rests})"), f"{first} "))
-    if found:
+    if readable:
         backend.normalizer = normalizers.Sequence(steps)
 
 
 def _class_config(folder: Path) -> PreTrainedConfig:
     """A configuration with the fields of config.json from which AutoTokenizer chooses a class."""
     # transformers rejects a config.json for the type of any field, also of fields that no tokenizer depends on.
-    stated: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     if os.path.lexists(folder / "config.json"):
-        stated = read_json(checked_file(folder, "config.json"), max_bytes=_MAX_BYTES)
-    model_type = stated.get("model_type")
+        entries = read_json(checked_file(folder, "config.json"), max_bytes=_MAX_BYTES)
+    model_type = entries.get("model_type")
     config = PreTrainedConfig()
     if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
         config = CONFIG_MAPPING[model_type]()
     for name in ("tokenizer_class", "model_name"):
-        if isinstance(stated.get(name), str):
-            setattr(config, name, stated[name])
+        if isinstance(entries.get(name), str):
+            setattr(config, name, entries[name])
     return config
 
 
@@ -161,8 +161,9 @@ def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrai
             # Read back, transformers' own classes would put their template in the place of the stored one. A plain fast
             # tokenizer is read from tokenizer.json alone.
             sides = {name: getattr(changed, name) for name in ("padding_side", "truncation_side", "model_max_length")}
-            kind: Callable[..., PreTrainedTokenizerBase] = PreTrainedTokenizerFast  # transformers leaves it untyped
-            changed = kind(tokenizer_object=backend, **sides, **changed.special_tokens_map)
+            # transformers leaves it untyped.
+            tokenizer_class: Callable[..., PreTrainedTokenizerBase] = PreTrainedTokenizerFast
+            changed = tokenizer_class(tokenizer_object=backend, **sides, **changed.special_tokens_map)
     names = [name for name in changed.model_input_names if name != "token_type_ids"]
     changed.model_input_names = [*names, "token_type_ids"] if second else names
     changed.init_kwargs["model_input_names"] = changed.model_input_names  # what is saved
@@ -177,27 +178,27 @@ def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrai
 def _gives_segments(tokenizer: PreTrainedTokenizerBase, second: int) -> bool:
     quiet: dict[str, Any] = {"truncation": False, "padding": False, "return_token_type_ids": True}
     single, pair = tokenizer("a", **quiet), tokenizer("a", "a", **quiet)
-    place = pair.sequence_ids(0).index(1)
-    expected = [0] * place + [second] * (len(pair["input_ids"]) - place)
+    position = pair.sequence_ids(0).index(1)
+    expected = [0] * position + [second] * (len(pair["input_ids"]) - position)
     return not any(single["token_type_ids"]) and bool(pair["token_type_ids"] == expected)
 
 
-def _resegmented(stated: dict[str, Any] | None, second: int) -> dict[str, Any]:
+def _resegmented(processor: dict[str, Any] | None, second: int) -> dict[str, Any]:
     """A post-processor in the JSON of tokenizers, as a template that gives the second text of a pair its segment."""
-    if stated is None:
+    if processor is None:
         return _template([], [], [], second)
-    match stated["type"]:
+    match processor["type"]:
         case "Sequence":
-            return {**stated, "processors": [_resegmented(part, second) for part in stated["processors"]]}
+            return {**processor, "processors": [_resegmented(part, second) for part in processor["processors"]]}
         case "TemplateProcessing":
-            return {**stated, "single": _placed(stated["single"], 0), "pair": _placed(stated["pair"], second)}
+            return {**processor, "single": _placed(processor["single"], 0), "pair": _placed(processor["pair"], second)}
         case "BertProcessing":
-            return _template([stated["cls"]], [stated["sep"]], [], second)
+            return _template([processor["cls"]], [processor["sep"]], [], second)
         case "RobertaProcessing":
-            trim = {key: stated[key] for key in ("trim_offsets", "add_prefix_space")}
-            template = _template([stated["cls"]], [stated["sep"]], [stated["sep"]], second)
+            trim = {key: processor[key] for key in ("trim_offsets", "add_prefix_space")}
+            template = _template([processor["cls"]], [processor["sep"]], [processor["sep"]], second)
             return {"type": "Sequence", "processors": [{"type": "ByteLevel", "use_regex": True, **trim}, template]}
-    return stated
+    return processor
 
 
 def _template(before: list[Any], after: list[Any], between: list[Any], second: int) -> dict[str, Any]:
@@ -208,32 +209,32 @@ def _template(before: list[Any], after: list[Any], between: list[Any], second: i
 
     texts: list[dict[str, Any]] = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
     single = [*special(before), texts[0], *special(after)]
-    known = {text: {"id": text, "ids": [number], "tokens": [text]} for text, number in [*before, *after]}
+    special_tokens = {text: {"id": text, "ids": [number], "tokens": [text]} for text, number in [*before, *after]}
     pair = _placed([*single, *special(between), texts[1], *special(after)], second)
-    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": known}
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens}
 
 
 def _placed(pieces: list[dict[str, Any]], second: int) -> list[dict[str, Any]]:
     """The pieces of a template with segment 0, and ``second`` from the second text on."""
     segment, placed = 0, []
     for piece in pieces:
-        ((kind, content),) = piece.items()
-        if kind == "Sequence" and content["id"] == "B":
+        ((piece_type, content),) = piece.items()
+        if piece_type == "Sequence" and content["id"] == "B":
             segment = second
-        placed.append({kind: {**content, "type_id": segment}})
+        placed.append({piece_type: {**content, "type_id": segment}})
     return placed
 
 
-def same_token_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+def same_token_ids(first: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
     """Whether two tokenizers give the same ids for any text or pair, whatever their classes and segment ids are."""
-    found = []
-    for tokenizer in (one, other):
+    ids = []
+    for tokenizer in (first, other):
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
         quiet: dict[str, Any] = {"truncation": False, "padding": False}
         samples = [tokenizer(_PROBE, **quiet)["input_ids"], tokenizer(_PROBE, _PROBE, **quiet)["input_ids"]]
         rules = [backend["normalizer"], backend["pre_tokenizer"], backend["model"].get("merges")]
-        found.append((rules, samples, tokenizer.get_vocab(), dict(tokenizer.special_tokens_map)))
-    return found[0] == found[1]
+        ids.append((rules, samples, tokenizer.get_vocab(), dict(tokenizer.special_tokens_map)))
+    return ids[0] == ids[1]
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -243,7 +244,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         OSError: a file cannot be written.
     """
     with _quiet(), ExitStack() as stack:
-        stack.push(lambda kind, error, trace: _raise_write_error(error))
+        stack.push(lambda error_type, error, trace: _raise_write_error(error))
         tokenizer.save_pretrained(folder)
     changes = {"tokenizer.json": {"truncation": None, "padding": None}, _TOKENIZER_CONFIG: {}}
     for name, changed in changes.items():
@@ -269,8 +270,8 @@ def _quiet() -> Iterator[None]:
 def _raise_load_error(path: Path, error: BaseException | None) -> None:
     """Raises a CheckpointError about ``path`` for what transformers and tokenizers raise about files."""
     # tokenizers raises plain ``Exception`` for most of its errors, and a ``BaseException`` of its own when it panics.
-    known = (OSError, ValueError, ImportError, LookupError, TypeError, AttributeError, RuntimeError)
-    if not (isinstance(error, known) or type(error) is Exception or type(error).__name__ == "PanicException"):
+    expected_errors = (OSError, ValueError, ImportError, LookupError, TypeError, AttributeError, RuntimeError)
+    if not (isinstance(error, expected_errors) or type(error) is Exception or type(error).__name__ == "PanicException"):
         return
     text = str(error)
     reason = f"{type(error).__name__}: {text.partition(chr(10))[0][:160]}"

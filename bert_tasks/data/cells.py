@@ -35,7 +35,7 @@ def parse_text(value: Any) -> str:
 
 
 def label_name(value: Any) -> str:
-    """Returns the name of a label; that of a number or boolean is how Python writes it.
+    """Returns the name of a label. The name of a number or a boolean is how Python writes it.
 
     pandas turns whole numbers into floats where a column has missing values, so whole floats have no ``.0``.
 

@@ -70,7 +70,7 @@ def infer_labels(table: RowTable, columns: Sequence[Column], census: LabelCensus
         DataError: The labels look like numbers or ids, differ in letter case only, or some do not belong among the
             others.
     """
-    column = first_column(columns, lambda kind: kind.has_classes)
+    column = first_column(columns, lambda column_type: column_type.has_classes)
     if column is None:
         return ()
     census = count_labels(table, column) if census is None else census
@@ -102,8 +102,8 @@ def _odd_labels(counts: Mapping[str, int], *, are_tags: bool) -> Iterator[RowErr
     names = [name for name in counts if not is_integer(name)]
     if numbers and names:
         few = min(numbers, names, key=lambda group: sum(counts[name] for name in group))
-        what = "number among names" if few is numbers else "name among numbers"
-        yield from (RowError(what, "Correct the label, or set settings.labels.", value=name) for name in few)
+        contrast = "number among names" if few is numbers else "name among numbers"
+        yield from (RowError(contrast, "Correct the label, or set settings.labels.", value=name) for name in few)
         return
     plain = [name for name in counts if not is_chunk_tag(name)]
     prefixed = sum(count for name, count in counts.items() if name != "O" and is_chunk_tag(name))
@@ -160,17 +160,17 @@ def check_splits(
     for table in tables:
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows")
-    column = first_column(columns, lambda kind: kind.has_classes)
+    column = first_column(columns, lambda column_type: column_type.has_classes)
     censuses = [] if column is None else [count_labels(table, column) for table in tables]
-    known = tuple(labels)
+    known_labels = tuple(labels)
     if column is not None:
-        kind, trained = column.type, censuses[0].counts()
-        known = known if len(known) > 0 else infer_labels(train, columns, censuses[0])
-        if not kind.is_open and not unlabelled:
-            _check_validation_labels(tables, censuses, known)
+        label_type, trained = column.type, censuses[0].counts()
+        known_labels = known_labels if len(known_labels) > 0 else infer_labels(train, columns, censuses[0])
+        if not label_type.is_open and not unlabelled:
+            _check_validation_labels(tables, censuses, known_labels)
         errors = RowErrors()
         for table, census in zip(tables, censuses, strict=True):
-            unknown = kind.unknown(census.counts(known), known, strict=table is train)
+            unknown = label_type.unknown(census.counts(known_labels), known_labels, strict=table is train)
             errors.extend(_rows_with(table, column, unknown))
         errors.raise_if_any()
     for labelled in [] if unlabelled else columns:
@@ -183,17 +183,21 @@ def check_splits(
             only = f"only the {noun} {next(iter(trained))!r}" if trained else f"no {noun}"
             needs = "Training needs at least " + ("1 class." if least == 1 else "2 classes.")
             raise DataError(f"{train.source}: {only} in {counted(len(train), 'row')}. {needs}")
-        if len(known) < least:
-            raise DataError(f"settings.labels names {counted(len(known), 'label')}; training needs at least {least}")
-    return () if column is None else known
+        if len(known_labels) < least:
+            raise DataError(
+                f"settings.labels names {counted(len(known_labels), 'label')}; training needs at least {least}"
+            )
+    return () if column is None else known_labels
 
 
-def _check_validation_labels(tables: Sequence[RowTable], censuses: Sequence[LabelCensus], known: Sequence[str]) -> None:
+def _check_validation_labels(
+    tables: Sequence[RowTable], censuses: Sequence[LabelCensus], known_labels: Sequence[str]
+) -> None:
     """Raises DataError for labels that only validation rows have, unless they are misspelt."""
     train, *others = tables
     for table, census in zip(others, censuses[1:], strict=True):
         new = [name for name in sorted(census.written) if name not in censuses[0].written]
-        new = [name for name in new if name in known or not suggestion(name, known)]
+        new = [name for name in new if name in known_labels or not suggestion(name, known_labels)]
         if new:
             listed = ", ".join(f"{name!r} ({counted(census.written[name], 'row')})" for name in new)
             raise DataError(
@@ -213,14 +217,14 @@ class TokenCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitReport:
-    """Figures of one split; those of tokens are None when no features were given.
+    """Figures of one split. The figures of tokens are None without features.
 
     Attributes:
         words: the number of words of all sentences; None for other rows.
         label_counts: rows with each label; words with each tag, in IOB2; answerable and unanswerable questions.
         token_lengths: minimum, median, 95th percentile and maximum, in tokens.
         truncated_share: the share of rows with tokens that are in no window.
-        duplicates: rows whose text an earlier row has; ``conflicts``: those of them with another label.
+        duplicates: rows whose text an earlier row has; ``conflicts``: duplicates with another label.
         also_in_train: rows whose text a training row has.
         notes: rows that were skipped, tags that no training row has, what was truncated, and rare labels.
     """
@@ -283,8 +287,8 @@ def data_report(
     equal apart from letter case and outer spaces. A row conflicts if an earlier row of its split has the same text
     and another label.
     """
-    words = first_column(columns, lambda kind: kind.is_pretokenized)
-    label = first_column(columns, lambda kind: kind.is_label)
+    words = first_column(columns, lambda column_type: column_type.is_pretokenized)
+    label = first_column(columns, lambda column_type: column_type.is_label)
     keys = {name: row_keys(table, columns) for name, table in named_splits(splits)}
     trained = _label_counts(splits.train, columns)
     reports = []

@@ -38,7 +38,7 @@ def complete_row(cells: Row, columns: Sequence[Column], names: Mapping[str, str]
     Args:
         cells: The row under the source's names.
         columns: The task's columns.
-        names: The task's columns -> those of the cells, where they differ.
+        names: The task's columns -> the cells' columns, where they differ.
 
     Raises:
         RowError: The columns of single choices have wrong numbers.
@@ -64,7 +64,7 @@ def rename_row(row: Row, names: Mapping[str, str], columns: Sequence[Column] = (
 
 
 def read_for_others(
-    columns: Sequence[Column], stated: Mapping[str, str], usual: Mapping[str, str] = MappingProxyType({})
+    columns: Sequence[Column], given_names: Mapping[str, str], usual: Mapping[str, str] = MappingProxyType({})
 ) -> set[str]:
     """Returns the optional columns that are not read, because their name in the source is stated as another column's.
 
@@ -73,13 +73,13 @@ def read_for_others(
 
     Args:
         columns: The columns that the task reads.
-        stated: The task's columns -> the source's, as the caller states them.
+        given_names: The task's columns -> the source's, as the caller states them.
         usual: The same for columns that are not stated, where these have another name.
     """
-    taken = set(stated.values())
-    words = first_column(columns, lambda kind: kind.is_pretokenized)
+    taken = set(given_names.values())
+    words = first_column(columns, lambda column_type: column_type.is_pretokenized)
     text = None if words is None else words.type.replacement(columns)
-    unstated = [c.name for c in columns if not c.required and c != text and c.name not in stated]
+    unstated = [c.name for c in columns if not c.required and c != text and c.name not in given_names]
     return {name for name in unstated if usual.get(name, name) in taken}
 
 

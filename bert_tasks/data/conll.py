@@ -294,7 +294,7 @@ def conll_rows(lines: Iterable[str]) -> Iterator[Record]:
 def conllu_rows(lines: Iterable[str]) -> Iterator[Record]:
     """Sentences of a CoNLL-U file: ``form``, ``upos``, ``xpos`` and so on, and ``document`` after a "# newdoc".
 
-    Words are the syntactic ones: the surface form of a range (1-2) and empty nodes (1.1) are left out. A column that
+    Words are the syntactic ones: the surface form of a range (1-2) and empty nodes (1.1) are skipped. A column that
     holds "_" for every word of a sentence is missing there.
     """
 

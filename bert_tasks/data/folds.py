@@ -38,13 +38,13 @@ class Folds:
     summary: str
 
 
-def group_column(columns: Sequence[Column], stated: str | None) -> tuple[Column | None, str]:
+def group_column(columns: Sequence[Column], group_name: str | None) -> tuple[Column | None, str]:
     """The column beside the task's that keeps rows together, and its name in the files.
 
     Questions of one article belong together where the files name it.
     """
-    if stated is not None:
-        return Column(name=FOLD_GROUP, kind="id"), stated
+    if group_name is not None:
+        return Column(name=FOLD_GROUP, kind="id"), group_name
     article = next((column.type.article_column for column in columns if column.type.article_column), None)
     return (None, "") if article is None else (Column(name=FOLD_GROUP, kind="id", required=False), article)
 
@@ -89,21 +89,23 @@ def make_folds(table: RowTable, columns: Sequence[Column], *, count: int, seed: 
         DataError: there are too few rows or groups, or a label that only one fold would have.
     """
     keys = row_keys(table, columns)["text"].tolist()
-    groups, kind = row_groups(table, columns, keys, 1 / count)
+    groups, group_type = row_groups(table, columns, keys, 1 / count)
     units = len(set(groups))
     if units < count:
-        sizes = f"{counted(len(table), 'row')}, {counted(units, f'different {kind}')}"
-        raise DataError(f"{table.source}: {sizes}: too few for {count} folds, as a {kind} is never divided")
+        sizes = f"{counted(len(table), 'row')}, {counted(units, f'different {group_type}')}"
+        raise DataError(f"{table.source}: {sizes}: too few for {count} folds, as a {group_type} is never divided")
     strata = row_strata(table, columns)
     numbers = divide(strata, groups, [1 / count] * count, seed)
     if len(np.unique(numbers)) < count:
-        raise DataError(f"{table.source}: {count} folds would leave one empty, as a {kind} is never divided: try fewer")
-    column = first_column(columns, lambda kind: kind.strata_name)
+        raise DataError(
+            f"{table.source}: {count} folds would leave one empty, as a {group_type} is never divided: try fewer"
+        )
+    column = first_column(columns, lambda column_type: column_type.strata_name)
     if column is not None and column.type.has_classes:
         _check_labels(strata, numbers, table.source)
     even = "" if column is None else column.type.strata_name
     spread = f"{even} are spread evenly, " if even else ""
-    summary = f"{count} folds: {spread}{_TOGETHER[kind]} stay together"
+    summary = f"{count} folds: {spread}{_TOGETHER[group_type]} stay together"
     folds = _folds_of([[key] for key in keys], numbers)
     divided = sum(len(folds[key]) > 1 for key in keys)
     if divided > 0:

@@ -202,7 +202,7 @@ class ConllFormat(Format):
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         """True for a task that reads words. Without a task: the lines have the same number of columns, two or more."""
         if columns is not None:
-            return first_column(columns, lambda kind: kind.is_pretokenized) is not None
+            return first_column(columns, lambda column_type: column_type.is_pretokenized) is not None
         rows = [
             cells for cells in map(str.split, start.split("\n")[:-1]) if cells and cells[0] not in ("#", "-DOCSTART-")
         ]
@@ -376,7 +376,7 @@ def uncompressed(path: Path) -> Path:
 
 
 def _names_of_split(split: str, format: str | None) -> tuple[list[str], list[str]]:
-    """The names that the files of a split may have, and those of compressed files."""
+    """The names that the files of a split may have, also compressed."""
     formats = list(FORMATS.values()) if format is None else [named_format(format)]
     names = [f"{split}{extension}" for row in formats for extension in row.extensions]
     packed = [f"{split}{extension}{GZIP_EXTENSION}" for row in formats if row.is_text for extension in row.extensions]

@@ -12,14 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypedDict
 
-from bert_tasks.data.cells import (
-    LABEL_SEPARATOR,
-    label_name,
-    label_parts,
-    list_in_cell,
-    numbered_columns,
-    parse_text,
-)
+from bert_tasks.data.cells import LABEL_SEPARATOR, label_name, label_parts, list_in_cell, numbered_columns, parse_text
 from bert_tasks.data.conll import is_chunk_tag, to_iob2
 from bert_tasks.data.problems import RowError, counted, first_few, shortened, suggestion
 from bert_tasks.data.words import word_spans
@@ -41,7 +34,7 @@ class Column:
         name: The task's name of the column.
         kind: The name of a class of ``data/kinds.py``, which says what a valid value is: text, texts (a list of texts),
             id, label (the name of a class), labels (a set of names), number, words, tags (one for each word), answers
-            (to the row's question), choices (texts, one of which is right), choice (which of them is right).
+            (to the row's question), choices (texts; one is right), choice (which of them is right).
         required: The column must be in every file. Columns that are not required may be missing: labels if only
             predictions are wanted, all others always.
 
@@ -198,7 +191,7 @@ class ColumnKind:
             cells: The row under the source's names.
             column: A column of this kind.
             columns: All columns of the task.
-            names: The task's columns -> those of the cells, where they differ.
+            names: The task's columns -> the cells' columns, where they differ.
         """
         source = self.replacement(columns)
         name = names.get(column.name, column.name)
@@ -269,7 +262,7 @@ class Id(ColumnKind):
 class _TextList(ColumnKind):
     """A list of texts, such as the words of a sentence."""
 
-    part: ClassVar[str]
+    item: ClassVar[str]
     first: ClassVar[int] = 1  # the number of the first part in messages
     least: ClassVar[int] = 0  # the least number of parts
 
@@ -293,7 +286,7 @@ class _TextList(ColumnKind):
             try:
                 parts.append(convert(value))
             except RowError as error:
-                raise RowError(f"{error.what} ({self.part} {number})", error.hint) from None
+                raise RowError(f"{error.what} ({self.item} {number})", error.hint) from None
         return parts
 
     def _list_or_names(self, value: Any) -> list[Any]:
@@ -312,7 +305,7 @@ class Texts(_TextList):
     """A list of texts, such as the sentences of a text, which is not read twice."""
 
     name = "texts"
-    part = "text"
+    item = "text"
 
     def _parse(self, value: Any, separator: str) -> list[str] | None:
         if value is None:
@@ -330,7 +323,7 @@ class Words(_TextList):
     """The words of a sentence: a list, or names with white space between them."""
 
     name = "words"
-    part = "word"
+    item = "word"
     has_texts = True
     is_text = True
     is_pretokenized = True
@@ -411,7 +404,7 @@ class Tags(_TextList, Labels):
     """One tag for each of the row's words. Chunk tags of any scheme are counted in IOB2."""
 
     name = "tags"
-    part = "tag"
+    item = "tag"
     is_set = False
     is_open = True
     group_column = "document"
@@ -427,8 +420,8 @@ class Tags(_TextList, Labels):
         if len(parts) > 0 and all(hidden):
             return None
         if any(hidden):
-            what = f"hidden tag (tag {hidden.index(True) + 1} of {len(parts)})"
-            raise RowError(what, "Give all tags of a sentence or none.")
+            problem = f"hidden tag (tag {hidden.index(True) + 1} of {len(parts)})"
+            raise RowError(problem, "Give all tags of a sentence or none.")
         return self._parts(parts, self._tag)
 
     def _tag(self, value: Any) -> str:
@@ -451,8 +444,8 @@ class Tags(_TextList, Labels):
     def unknown(self, names: Iterable[str], labels: Collection[str], *, strict: bool = False) -> Iterator[RowError]:
         """Yields tags that the labels cannot express; unless ``strict``, types that the labels do not have pass."""
         if strict:
-            known = known_tags(list(labels))
-            yield from (unknown_name("tag", name, known) for name in names if name not in known)
+            names_known = known_tags(list(labels))
+            yield from (unknown_name("tag", name, names_known) for name in names if name not in names_known)
             return
         unclear = [name for name in dict.fromkeys(names) if not is_chunk_tag(name)]
         if unclear and all(map(is_chunk_tag, labels)):
@@ -462,10 +455,10 @@ class Tags(_TextList, Labels):
         for column in columns:
             words = row.get(column.name) if column.type.is_pretokenized else None
             if words is not None and len(words) != len(value):
-                what = f"{counted(len(words), 'word')} and {counted(len(value), 'tag')}"
+                problem = f"{counted(len(words), 'word')} and {counted(len(value), 'tag')}"
                 start = " ".join(words[:5]) + (" ..." if len(words) > 5 else "")
                 hint = f"Give each word of the sentence {start!r} one tag."
-                raise RowError(what, hint, value=" ".join(value))
+                raise RowError(problem, hint, value=" ".join(value))
         return value
 
 
@@ -550,19 +543,19 @@ class Answers(ColumnKind):
                 raise RowError(f"answer_start that is not a whole number from 0 (answer {number})", self._example)
         return AnswerTexts(text=[parse_text(text) for text, _ in pairs], answer_start=[start for _, start in pairs])
 
-    def _pairs(self, part: Any) -> list[tuple[Any, Any]]:
+    def _pairs(self, item: Any) -> list[tuple[Any, Any]]:
         """Texts with their starts, of one text, one answer, or an object that holds a list of both."""
-        if not isinstance(part, Mapping):
-            return [(part, UNKNOWN_START)]
-        if "text" not in part:
+        if not isinstance(item, Mapping):
+            return [(item, UNKNOWN_START)]
+        if "text" not in item:
             raise RowError("no 'text' in answers", self._example)
-        texts = part["text"] if isinstance(part["text"], list | tuple) else [part["text"]]
-        starts = part.get("answer_start")
+        texts = item["text"] if isinstance(item["text"], list | tuple) else [item["text"]]
+        starts = item.get("answer_start")
         starts = [UNKNOWN_START] * len(texts) if starts is None else starts
         starts = starts if isinstance(starts, list | tuple) else [starts]
         if len(texts) != len(starts):
-            what = f"{counted(len(texts), 'answer')} and {len(starts)} answer_start"
-            raise RowError(what, "Give each answer a text and a start.")
+            problem = f"{counted(len(texts), 'answer')} and {len(starts)} answer_start"
+            raise RowError(problem, "Give each answer a text and a start.")
         return list(zip(texts, starts, strict=True))
 
     def feature(self) -> Any:
@@ -584,10 +577,10 @@ class Answers(ColumnKind):
         if context is None:
             return value
         starts = []
-        for text, stated in zip(value["text"], value["answer_start"], strict=True):
-            start = context.find(text) if stated == UNKNOWN_START else stated
+        for text, position in zip(value["text"], value["answer_start"], strict=True):
+            start = context.find(text) if position == UNKNOWN_START else position
             if start < 0 or not context.startswith(text, start):
-                raise RowError("misplaced answer", _misplaced(text, stated, context), value=text)
+                raise RowError("misplaced answer", _misplaced(text, position, context), value=text)
             starts.append(start)
         return AnswerTexts(text=list(value["text"]), answer_start=starts)
 
@@ -603,13 +596,13 @@ def _misplaced(text: str, start: int, context: str) -> str:
 
 
 class Choices(_TextList):
-    """Two or more texts, of which one is right: a list, or an object with it as ``text`` and their names as ``label``.
+    """Two or more texts, one of them right: a list, or an object with it as ``text`` and their names as ``label``.
 
     A row may have a column for each choice instead: choice0, choice1, ... Empty ones at the end are no choices.
     """
 
     name = "choices"
-    part = "choice"
+    item = "choice"
     first = 0
     least = 2
     has_texts = True
@@ -725,10 +718,10 @@ class ChoiceFromOne(Choice):
     base = 1
 
 
-def unknown_name(noun: str, name: str, known: Collection[str]) -> RowError:
+def unknown_name(noun: str, name: str, names: Collection[str]) -> RowError:
     """Returns the error of a label that is not known, with the label that was meant."""
-    meant = suggestion(name, known)
-    hint = f"Expected one of {first_few(known, 10)}." if meant is None else f"Did you mean {meant!r}?"
+    meant = suggestion(name, names)
+    hint = f"Expected one of {first_few(names, 10)}." if meant is None else f"Did you mean {meant!r}?"
     return RowError(f"unknown {noun}", hint, value=name)
 
 

@@ -32,9 +32,9 @@ class RowError(ValueError):
         not a number in column 'score': '1,5'. Did you mean '1.5'?
     """
 
-    def __init__(self, what: str, hint: str = "", *, column: str | None = None, value: object = None) -> None:
-        super().__init__(what, hint)
-        self.what, self.hint, self.column, self.value = what, hint, column, value
+    def __init__(self, problem: str, hint: str = "", *, column: str | None = None, value: object = None) -> None:
+        super().__init__(problem, hint)
+        self.what, self.hint, self.column, self.value = problem, hint, column, value
 
     def at(self, column: str, value: object) -> Self:
         """Returns the error with its column, and with the cell's value if it has none of its own."""
@@ -104,9 +104,9 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "?")) else f"{text}."
 
 
-def suggestion(value: str, known: Iterable[str]) -> str | None:
+def suggestion(value: str, names: Iterable[str]) -> str | None:
     """The known value that was probably meant, or None: first by spaces and letter case, then by spelling."""
-    by_folded = {name.strip().casefold(): name for name in known}
+    by_folded = {name.strip().casefold(): name for name in names}
     folded = value.strip().casefold()
     if folded in by_folded:
         return by_folded[folded]
@@ -114,18 +114,18 @@ def suggestion(value: str, known: Iterable[str]) -> str | None:
     return by_folded[close[0]] if close else None
 
 
-def did_you_mean(value: str, known: Iterable[str]) -> str:
+def did_you_mean(value: str, names: Iterable[str]) -> str:
     """A clause to append to a message, empty when nothing is close."""
-    meant = suggestion(value, known)
+    meant = suggestion(value, names)
     return "" if meant is None else f", did you mean {meant!r}?"
 
 
-def missing_path(path: Path, kind: Literal["file", "folder"] = "file", *, pattern: str = "*") -> str:
+def missing_path(path: Path, noun: Literal["file", "folder"] = "file", *, pattern: str = "*") -> str:
     """The message for a path that does not exist: its folder does not exist either, or another name was meant.
 
     Args:
         path: the path, with a name at its end.
-        kind: what was expected there, and is suggested.
+        noun: what was expected there, and is suggested.
         pattern: a pattern of the names to suggest.
 
     Returns:
@@ -133,13 +133,13 @@ def missing_path(path: Path, kind: Literal["file", "folder"] = "file", *, patter
     """
     try:
         if path.parent.is_dir():
-            names = (entry.name for entry in path.parent.glob(pattern) if entry.is_dir() == (kind == "folder"))
-            return f"no such {kind}{did_you_mean(path.name, sorted(names))}"
+            names = (entry.name for entry in path.parent.glob(pattern) if entry.is_dir() == (noun == "folder"))
+            return f"no such {noun}{did_you_mean(path.name, sorted(names))}"
         outer = path.parent.parent
         folders = sorted(entry.name for entry in outer.iterdir() if entry.is_dir()) if outer.is_dir() else []
     except OSError:  # a folder that may not be listed: nothing to suggest
-        return f"no such {kind}"
-    return f"no such {kind}: there is no folder {path.parent}{did_you_mean(path.parent.name, folders)}"
+        return f"no such {noun}"
+    return f"no such {noun}: there is no folder {path.parent}{did_you_mean(path.parent.name, folders)}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -154,7 +154,7 @@ def first_few(items: Iterable[str], most: int) -> str:
 
 
 def shortened(value: object) -> str:
-    """A value as Python writes it, of which the end is left out where it is long."""
+    """A value as Python writes it, without its end if it is long."""
     text = value if isinstance(value, str) else repr(value)
     if len(text) <= _VALUE_WIDTH:
         return repr(value)

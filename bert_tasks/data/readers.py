@@ -17,30 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar
 
 from bert_tasks.data.cells import LABEL_SEPARATOR
-from bert_tasks.data.columns import (
-    PASSTHROUGH,
-    ROW_ERROR,
-    Column,
-    PassthroughColumns,
-    Row,
-    read_for_others,
-)
+from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, Column, PassthroughColumns, Row, read_for_others
 from bert_tasks.data.formats import file_format, named_format
 from bert_tasks.data.problems import did_you_mean, first_few, missing_path
-from bert_tasks.data.records import (
-    Document,
-    ParseOptions,
-    Records,
-    dataset_records,
-)
-from bert_tasks.data.table import (
-    RowTable,
-    cache_folder,
-    row_batches,
-    store,
-    table_schema,
-    without_absent,
-)
+from bert_tasks.data.records import Document, ParseOptions, Records, dataset_records
+from bert_tasks.data.table import RowTable, cache_folder, row_batches, store, table_schema, without_absent
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.storage import sha256_file, sha256_json
@@ -64,7 +45,7 @@ class Frame(Protocol):
 
 
 def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> Iterable[GivenRow | Row]:
-    """The rows of a list, a DataFrame, a pyarrow Table or a Dataset; those of a list are not looked at.
+    """The rows of a list, a DataFrame, a pyarrow Table or a Dataset; the rows of a list are not checked.
 
     Class ids of a Dataset become names. Missing values of a DataFrame become None; its index is no column.
 
@@ -113,7 +94,7 @@ class ReadOptions(ParseOptions):
 
     Attributes:
         columns: the task's columns -> the file's, where the names differ. The columns of CoNLL files are called by
-            their number, that of the words "0".
+            their number; the words are "0".
         format: such as ``glue/sst2``; default: by the file's extension.
         delimiter: of a csv file, where it is not the usual one of its extension; ``\\t``, as it is typed, is a tab.
         encoding: of a text file, unless its byte order mark says another; default: UTF-8.
@@ -148,8 +129,8 @@ class ReadOptions(ParseOptions):
 
     def has(self, column: str) -> bool:
         """Whether a column of the task is named here, or by the format."""
-        known = {} if self.format is None else named_format(self.format).columns
-        return column in known or (self.columns is not None and column in self.columns)
+        format_columns = {} if self.format is None else named_format(self.format).columns
+        return column in format_columns or (self.columns is not None and column in self.columns)
 
     def training_names(self, train: str | Path | None, columns: Sequence[Column] | None = None) -> dict[str, str]:
         """Returns the names of training data's columns that a model remembers: the task's column -> another name.
@@ -169,7 +150,7 @@ class ReadOptions(ParseOptions):
     def with_names(
         self, names: Mapping[str, str], columns: Sequence[Column], present: Collection[str]
     ) -> "ReadOptions":
-        """Returns the options with those of a model's remembered names that are present and not stated here.
+        """Returns the options with the model's remembered names that are present and not set here.
 
         Args:
             names: The task's columns -> the names of the training data.
@@ -177,13 +158,17 @@ class ReadOptions(ParseOptions):
             present: The columns of the data.
         """
         kinds = {column.name: column.type for column in columns}
-        stated = {} if self.columns is None else self.columns
-        known = {column.name: names[column.name] for column in columns if column.name in names}
-        unread = read_for_others(columns, stated, known)
+        given_names = {} if self.columns is None else self.columns
+        remembered = {column.name: names[column.name] for column in columns if column.name in names}
+        unread = read_for_others(columns, given_names, remembered)
         fitting = {
-            task: name for task, name in known.items() if task not in unread and kinds[task].columns_in(name, present)
+            task: name
+            for task, name in remembered.items()
+            if task not in unread and kinds[task].columns_in(name, present)
         }
-        return replace(self, columns={**fitting, **stated}) if fitting or stated else replace(self, columns=None)
+        return (
+            replace(self, columns={**fitting, **given_names}) if fitting or given_names else replace(self, columns=None)
+        )
 
     def for_file(self, path: str | Path, names: Mapping[str, str], columns: Sequence[Column]) -> "ReadOptions":
         """Returns the options for a file; see ``with_names``."""
@@ -213,8 +198,8 @@ def read_table(
         source: the file.
         columns: what the task reads.
         reading: how to read the file.
-        require_labels: False reads files for prediction, whose labels may be missing, and of which each line is a text
-            if they are files of text.
+        require_labels: False reads files for prediction: labels may be missing, and each line of a text file is a
+            text.
         labels: the known label names, which every label must be (but not every tag: see ``check_splits``); an empty
             sequence says that they will be inferred from the rows (numbers among names are then refused); None
             leaves labels unchecked.
@@ -418,7 +403,7 @@ def existing_file(path: Path) -> Path:
 
 
 def column_names(path: Path, options: ReadOptions, columns: Sequence[Column] | None = None) -> list[str]:
-    """The names of a file's columns: those of its header, or of its first row.
+    """The names of a file's columns: the header, or the names of its first row.
 
     Args:
         path: of the file.
@@ -434,7 +419,7 @@ def column_names(path: Path, options: ReadOptions, columns: Sequence[Column] | N
 
 
 def peeked(records: Records) -> tuple[Records, list[str]]:
-    """The same records, and the names of their columns: those of the header, or of the first row."""
+    """The same records, and the names of their columns: the header, or the names of the first row."""
     if records.columns is not None:
         return records, list(records.columns)
     first = next(records.rows, None)

@@ -1,6 +1,6 @@
 """Records: the rows of a source as they are in it, before any value is validated.
 
-Owns the parsers of csv, tsv, text, JSON, SQuAD and parquet files (those of CoNLL files are in ``conll``), and the
+Owns the parsers of csv, tsv, text, JSON, SQuAD and parquet files (the parsers of CoNLL files are in ``conll``), and the
 opening of text files: byte order marks, encodings, gzip, and how much one row may hold. A small compressed file can
 expand to more than the memory holds, so rows are limited. Files are not, because they are read row by row.
 """
@@ -29,7 +29,7 @@ _UTF8 = "utf-8-sig"  # it reads files without a mark, too
 _LOOKED_AT = 400
 LARGEST_ROW = 64 * 2**20  # characters of one row
 LARGEST_JSON = 4 * LARGEST_ROW  # characters of a file that is one JSON value; the largest of SQuAD has 42 million
-# Longer marks first: that of UTF-32 begins as that of UTF-16 does.
+# Longer marks first: UTF-32's begins like UTF-16's.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -304,7 +304,7 @@ def text_rows(lines: Iterable[str], document: Document | None = None) -> Iterato
         lines: of the file.
         document: None: each line is a text, also an empty one, because predictions are read beside the lines. Else the
             rows are the documents of a corpus: the lines that are not blank ("line"), what is between blank lines
-            ("blank-line"), or the whole file. Those of several lines have their lines as ``sentences``.
+            ("blank-line"), or the whole file. Documents of several lines have their lines as ``sentences``.
     """
     if document is None:
         for number, line in enumerate(lines, start=1):

@@ -15,13 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bert_tasks.data.cells import LABEL_SEPARATOR
-from bert_tasks.data.columns import (
-    FOLD_GROUP,
-    Column,
-    PassthroughColumns,
-    first_column,
-    has_labels,
-)
+from bert_tasks.data.columns import FOLD_GROUP, Column, PassthroughColumns, first_column, has_labels
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
 from bert_tasks.data.problems import SKIP_HINT, RowErrors, counted, first_few, missing_path
 from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_table
@@ -46,12 +40,14 @@ def train_validation_split(
         DataError: if there are too few rows or contexts.
     """
     keys = row_keys(table, columns)["text"].tolist()
-    groups, kind = row_groups(table, columns, keys, share)
+    groups, group_type = row_groups(table, columns, keys, share)
     parts = divide(row_strata(table, columns), groups, (1 - share, share), seed)
     train, validation = ([int(row) for row in np.flatnonzero(parts == side)] for side in (0, 1))
     if not train or not validation:
-        is_class = kind == "text" and first_column(columns, lambda kind: kind.has_classes) is not None
-        apart = f"{'of one class ' if is_class else ''}{_APART[kind]}"
+        is_class = (
+            group_type == "text" and first_column(columns, lambda column_type: column_type.has_classes) is not None
+        )
+        apart = f"{'of one class ' if is_class else ''}{_APART[group_type]}"
         raise DataError(
             f"{table.source}: {counted(len(table), 'row')}, no two {apart}: too few to split off validation rows; "
             "add rows or give data.validation"
@@ -84,7 +80,7 @@ def row_groups(
     names = table.rows.column_names
     if FOLD_GROUP in names:
         return _linked(_or_own(table.rows[FOLD_GROUP]), keys, share), "group"
-    grouped = first_column(columns, lambda kind: kind.group_column)
+    grouped = first_column(columns, lambda column_type: column_type.group_column)
     if grouped is not None:
         name, noun = str(grouped.type.group_column), grouped.type.group_noun
         values = list(table.rows[name]) if name in names else []
@@ -144,13 +140,13 @@ def divide(
     counts.sum_duplicates()  # [groups, strata + 1] the rows of each stratum, and all rows
     totals, smallest = counts.sum(axis=0), np.full(len(names) + 1, np.inf)
     np.minimum.at(smallest, counts.indices, counts.data)
-    wanted = np.outer(shares, totals)  # [parts, strata + 1]
+    targets = np.outer(shares, totals)  # [parts, strata + 1]
     if len(shares) == 2:
-        wanted[1] = np.minimum(np.maximum(wanted[1], smallest), totals - smallest)
-        wanted[0] = totals - wanted[1]
-    wanted[:, -1] = wanted[:, :-1].sum(axis=1) * (totals[-1] / max(totals[:-1].sum(), 1))
-    wanted = np.maximum(wanted, 1e-9)
-    missing, part_of = wanted.copy(), np.zeros(len(units), np.int64)
+        targets[1] = np.minimum(np.maximum(targets[1], smallest), totals - smallest)
+        targets[0] = totals - targets[1]
+    targets[:, -1] = targets[:, :-1].sum(axis=1) * (totals[-1] / max(totals[:-1].sum(), 1))
+    targets = np.maximum(targets, 1e-9)
+    missing, part_of = targets.copy(), np.zeros(len(units), np.int64)
     order = np.random.default_rng(seed).permutation(len(units))
     rarity = np.minimum.reduceat(totals[counts.indices], counts.indptr[:-1]) if units else totals
     size_class = np.frexp(counts[:, [-1]].toarray().ravel())[1]
@@ -158,9 +154,9 @@ def divide(
         entries = slice(counts.indptr[unit], counts.indptr[unit + 1])
         columns, added = counts.indices[entries], counts.data[entries]
         # How much less the squared distances from the wanted numbers are, relative to these numbers.
-        part = (added * (2 * missing[:, columns] - added) / wanted[:, columns]).sum(axis=1).argmax()
-        part_of[unit] = part
-        missing[part, columns] -= added
+        best_part = (added * (2 * missing[:, columns] - added) / targets[:, columns]).sum(axis=1).argmax()
+        part_of[unit] = best_part
+        missing[best_part, columns] -= added
     return part_of[unit_of]
 
 
@@ -183,7 +179,7 @@ def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Se
 
 def row_strata(table: RowTable, columns: Sequence[Column]) -> list[Sequence[str]]:
     """Returns what to spread evenly: the labels of each row, its tenth of the numbers, or whether it has an answer."""
-    column = first_column(columns, lambda kind: kind.strata_name)
+    column = first_column(columns, lambda column_type: column_type.strata_name)
     if column is None or column.name not in table.rows.column_names:
         return [("",)] * len(table)
     return column.type.strata(list(table.rows[column.name]))
@@ -214,7 +210,7 @@ class DataSpec:
     format: str | None = None
     """The format of the files; by default their extension says it."""
     columns: dict[str, str] = field(default_factory=dict)
-    """The task's columns -> those of the files; a CoNLL file's are called by their number, the word's being "0"."""
+    """The task's columns -> columns of the files; CoNLL's are called by their number, the words' column "0"."""
     validation_share: float = 0.1
     """Share of the training rows that is used for validation where no validation rows are given or found; rows with the
     same texts stay together."""
@@ -237,15 +233,15 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         sources = {"dataset": self.dataset, "dir": self.dir, "train": self.train}
-        given = [name for name, value in sources.items() if value is not None]
-        if len(given) != 1:
-            stated = " and ".join(given) if given else "none of them"
-            raise ValueError(f"expected exactly one of dataset, dir, train; {stated} given")
-        if not sources[given[0]] or (isinstance(self.train, tuple) and "" in self.train):
-            raise ValueError(f"{given[0]} is empty: name a {'data set' if given[0] == 'dataset' else 'path'}")
+        present = [name for name, value in sources.items() if value is not None]
+        if len(present) != 1:
+            listed_names = " and ".join(present) if present else "none of them"
+            raise ValueError(f"expected exactly one of dataset, dir, train; {listed_names} given")
+        if not sources[present[0]] or (isinstance(self.train, tuple) and "" in self.train):
+            raise ValueError(f"{present[0]} is empty: name a {'data set' if present[0] == 'dataset' else 'path'}")
         for name in ("config", "revision"):
             if getattr(self, name) is not None and self.dataset is None:
-                raise ValueError(f"{name} belongs to dataset, and {given[0]} is given")
+                raise ValueError(f"{name} belongs to dataset, and {present[0]} is given")
         if not 0 < self.validation_share < 1:
             raise ValueError(f"validation_share = {self.validation_share}: expected a share between 0 and 1")
 
@@ -322,7 +318,7 @@ def load_tables(
     shared["passthrough"] = passthrough
 
     def read(name: str, is_train: bool) -> RowTable:
-        # Also a corpus needs its labels, of which there are none: else each line is a text, as in files for prediction.
+        # With require_labels the lines of a corpus form documents. Without it each line is a text, as for prediction.
         shared["require_labels"] = not (is_train and unlabelled and has_labels(columns))
         read_columns, names = columns, spec.columns
         if is_train and group is not None:
@@ -348,19 +344,19 @@ def load_tables(
 
 def _places(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
     """Where training and validation rows are read: split names of a hub data set, else paths."""
-    stated = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
+    sources = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
     layout = None if spec.format is None else named_format(spec.format)
     if spec.train is not None:
         names = (spec.train,) if isinstance(spec.train, str) else spec.train
         files = tuple(dict.fromkeys(file for name in names for file in _matching(name)))
-        return files, {} if stated is None else stated
+        return files, {} if sources is None else sources
     if spec.dataset is not None:
-        if stated is None and layout is not None and layout.hub_validation:
-            stated = dict(layout.hub_validation)
-        if stated is None:
+        if sources is None and layout is not None and layout.hub_validation:
+            sources = dict(layout.hub_validation)
+        if sources is None:
             splits = hub_splits(spec.dataset, config=spec.config, revision=spec.revision)
-            stated = {"": "validation"} if "validation" in splits else {}
-        return ("train",), stated
+            sources = {"": "validation"} if "validation" in splits else {}
+        return ("train",), sources
     folder = Path(str(spec.dir))
     if not folder.is_dir():
         reason = "a file where a folder was expected" if folder.is_file() else missing_path(folder, "folder")
@@ -371,10 +367,10 @@ def _places(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
         contents = f"the folder holds {first_few(names, 10)}" if names else "the folder is empty"
         raise DataError(f"{folder}: no file {expected_files('train', spec.format)}; {contents}")
     usual = {} if layout is None else layout.validation
-    if stated is None and any((folder / name).is_file() for name in usual.values()):
-        stated = dict(usual)
-    if stated is not None:
-        return (train,), {name: str(folder / file) for name, file in stated.items()}
+    if sources is None and any((folder / name).is_file() for name in usual.values()):
+        sources = dict(usual)
+    if sources is not None:
+        return (train,), {name: str(folder / file) for name, file in sources.items()}
     validation = _file_in(folder, _VALIDATION_NAMES, spec.format)
     return (train,), {} if validation is None else {"": validation}
 

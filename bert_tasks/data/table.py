@@ -54,13 +54,13 @@ class StoredRows(NamedTuple):
     notes: tuple[str, ...]
 
 
-def cache_folder(cache_dir: Path | None, part: str) -> Path:
+def cache_folder(cache_dir: Path | None, name: str) -> Path:
     """A folder of the cache, created where it is missing; None is the cache of ``datasets``."""
     if cache_dir is None:
         import datasets
 
         cache_dir = Path(datasets.config.HF_DATASETS_CACHE)
-    folder = cache_dir / "bert_tasks" / part
+    folder = cache_dir / "bert_tasks" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -173,7 +173,7 @@ class RowTable:
         Args:
             rows: the rows, under the task's names.
             source: their name in messages, which count rows from 1.
-            columns: the task's columns, by which rows are validated like those of files; None: they are taken as
+            columns: the task's columns, by which rows are validated as from files; None: they are taken as
                 they are.
             require_labels, labels, skip_errors: see ``read_table``.
 
@@ -246,10 +246,10 @@ class RowTable:
 
     def select(self, indices: Sequence[int]) -> "RowTable":
         """The rows with these numbers, in this order; a part of a part is one of the whole."""
-        chosen = [int(index) for index in indices]
-        fingerprint = sha256_json(self.fingerprint, chosen)
-        part = None if self.part is None else (self.part[0], self.part[1][chosen])
-        rows = self.rows.select(chosen)
+        numbers = [int(index) for index in indices]
+        fingerprint = sha256_json(self.fingerprint, numbers)
+        part = None if self.part is None else (self.part[0], self.part[1][numbers])
+        rows = self.rows.select(numbers)
         return replace(self, rows=rows, fingerprint=fingerprint, file=None, part=part, joined_sources=())
 
     def select_part(self, indices: Sequence[int]) -> "RowTable":
@@ -311,17 +311,17 @@ def cached_features(
     fingerprint = sha256_json(table.fingerprint, tokenizer_content(tokenizer), dict(key), _FEATURES_VERSION)
 
     def make(batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
-        made = features(rows_of(batch), tokenizer)
+        batch_features = features(rows_of(batch), tokenizer)
         return {
-            "row": [feature["row"] + indices[0] for feature in made],
-            "input_ids": [feature["input_ids"] for feature in made],
-            "token_type_ids": [feature["token_type_ids"] for feature in made],
-            **{name: [feature.get(name) for feature in made] for name in _OPTIONAL},
-            **{name: [feature.get(name, 0) for feature in made] for name in ("lost_tokens", "lost_answers")},
+            "row": [feature["row"] + indices[0] for feature in batch_features],
+            "input_ids": [feature["input_ids"] for feature in batch_features],
+            "token_type_ids": [feature["token_type_ids"] for feature in batch_features],
+            **{name: [feature.get(name) for feature in batch_features] for name in _OPTIONAL},
+            **{name: [feature.get(name, 0) for feature in batch_features] for name in ("lost_tokens", "lost_answers")},
         }
 
     def write(path: Path) -> None:
-        # Bars would fill a log file, and those of several processes each other's lines.
+        # Bars would fill a log file, and several processes would overwrite each other's bars.
         visible = message_stream().isatty() and os.environ.get("RANK", "0") == "0"
         hides = not visible and not datasets.are_progress_bars_disabled()
         if hides:
@@ -349,7 +349,7 @@ def cached_features(
 def tokenizer_content(tokenizer: Any) -> str:
     """A digest of what a tokenizer does, whatever its files are called.
 
-    Truncation and padding of the backend are left out: they are set anew by each call, and change with it.
+    Truncation and padding of the backend do not count, because each call sets them anew.
     """
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     for name in ("truncation", "padding"):
@@ -373,7 +373,7 @@ class Samples:
     In memory are four arrays at most; everything else stays in the file.
 
     Attributes:
-        features: memory-mapped, in row order; ``trained`` and ``decoded`` are those of its columns.
+        features: memory-mapped, in row order; ``trained`` and ``decoded`` are some of its columns.
         tokens: the number of tokens of each feature.
         starts: index of each sample's first feature, and the number of features at the end.
         lengths: tokens of each sample, all its windows together.
@@ -395,7 +395,7 @@ class Samples:
         Args:
             features: of a table, as ``cached_features`` numbers its rows.
             unit: what a sample is.
-            count: of the rows, of which the last ones may have no feature of their own.
+            count: of the rows. The last ones may have no feature of their own.
         """
         import pyarrow.compute
 
@@ -472,7 +472,7 @@ class Truncation:
 
     @classmethod
     def of(cls, features: "Dataset", *, rows: int) -> Self:
-        """Counts over all features of so many rows."""
+        """Counts over all features of this number of rows."""
         columns = features.with_format("numpy", columns=["row", "lost_tokens", "lost_answers"])[:]
         counts = {name: np.asarray(column, dtype=np.int64) for name, column in columns.items()}
         cut_rows = len(np.unique(counts["row"][counts["lost_tokens"] > 0]))

@@ -43,9 +43,9 @@ class Field:
     needed: bool
 
 
-def unknown_column(name: str, known: Sequence[str]) -> str:
+def unknown_column(name: str, names: Sequence[str]) -> str:
     """Returns the message for a stated column that the task does not have."""
-    return f"columns: the task reads {', '.join(known)}, not {name!r}{did_you_mean(name, known)}"
+    return f"columns: the task reads {', '.join(names)}, not {name!r}{did_you_mean(name, names)}"
 
 
 class RowValidator:
@@ -82,17 +82,17 @@ class RowValidator:
         if label_separator.strip() == "":
             separator = f"label_separator = {label_separator!r}"
             raise DataError(f"{separator}: expected one or more visible characters, such as '|'")
-        stated = {} if names is None else names
+        column_names = {} if names is None else names
         usual: Mapping[str, str] = {} if layout is None else layout.columns
-        known = [column.name for column in columns]
-        unknown = next((name for name in stated if name not in known), None)
+        task_columns = [column.name for column in columns]
+        unknown = next((name for name in column_names if name not in task_columns), None)
         if unknown is not None:
-            raise DataError(unknown_column(unknown, known))
-        unread = read_for_others(columns, stated, usual)
+            raise DataError(unknown_column(unknown, task_columns))
+        unread = read_for_others(columns, column_names, usual)
         self.fields = tuple(
             Field(
                 column=column,
-                name=stated.get(column.name, usual.get(column.name, column.name)),
+                name=column_names.get(column.name, usual.get(column.name, column.name)),
                 needed=column.required or (column.is_label and require_labels),
             )
             for column in columns
@@ -128,18 +128,18 @@ class RowValidator:
         except RowError as error:
             return row, [error]
         for field in self.fields:
-            kind, raw = field.column.type, cells.get(field.name)
-            needed = field.needed and not kind.may_be_missing
+            column_type, raw = field.column.type, cells.get(field.name)
+            needed = field.needed and not column_type.may_be_missing
             if raw is None and not needed:
                 continue
             try:
                 if field.name not in cells:
                     present = first_few((shortened(str(name)) for name in cells), _COLUMNS_SHOWN)
-                    raise RowError(f"missing {kind.noun}", f"The row has {present if cells else 'no columns'}.")
-                value = kind.parse(raw, self._separator)
-                value = None if value is None else kind.rename(value, self._label)
+                    raise RowError(f"missing {column_type.noun}", f"The row has {present if cells else 'no columns'}.")
+                value = column_type.parse(raw, self._separator)
+                value = None if value is None else column_type.rename(value, self._label)
                 if value is None and needed:
-                    raise RowError(f"missing {kind.noun}")
+                    raise RowError(f"missing {column_type.noun}")
             except RowError as error:
                 errors.append(error.at(field.name, raw))
                 continue
@@ -227,9 +227,10 @@ class RowValidator:
 
     def _unknown_labels(self, row: Mapping[str, Any]) -> Iterator[RowError]:
         for field in self.fields if self._labels else ():
-            kind, value = field.column.type, row.get(field.column.name)
-            if kind.has_classes and value is not None:
-                yield from (error.at(field.name, None) for error in kind.unknown(kind.labels_of(value), self._labels))
+            column_type, value = field.column.type, row.get(field.column.name)
+            if column_type.has_classes and value is not None:
+                names = column_type.labels_of(value)
+                yield from (error.at(field.name, None) for error in column_type.unknown(names, self._labels))
 
     def check_columns(self, present: Collection[str], source: str) -> None:
         """Checks that a source has the columns that are needed, or asked for by name.

@@ -1,6 +1,6 @@
 """Metrics of classification, regression and ranking, and the calibration error, computed in float64 with numpy alone.
 
-Keys and scales are those of HF evaluate (0 to 1), values those of scikit-learn, scipy and, for ranking, trec_eval. A
+Keys and scales are HF evaluate's (0 to 1), values scikit-learn's, scipy's and, for ranking, trec_eval's. A
 ratio 0/0 counts as 0; a correlation with a constant has no value and is nan.
 
 Shape legend: S rows, L label names, G groups that have a relevant row.
@@ -25,7 +25,7 @@ from bert_tasks.metrics.formulas import (
 
 
 def classification_metrics(labels: Sequence[int], predictions: Sequence[int], names: Sequence[str]) -> dict[str, float]:
-    """Metrics of one label per row. ``f1`` is that of class 1 where there are two classes, else macro F1.
+    """Metrics of one label per row. ``f1`` is the F1 of class 1 if there are two classes, else macro F1.
 
     Args:
         labels: the label of each row, as an index into ``names``.
@@ -41,7 +41,7 @@ def classification_metrics(labels: Sequence[int], predictions: Sequence[int], na
 
 
 def multilabel_metrics(labels: ArrayLike, predictions: ArrayLike, names: Sequence[str]) -> dict[str, float]:
-    """Metrics of several labels per row. ``accuracy`` is that of whole rows, ``f1`` the macro F1.
+    """Metrics of several labels per row. ``accuracy`` counts whole rows, ``f1`` is the macro F1.
 
     Args:
         labels: 0 or 1, ``[S, L]``.
@@ -146,7 +146,7 @@ def ranking_metrics(groups: Sequence[str], relevant: Sequence[bool], scores: Seq
     """Mean average precision (``map``) and mean reciprocal rank of the first relevant row (``mrr``), both 0 to 1.
 
     As in trec_eval, except for ties: trec_eval ranks the higher document id first, here the later row comes first, so
-    that a file that lists relevant rows first gives nothing away. Groups without a relevant row are left out, as is
+    that a file that lists relevant rows first gives nothing away. Groups without a relevant row do not count, as is
     usual for WikiQA and TREC QA; ``ranked_groups`` is the number of the others. Groups in which every row is relevant
     count, as in trec_eval. The rows of a group need not be neighbours.
 
@@ -212,7 +212,7 @@ class Calibration:
 
 
 def calibration(confidences: Sequence[float], correct: Sequence[float], *, bins: int = 10) -> Calibration | None:
-    """The calibration of predictions, in bins of equal width; empty bins are left out.
+    """The calibration of predictions, in bins of equal width, without empty bins.
 
     Args:
         confidences: of each prediction, from 0 to 1.

@@ -239,7 +239,7 @@ class MetricFormula:
     """Numbers of a data set that follow from sums over its rows.
 
     Attributes:
-        names: of the M numbers; ``f1\\0NAME`` and the like for those of one label.
+        names: of the M numbers; ``f1\\0NAME`` and the like for the numbers of one label.
         statistics: what each row adds to the sums.
         formula: ``[..., K] -> [..., M]``.
         labels: the labels (or limits of the bins) whose counts are the sums; empty where the sums count no labels.
@@ -425,8 +425,8 @@ def masked_token_measure(counts: Sequence[int], losses: Sequence[float], correct
 def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags, masked: Flags) -> MetricFormula:
     """How well replaced tokens are told from others by their scores, and how often the original token was drawn.
 
-    A resampled area under the curve is that of scores in ``_BINS`` bins; what the bins change over all rows is
-    corrected. The bins are those of these scores.
+    A resampled area under the curve is computed from scores in ``_BINS`` bins; what the bins change over all rows is
+    corrected. The bins come from these scores.
 
     Args:
         sizes: the tokens of each row.
@@ -443,13 +443,13 @@ def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags
     correction = 0.0
 
     def formula(sums: Floats) -> Floats:
-        others, found = sums[..., :count], sums[..., count:-1]
+        others, exact = sums[..., :count], sums[..., count:-1]
         below = np.cumsum(others, axis=-1) - others / 2  # a tie counts one half
-        positives, negatives = found.sum(-1), others.sum(-1)
+        positives, negatives = exact.sum(-1), others.sum(-1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            area = (found * below).sum(-1) / (positives * negatives)
+            area = (exact * below).sum(-1) / (positives * negatives)
             accuracy = 1 - positives / sums[..., -1]
-        hits, said = found[..., above].sum(-1), (found + others)[..., above].sum(-1)
+        hits, said = exact[..., above].sum(-1), (exact + others)[..., above].sum(-1)
         return np.stack([area + correction, ratio(hits, said), ratio(hits, positives), accuracy], axis=-1)
 
     statistics = SufficientStatistics.of_counts(rows, 2 * count + 1)

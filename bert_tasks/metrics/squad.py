@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0 scores, digit for digit those of the official scripts evaluate-v1.1 and evaluate-v2.0.
+"""SQuAD 1.1 and 2.0 scores, digit for digit as the official scripts evaluate-v1.1 and evaluate-v2.0.
 
 The scores of a data set are on a scale of 0 to 100. Sums run in row order over the same kinds of numbers as in the
 scripts (Python's sum rounds differently over ints and floats), so that the last digit agrees.
@@ -104,8 +104,8 @@ def squad_v2_metrics(
     Args:
         labels: the accepted answers of each question; none for an unanswerable one.
         predictions: one answer per question.
-        null_odds: per question the score of "no answer" minus that of the prediction. None: the predictions are final,
-            there is no scan.
+        null_odds: per question the score of "no answer" minus the score of the prediction. None: the predictions are
+            final, there is no scan.
 
     Raises:
         DataError: there is no question, or null odds are not a number.

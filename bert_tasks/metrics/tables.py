@@ -27,7 +27,7 @@ def metric_key(name: str, metric: str) -> str:
 
 
 def split_key(key: str, sets: Sequence[str]) -> tuple[str, str]:
-    """The validation set and the metric of a key, where ``sets`` are those of the run."""
+    """The validation set and the metric of a key, where ``sets`` are the run's validation sets."""
     if not any(sets):
         return "", key
     name, _, metric = key.partition(SEPARATOR)
@@ -85,10 +85,10 @@ class MetricTable:
     """The metrics of one data set.
 
     Attributes:
-        overall: those over all rows; one that equals another of them by definition is left out.
+        overall: metrics over all rows, without those that equal another one by definition.
         word: what a row of the table is: class, label, type, tag, questions. Empty without rows.
         columns: the names of the scores of a row.
-        repeated: metrics that are left out -> the one of ``overall`` that each equals by definition.
+        repeated: skipped metrics -> the one of ``overall`` that each equals by definition.
     """
 
     overall: Mapping[str, float]

@@ -1,6 +1,6 @@
 """Metrics of tagged words: entities where the tags are IOB2, classes of words where they are raw.
 
-seqeval finds the entities. Keys and values are those of seqeval and scikit-learn, on a scale of 0 to 1; a ratio 0/0
+seqeval finds the entities. Keys and values are seqeval's and scikit-learn's, on a scale of 0 to 1; a ratio 0/0
 counts as 0. Sentences are the tags of words (not of sub-words), already in IOB2 or raw.
 """
 
@@ -18,7 +18,7 @@ from bert_tasks.metrics.tables import merged
 Sentences = Sequence[Sequence[str]]
 
 _NUMBER = "number"
-# The keys besides those of each name.
+# The keys besides the keys of each name.
 _ENTITY_KEYS = (*entity_scores("overall"), *entity_scores("strict_overall"), "overall_accuracy", "invalid_transitions")
 
 
@@ -28,7 +28,7 @@ def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool = Fa
     IOB2 tags: ``overall_precision``, ``overall_recall``, ``overall_f1`` and, for each type, ``TYPE_precision``,
     ``_recall``, ``_f1`` and ``_number`` (entities in the labels), counted as by conlleval and seqeval's default: an I-
     with nothing to continue starts an entity. ``strict_overall_...``: strict IOB2, where it starts none.
-    ``overall_accuracy`` is that of words. ``invalid_transitions`` counts such I- in the predictions; for a model with
+    ``overall_accuracy`` counts words. ``invalid_transitions`` counts such I- in the predictions; for a model with
     another scheme count them before its tags are converted to IOB2.
 
     Raw tags: ``overall_accuracy``, ``macro_f1`` and for each tag ``TAG_precision``, ``_recall``, ``_f1``, ``_number``.

@@ -21,7 +21,7 @@ class Plot:
 
     width, height = 480, 290
     left, top, right, bottom = 62, 24, width - 14, height - 44  # above the plot there is room for one line of text
-    most_marked = 40  # lines with at most so many points show each of them
+    most_marked = 40  # lines with at most this number of points show each of them
 
     @classmethod
     def across(cls, x: float, axis: Axis) -> float:
@@ -48,7 +48,7 @@ def coordinate(value: float) -> str:
 
 
 def overall_metrics(run: Run) -> dict[str, float | None]:
-    """The recorded metrics, each number once, without those of single classes; all of them of an unknown task."""
+    """The recorded metrics, each number once, without metrics of single classes. All metrics for an unknown task."""
     if run.task is None:
         return dict(run.metrics)
     numbers = {name: math.nan if value is None else value for name, value in run.metrics.items()}

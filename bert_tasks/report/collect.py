@@ -158,7 +158,7 @@ def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]
 
 
 def _metadata(home: Path) -> dict[str, Any]:
-    """Returns run.json, of a cross-validation that of its first fold. Raises UsageError if there is none."""
+    """Returns run.json; for a cross-validation, run.json of its first fold. Raises UsageError if there is none."""
     metadata = outputs.read_run_metadata(home / "fold-1" if (home / FOLDS).is_file() else home)
     if metadata is not None:
         return metadata

@@ -140,7 +140,7 @@ def _against_first(run: str, first: Results, other: Results, metric: str, test: 
         p = sign_test(only_first, only_this)
         return replace(compared, p=p, only_first=only_first, only_this=only_this)
     if (formulas[0].labels, formulas[0].names) != (formulas[1].labels, formulas[1].names):
-        return replace(compared, no_p="its labels are not those of the first run")
+        return replace(compared, no_p="its labels differ from the labels of the first run")
     swaps = randomisation_test(*formulas, metric)
     if swaps is None:
         return replace(compared, no_p=f"{metric} has no value in one of the two")

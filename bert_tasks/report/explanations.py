@@ -9,7 +9,7 @@ from bert_tasks.report.results import Results
 from bert_tasks.tasks.shared.explanation import Explanation
 from bert_tasks.tasks.shared.report import MOST_CHARACTERS, Shading
 
-_SMALLEST = 1e-9  # in place of a largest contribution of 0, by which the others are divided
+_SMALLEST = 1e-9  # instead of a largest contribution of 0, by which the others are divided
 _SHOWN_CHARACTERS = 2 * MOST_CHARACTERS  # of one text
 
 
@@ -38,7 +38,7 @@ def with_explanations(results: Results, model: TaskModel, count: int) -> Results
 
 def _pieces(explanation: Explanation, column: str, row: Row) -> Iterator[tuple[str, float | None]]:
     """The words of a column's text, and what is between them; of a long text the beginning."""
-    # A column of several texts has that of the prediction.
+    # A column of several texts has the label of the prediction.
     text = row[column] if isinstance(row[column], str) else str(explanation.label)
     end = 0
     for word in explanation.words:

@@ -49,7 +49,7 @@ def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
         )
     if not run.predicted or run.task is None:
         raise UsageError(f"{run.folder}: --label-issues: {' '.join(run.missing)}")
-    column = first_column(run.task.columns, lambda kind: kind.is_single_class)
+    column = first_column(run.task.columns, lambda column_type: column_type.is_single_class)
     predicted = run.predicted[0]
     scores = [getattr(prediction, "scores", None) for prediction in predicted.predictions]
     if column is None or not all(isinstance(one, Mapping) and one.keys() >= set(run.task.labels) for one in scores):

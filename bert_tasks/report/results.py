@@ -100,7 +100,7 @@ class Results:
         return len(self.sections.results)
 
     def metric_table(self) -> MetricTable:
-        """The metrics that are shown first and those of each label, without intervals."""
+        """The metrics that are shown first and the metrics of each label, without intervals."""
         overall = {name: one.value for name, one in self.headline.items() if one.value is not None}
         if self.groups:
             return score_table(self.sections.unit, self.groups, overall)
@@ -247,7 +247,7 @@ def group_rows(column: str, rows: Sequence[Row]) -> tuple[dict[str, list[int]], 
 
 
 def file_cells(row: Row) -> Mapping[str, Any]:
-    """The columns of a row as its file has them; those of the task where these were not kept."""
+    """The columns of a row as its file has them, or the task's columns if these were not kept."""
     kept = row.get(PASSTHROUGH)
     if kept is None:
         return {name: value for name, value in row.items() if name not in _INTERNAL and value is not None}

@@ -48,14 +48,18 @@ def tasks_with_head(head: str | None) -> tuple[type[Task], ...]:
     return tuple(task for task in _ALL if head is not None and HFConfig.of(task).default_head == head)
 
 
-def task_names(kind: type[Task]) -> tuple[str, ...]:
+def task_names(task_class: type[Task]) -> tuple[str, ...]:
     """Returns the names that users may write for a task: its own, then the names of the hub's pipelines."""
-    return (kind.name, *(alias for alias, task in _ALIASES.items() if task is kind))
+    return (task_class.name, *(alias for alias, task in _ALIASES.items() if task is task_class))
 
 
-def stored_name(kind: type[Task]) -> str:
+def stored_name(task_class: type[Task]) -> str:
     """Returns what config.json calls a task: its name in ``TASKS``, or ``module:Class``."""
-    return kind.name if TASKS.get(kind.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
+    return (
+        task_class.name
+        if TASKS.get(task_class.name) is task_class
+        else f"{task_class.__module__}:{task_class.__qualname__}"
+    )
 
 
 def named_task(name: str) -> type[Task]:
@@ -72,13 +76,15 @@ def named_task(name: str) -> type[Task]:
     raise UsageError(f"unknown task {name!r}{hint} known: {', '.join(names)}")
 
 
-def typed_setting(kind: type[Task], name: str, value: Any) -> Any:
+def typed_setting(task_class: type[Task], name: str, value: Any) -> Any:
     """A value as the type of the field wants it, say a list as a tuple.
 
     Raises:
         pydantic.ValidationError: it is of another type; nothing is converted between texts, numbers and booleans.
     """
-    adapter = TypeAdapter[Any](get_type_hints(kind, include_extras=True)[name], config=ConfigDict(allow_inf_nan=False))
+    adapter = TypeAdapter[Any](
+        get_type_hints(task_class, include_extras=True)[name], config=ConfigDict(allow_inf_nan=False)
+    )
     return adapter.validate_json(json.dumps(value, default=str), strict=True)
 
 

@@ -10,18 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import MappingProxyType
-from typing import (
-    Any,
-    ClassVar,
-    Generic,
-    Literal,
-    NotRequired,
-    Self,
-    TypedDict,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Generic, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -200,10 +189,10 @@ class Task(ABC, Generic[PredictionT]):
     max_length: int = 128
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
+        for name, annotation in get_type_hints(type(self)).items():
             value = getattr(self, name)
-            if get_origin(kind) is Literal and value not in get_args(kind):
-                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(kind)))}")
+            if get_origin(annotation) is Literal and value not in get_args(annotation):
+                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(annotation)))}")
         if isinstance(self.labels, str):
             raise ValueError(f"labels is the text {self.labels!r}, expected a tuple of names")
         repeated = sorted({label for label in self.labels if self.labels.count(label) > 1})
@@ -291,7 +280,7 @@ class Task(ABC, Generic[PredictionT]):
 
         Args:
             logits: float32 logits of each feature, ``[L]`` or ``[R, L]``, on the device.
-            features: The features. In evaluation they are those of ``prepare``.
+            features: The features. In evaluation they are the result of ``prepare``.
         """
         return logits
 

@@ -1,7 +1,7 @@
 """Multiple choice: which of a row's choices fits its context, and its question if it has one.
 
 Each choice is a sequence of its own, read as the pair of the context and the question followed by the choice (Zellers
-et al., arXiv:1808.05326, as Devlin et al. read it). A row is one sample: the softmax runs over its choices, of which
+et al., arXiv:1808.05326, as Devlin et al. read it). A row is one sample: the softmax runs over its choices, and
 each row may have another number. Texts longer than ``max_length`` are cut from their longer part first.
 
 Shape legend: B sequences (choices), S samples (rows), C choices of the row that has most.
@@ -35,22 +35,11 @@ from bert_tasks.tasks.shared.detection import (
     count_pieces,
     other_columns,
 )
-from bert_tasks.tasks.shared.explanation import (
-    Explainable,
-    ExplainedLogit,
-    Explanation,
-    TokenSpan,
-)
+from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.outputs import (
-    choice_logits,
-    windows_by_row,
-)
-from bert_tasks.tasks.shared.report import (
-    RowResult,
-    cut,
-)
+from bert_tasks.tasks.shared.outputs import choice_logits, windows_by_row
+from bert_tasks.tasks.shared.report import RowResult, cut
 from bert_tasks.tasks.shared.row_report import RowReport
 
 CONTEXT, QUESTION, CHOICES, LABEL = "context", "question", "choices", "label"
@@ -105,7 +94,7 @@ class ChoiceDetection(Detection):
             words=percentile([count_pieces(row, texts) for row in rows]) + percentile(longest),
             precedence=3,
             reasons=(
-                f"{columns[CHOICES]}: {several} choices in a row, of which {columns[LABEL]} names the right one",
+                f"{columns[CHOICES]}: {several} choices in a row; {columns[LABEL]} names the right one",
                 f"{', '.join(texts)}: what the choices are about",
             ),
             alternatives=other_columns(columns, others, profiles),
@@ -152,7 +141,7 @@ class ChoiceExplainable(Explainable):
         if not rows:
             return []
         encoding = encoded_texts(_pairs(rows), tokenizer, max_length=self.task.max_length, offsets=True)
-        found: list[list[TokenSpan | None]] = []
+        row_spans: list[list[TokenSpan | None]] = []
         for window, question in enumerate(row.get(QUESTION) for row in rows for _ in row[CHOICES]):
             # Where the choice begins in the second text, behind the question and a space.
             first = 0 if question is None or question == "" else len(question) + 1
@@ -168,8 +157,8 @@ class ChoiceExplainable(Explainable):
                     spans.append(TokenSpan(CHOICES, max(start, first) - first, end - first))
                 else:
                     spans.append(TokenSpan(QUESTION, start, end))
-            found.append(spans)
-        return found
+            row_spans.append(spans)
+        return row_spans
 
     def explained_logit(
         self, prediction: ChoicePrediction, windows: Mapping[int, Tensor], features: Sequence[Feature], row: Row
@@ -231,7 +220,7 @@ class MultipleChoice(Task[ChoicePrediction]):
         return ChoiceHead(config)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """One window for each choice, of which the first has the row's label.
+        """One window for each choice. The first has the row's label.
 
         Special tokens written in a text stay plain characters.
         """

@@ -1,6 +1,6 @@
 """Pair classification: one class, several labels, or a number for two texts read together.
 
-Owns the second text and ranking within groups; everything else is that of ``TextClassification``. A pair that is longer
+Owns the second text and ranking within groups; ``TextClassification`` does everything else. A pair that is longer
 than ``max_length`` is cut from its longer text first, as in transformers.
 """
 
@@ -57,9 +57,9 @@ class PairClassification(TextClassification):
         return (*super().columns, Column(name=GROUP, kind="id", required=False))
 
     def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
-        found = super().metrics(predictions, rows)
+        metrics = super().metrics(predictions, rows)
         if self.problem_type != "single_label_classification" or len(self.labels) != 2:
-            return found
+            return metrics
         relevant = self.labels[1]
         ranked = [
             (row[GROUP], row["label"] == relevant, prediction.scores[relevant])
@@ -67,8 +67,8 @@ class PairClassification(TextClassification):
             if row.get(GROUP) is not None
         ]
         if not ranked:
-            return found
+            return metrics
         groups, hits, scores = zip(*ranked, strict=True)
         if any(hits):
-            return merged(found, ranking_metrics(groups, hits, scores))
-        return merged(found, {"map": math.nan, "mrr": math.nan, "ranked_groups": 0.0})
+            return merged(metrics, ranking_metrics(groups, hits, scores))
+        return merged(metrics, {"map": math.nan, "mrr": math.nan, "ranked_groups": 0.0})

@@ -1,4 +1,4 @@
-"""Replaced-token detection, the pre-training of ELECTRA: which tokens of a text were put in place of others.
+"""Replaced-token detection, the pre-training of ELECTRA: which tokens of a text replace others.
 
 Owns the settings, loss, predictions and metrics of the task (Clark et al., arXiv:2003.10555). A small masked language
 model, the generator, makes the inputs of training; training/replaced_tokens.py runs both.
@@ -52,7 +52,7 @@ class ReplacedTokenPrediction(Prediction):
 
     Attributes:
         tokens: the texts of its tokens, without the special tokens around it.
-        scores: the probability that each was put in place of another one.
+        scores: the probability that each replaces another one.
         measured: in evaluation (logit, replaced, masked) of each token that the discriminator saw.
         ids: of the tokens.
         originals: in evaluation the ids of the tokens before some were replaced.
@@ -69,8 +69,8 @@ class ReplacedTokenPrediction(Prediction):
     @property
     def worst(self) -> float:
         """How far the worst score of a token is from what it should be, in evaluation."""
-        known = zip(self.ids, self.originals, self.scores, strict=True) if self.originals else ()
-        return max((abs((token != original) - score) for token, original, score in known), default=0.0)
+        tokens = zip(self.ids, self.originals, self.scores, strict=True) if self.originals else ()
+        return max((abs((token != original) - score) for token, original, score in tokens), default=0.0)
 
 
 class ReplacedFormats(Rendering, HFConfig):
@@ -132,7 +132,7 @@ class ReplacedReport(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
-    """Settings of replaced-token detection; those of masking are the generator's.
+    """Settings of replaced-token detection. The generator has the settings of masking.
 
     Attributes:
         mask_replace_prob, random_replace_prob: see ``MaskingRule``. ELECTRA masks 85 of 100 chosen tokens, and the
@@ -161,7 +161,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         return ReplacedTokenHead(config)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """The windows of masked language modelling, of which the discriminator reads all tokens."""
+        """The windows of masked language modelling. The discriminator reads all of their tokens."""
         return [{**window, "gather_positions": None} for window in super().features(rows, tokenizer)]
 
     def prepare(
@@ -187,7 +187,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         """Cross entropy of the masked tokens, and whether each of all tokens was replaced.
 
         Raises:
-            UsageError: the logits are those of a model without its generator.
+            UsageError: the logits come from a model without its generator.
         """
         if not isinstance(logits, ReplacedTokenOutput):
             if len(batch.labels) > 0:
@@ -223,16 +223,16 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         The last three are -1 in predictions, for which nothing is replaced.
         """
         parts = []
-        for part, feature in zip(logits, features, strict=True):
+        for table, feature in zip(logits, features, strict=True):
             word_ids, positions, labels = feature["word_ids"], feature.get("gather_positions"), feature.get("labels")
             words = [] if word_ids is None else [float(word != NO_WORD) for word in word_ids]
             ids = list(feature["input_ids"])
             if positions is not None and labels is not None:
-                for place, label in zip(positions, labels, strict=True):
-                    ids[place] = int(label)
-            known = torch.tensor([ids, words], dtype=part.dtype).t().to(part.device)
-            unknown = part if part.shape[1] == 4 else F.pad(part, (0, 3), value=_UNKNOWN)
-            parts.append(torch.cat([known, unknown], dim=1))
+                for position, label in zip(positions, labels, strict=True):
+                    ids[position] = int(label)
+            originals = torch.tensor([ids, words], dtype=table.dtype).t().to(table.device)
+            unknown = table if table.shape[1] == 4 else F.pad(table, (0, 3), value=_UNKNOWN)
+            parts.append(torch.cat([originals, unknown], dim=1))
         return parts
 
     def decode(
@@ -261,7 +261,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
     def metrics(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> dict[str, float]:
         """How well replaced tokens are told from others, and how often the generator drew the original token.
 
-        Accuracy is left out: "not replaced" for every token has a high one.
+        Accuracy is not among them: "not replaced" for every token has a high one.
 
         Raises:
             DataError: no token was masked.
@@ -278,23 +278,23 @@ def _measure(predictions: Sequence[ReplacedTokenPrediction]) -> MetricFormula:
     return replaced_token_measure(sizes, values[:, 0], values[:, 1] > 0, values[:, 2] > 0)
 
 
-def _result(row: Row, one: ReplacedTokenPrediction) -> RowResult:
-    """Which tokens were replaced, and which seem to be; the score is that of the worst mistake."""
-    replaced = [token != original for token, original in zip(one.ids, one.originals, strict=True)]
-    found = [score > 0.5 for score in one.scores]
+def _result(row: Row, prediction: ReplacedTokenPrediction) -> RowResult:
+    """Which tokens were replaced, and which seem to be; the score is the score of the worst mistake."""
+    replaced = [token != original for token, original in zip(prediction.ids, prediction.originals, strict=True)]
+    predicted = [score > 0.5 for score in prediction.scores]
     return RowResult(
         row=row,
-        label=[token for token, is_so in zip(one.tokens, replaced, strict=True) if is_so],
-        prediction=[token for token, is_so in zip(one.tokens, found, strict=True) if is_so],
-        score=one.worst,
-        is_correct=replaced == found,
+        label=[token for token, is_so in zip(prediction.tokens, replaced, strict=True) if is_so],
+        prediction=[token for token, is_so in zip(prediction.tokens, predicted, strict=True) if is_so],
+        score=prediction.worst,
+        is_correct=replaced == predicted,
     )
 
 
-def _example(one: ReplacedTokenPrediction, tokenizer: PreTrainedTokenizerBase) -> Example:
+def _example(prediction: ReplacedTokenPrediction, tokenizer: PreTrainedTokenizerBase) -> Example:
     """The tokens that were replaced or seem to be, each alone, and the text between them."""
     segments, remarks = [], []
-    rows = zip(one.ids, one.originals, one.scores, strict=True)
+    rows = zip(prediction.ids, prediction.originals, prediction.scores, strict=True)
     for is_marked, group in groupby(rows, key=lambda row: row[0] != row[1] or row[2] > 0.5):
         tokens = list(group)
         if not is_marked:
@@ -302,7 +302,7 @@ def _example(one: ReplacedTokenPrediction, tokenizer: PreTrainedTokenizerBase) -
             continue
         for token, original, score in tokens:
             text, is_right = str(tokenizer.decode([token])).strip(), score > 0.5
-            was = "" if token == original else f"in place of {str(tokenizer.decode([original])).strip()}"
+            was = "" if token == original else f"instead of {str(tokenizer.decode([original])).strip()}"
             segments.append(Segment(text=f" {text} ", label=was, prediction="replaced" if is_right else ""))
             if was:
                 remarks.append(Remark(name=f"{text} {was}", value=score, tone="good" if is_right else "bad"))

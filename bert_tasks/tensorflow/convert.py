@@ -42,7 +42,7 @@ class Conversion:
         architecture: The class of transformers that opens it.
         tensors: The number of tensors.
         tokenizer: The tokenizer's class; None if there is no vocabulary.
-        left_out: Variables that are no part of the model, such as those of the optimizer.
+        left_out: Variables that are no part of the model, such as the optimizer's.
     """
 
     folder: str
@@ -83,10 +83,10 @@ def convert(folder: str | Path, output: str | Path) -> Conversion:
     source, target = Path(folder), Path(output)
     check_new_folder(target)
     bundle = open_bundle(_index(source))
-    stated = _read_optional(source, "config.json")
-    names, parameters, head = _model(bundle, stated)
+    hf_config = _read_optional(source, "config.json")
+    names, parameters, head = _model(bundle, hf_config)
     family = FAMILIES[names.family]
-    config = _config(bundle, names, parameters, head, stated)
+    config = _config(bundle, names, parameters, head, hf_config)
     vocab_size = encoder_config(config).vocab_size
     tensors = {}
     for parameter, (variable, is_transposed) in parameters.items():
@@ -132,7 +132,7 @@ def _index(folder: Path) -> Path:
     return folder / indexes[0]
 
 
-def _model(bundle: TensorBundle, stated: Mapping[str, Any]) -> tuple[TF1Names, dict[str, tuple[str, bool]], str]:
+def _model(bundle: TensorBundle, hf_config: Mapping[str, Any]) -> tuple[TF1Names, dict[str, tuple[str, bool]], str]:
     """Names, parameters and kind of head of the model whose class config.json states, else of the first one."""
     variables = [variable.removeprefix("module/") for variable in bundle.entries]
     models = [names for names in MODELS if any(variable.startswith(names.marker) for variable in variables)]
@@ -141,28 +141,28 @@ def _model(bundle: TensorBundle, stated: Mapping[str, Any]) -> tuple[TF1Names, d
         program = "an object-based checkpoint of TensorFlow 2" if is_tf2 else "a checkpoint of another program"
         refuse(
             bundle.path,
-            f"{program}, whose variables are not those of {', '.join(dict.fromkeys(names.family for names in MODELS))}:"
+            f"{program}, whose variables do not belong to {', '.join(dict.fromkeys(names.family for names in MODELS))}:"
             f" {first_few(sorted(bundle.entries), 3)}",
         )
     choices = []
     for names in models:
         parameters = names.parameters(bundle.entries)
         choices.append((names, parameters, _head(FAMILIES[names.family], parameters)))
-    wanted = stated.get("architectures")
+    architectures = hf_config.get("architectures")
     matching = [
         choice
         for choice in choices
-        if isinstance(wanted, list) and FAMILIES[choice[0].family].architectures[choice[2]] in wanted
+        if isinstance(architectures, list) and FAMILIES[choice[0].family].architectures[choice[2]] in architectures
     ]
     return [*matching, *choices][0]
 
 
 def _head(family: Family, parameters: Iterable[str]) -> str:
-    for kind in _HEADS:
-        rows = family.heads.get(kind, ())
+    for head_type in _HEADS:
+        rows = family.heads.get(head_type, ())
         needed = {f"{name}.{parameter}" for row in rows for name in row.hf_modules for parameter in row.parameters}
         if needed and needed <= set(parameters):
-            return kind
+            return head_type
     return "base"
 
 
@@ -171,7 +171,7 @@ def _config(
     names: TF1Names,
     parameters: Mapping[str, tuple[str, bool]],
     head: str,
-    stated: Mapping[str, Any],
+    hf_config: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Makes the config.json. The fields of a config.json beside the checkpoint win."""
     family, folder = FAMILIES[names.family], bundle.path.parent
@@ -195,12 +195,12 @@ def _config(
         config["num_hidden_layers"] = len({layer[1] for layer in layers if layer is not None})
         if config["hidden_size"] % _HEAD_SIZE == 0:
             config["num_attention_heads"] = config["hidden_size"] // _HEAD_SIZE
-    if "num_attention_heads" not in {**config, **stated}:
+    if "num_attention_heads" not in {**config, **hf_config}:
         raise CheckpointError(
             f"{folder}: the weights do not show the number of attention heads. State num_attention_heads in "
             f"{'config.json' if names.config_file is None else names.config_file}, beside {bundle.path.name}"
         )
-    if stated.get("model_type", family.model_type) != family.model_type:
+    if hf_config.get("model_type", family.model_type) != family.model_type:
         refuse(folder / "config.json", f"names another model than the one in {bundle.path.name}, {family.model_type}")
     labels: dict[str, Any] = {}
     if head == "sequence":
@@ -211,7 +211,7 @@ def _config(
         labels["id2label"] = {str(number): f"LABEL_{number}" for number in range(count)}
         labels["label2id"] = {f"LABEL_{number}": number for number in range(count)}
     config |= {"model_type": family.model_type, "architectures": [family.architectures[head]], **labels}
-    return config | dict(stated)
+    return config | dict(hf_config)
 
 
 def _read_optional(folder: Path, name: str) -> dict[str, Any]:
@@ -237,8 +237,8 @@ def _write_vocabulary(source: Path, folder: Path) -> bool:
             f"{path}: neither its tokens nor the checkpoint tell whether the model is cased or uncased: "
             f'state it in {source / "tokenizer_config.json"}, as {{"do_lower_case": true}} (uncased) or false (cased)'
         )
-    kind = "BertTokenizer" if is_wordpiece else "AlbertTokenizer"
-    content = {**settings, "do_lower_case": is_lower, "tokenizer_class": kind}
+    tokenizer_class = "BertTokenizer" if is_wordpiece else "AlbertTokenizer"
+    content = {**settings, "do_lower_case": is_lower, "tokenizer_class": tokenizer_class}
     (folder / "tokenizer_config.json").write_text(json.dumps(content), "utf-8")
     return True
 

@@ -113,14 +113,14 @@ def _table(content: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     if len(content) < _FOOTER_BYTES or content[-8:] != _MAGIC:
         raise ValueError("it does not end with a table's footer, so that it is truncated or something else")
     blocks, footer = content[:-_FOOTER_BYTES], content[-_FOOTER_BYTES:-8]
-    _, place = _varint(footer, 0)  # offset and size of the meta index, which is empty
-    _, place = _varint(footer, place)
-    offset, place = _varint(footer, place)
-    size, _ = _varint(footer, place)
+    _, position = _varint(footer, 0)  # offset and size of the meta index, which is empty
+    _, position = _varint(footer, position)
+    offset, position = _varint(footer, position)
+    size, _ = _varint(footer, position)
     end = 0
     for _, handle in _block(blocks, offset, size):
-        offset, place = _varint(handle, 0)
-        size, _ = _varint(handle, place)
+        offset, position = _varint(handle, 0)
+        size, _ = _varint(handle, position)
         if offset < end:
             raise ValueError(f"its blocks overlap at byte {offset}")
         end = offset + size
@@ -138,16 +138,16 @@ def _block(blocks: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, 
     if blocks[end] != 0:
         raise ValueError(f"its block at byte {offset} is compressed, which TensorFlow does not do")
     restarts = int.from_bytes(blocks[end - 4 : end], "little")
-    content, place, key = blocks[offset : max(offset, end - 4 - 4 * restarts)], 0, b""
-    while place < len(content):
-        shared, place = _varint(content, place)
-        own, place = _varint(content, place)
-        length, place = _varint(content, place)
-        if shared > len(key) or shared + own > _MAX_KEY_BYTES or own + length > len(content) - place:
+    content, position, key = blocks[offset : max(offset, end - 4 - 4 * restarts)], 0, b""
+    while position < len(content):
+        shared, position = _varint(content, position)
+        unshared, position = _varint(content, position)
+        length, position = _varint(content, position)
+        if shared > len(key) or shared + unshared > _MAX_KEY_BYTES or unshared + length > len(content) - position:
             raise ValueError(f"its block at byte {offset} holds an entry that is too long")
-        key = key[:shared] + bytes(content[place : place + own])
-        yield key, content[place + own : place + own + length]
-        place += own + length
+        key = key[:shared] + bytes(content[position : position + unshared])
+        yield key, content[position + unshared : position + unshared + length]
+        position += unshared + length
 
 
 def _entry(content: memoryview, num_shards: int) -> Entry:
@@ -179,21 +179,21 @@ def _entry(content: memoryview, num_shards: int) -> Entry:
 def _message(content: memoryview) -> list[tuple[int, int | memoryview]]:
     """The number and value of each field of a protobuf message: an integer, or the bytes of a text or message."""
     fields: list[tuple[int, int | memoryview]] = []
-    place = 0
-    while place < len(content):
-        tag, place = _varint(content, place)
+    position = 0
+    while position < len(content):
+        tag, position = _varint(content, position)
         if tag & 7 == 0:
-            value, place = _varint(content, place)
+            value, position = _varint(content, position)
             fields.append((tag >> 3, value))
             continue
         if tag & 7 not in (1, 2, 5):
             raise ValueError(f"it has a field of the unknown type {tag & 7}")
-        size, place = _varint(content, place) if tag & 7 == 2 else ({1: 8, 5: 4}[tag & 7], place)
-        if size > len(content) - place:
+        size, position = _varint(content, position) if tag & 7 == 2 else ({1: 8, 5: 4}[tag & 7], position)
+        if size > len(content) - position:
             raise ValueError("it has a field that is longer than its message")
-        part = content[place : place + size]
-        fields.append((tag >> 3, part if tag & 7 == 2 else int.from_bytes(part, "little")))
-        place += size
+        piece = content[position : position + size]
+        fields.append((tag >> 3, piece if tag & 7 == 2 else int.from_bytes(piece, "little")))
+        position += size
     return fields
 
 
@@ -202,15 +202,15 @@ def _number(message: list[tuple[int, int | memoryview]], field: int) -> int:
     return next((value for name, value in reversed(message) if name == field and isinstance(value, int)), 0)
 
 
-def _varint(content: memoryview, place: int) -> tuple[int, int]:
-    """An unsigned integer, of which each byte holds seven bits, and the position after it."""
+def _varint(content: memoryview, position: int) -> tuple[int, int]:
+    """An unsigned integer, seven bits in each byte, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
-        byte = content[place]
-        place += 1
+        byte = content[position]
+        position += 1
         value |= (byte & 127) << shift
         if byte < 128 and value < 1 << 64:
-            return value, place
+            return value, position
     raise ValueError("it has a number of more than 64 bits")
 
 
@@ -226,7 +226,7 @@ def crc32c(content: bytes | memoryview) -> int:
     """
     whole = memoryview(content).cast("B")
     rows = len(whole) // (4 * _LANES)
-    remainder, place = 0xFFFFFFFF, 0
+    remainder, position = 0xFFFFFFFF, 0
     if rows > 1:
         low, high = _row_tables()
         words = np.frombuffer(whole, "<u4", rows * _LANES).reshape(rows, _LANES)
@@ -235,8 +235,8 @@ def crc32c(content: bytes | memoryview) -> int:
         for following in words[1:]:
             halves = row.view(np.uint16)
             row = low.take(halves[0::2]) ^ high.take(halves[1::2]) ^ following
-        remainder, place = _advanced(0, row.tobytes()), 4 * words.size
-    return _advanced(remainder, bytes(whole[place:])) ^ 0xFFFFFFFF
+        remainder, position = _advanced(0, row.tobytes()), 4 * words.size
+    return _advanced(remainder, bytes(whole[position:])) ^ 0xFFFFFFFF
 
 
 @cache

@@ -85,8 +85,8 @@ def test_runs_with_other_labels_have_no_p_and_it_is_said_why():
     assert [run.p is None for run in found.runs] == [True, True, False]
     assert found.runs[1].difference.value == pytest.approx(found.runs[2].difference.value)
     assert found.runs[2].p_adjusted == found.runs[2].p
-    assert found.runs[1].no_p == "its labels are not those of the first run"
-    assert found.lines()[2].endswith("no p: its labels are not those of the first run")
+    assert found.runs[1].no_p == "its labels differ from the labels of the first run"
+    assert found.lines()[2].endswith("no p: its labels differ from the labels of the first run")
     measure = multilabel_measure([[label] for label in LABELS], [[label] for label in other], ("a", "b"))
     sections = ReportSections(measure=measure, unit="rows", headline=("f1",), results=())
     missing = compare(results_of(one), Results.of(sections)).runs[1]
@@ -121,7 +121,7 @@ def test_scores_in_other_bins_are_not_exchanged():
     measures = [replaced_token_measure([4] * 10, one, replaced, replaced) for one in (*scores, scores[0])]
     sections = [ReportSections(measure=one, unit="texts", headline=("auc",), results=()) for one in measures]
     _, other, same = compare(*map(Results.of, sections)).runs
-    assert (other.p, other.no_p) == (None, "its labels are not those of the first run")
+    assert (other.p, other.no_p) == (None, "its labels differ from the labels of the first run")
     assert (same.p, same.difference.value) == (1.0, 0.0)
 
 

@@ -240,7 +240,7 @@ def test_other_layouts_of_variables() -> None:
     ("shapes", "stated", "reason"),
     [
         ({"_CHECKPOINTABLE_OBJECT_GRAPH": (), "a/b": ()}, {}, "object-based checkpoint of TensorFlow 2"),
-        ({"conv/kernel": (3, 3)}, {}, "variables are not those of bert, albert, electra: conv/kernel"),
+        ({"conv/kernel": (3, 3)}, {}, "variables do not belong to bert, albert, electra: conv/kernel"),
         (electra({**ELECTRA, "hidden_size": 100}, GENERATOR), {}, "State num_attention_heads in config.json"),
         ({"electra/encoder/layer_0/output/dense/bias": (8,)}, {}, "vocab_size is not known, because .* is missing"),
         ({**bert(BERT), **output("", 10**9, BERT)}, {"num_attention_heads": 2}, "1000000000 classes, expected at most"),

@@ -45,7 +45,7 @@ class MaskingRule:
         mask_replace_prob: of these, the share that the mask token replaces.
         random_replace_prob: the share that random tokens replace; the remaining ones stay as they are.
         whole_word_mask: choose whole words.
-        max_ngram: choose n-grams of up to so many whole words, of n words with a probability proportional to 1/n
+        max_ngram: choose n-grams of up to this number of whole words, of n words with a probability proportional to 1/n
             (ALBERT, Lan et al., arXiv:1909.11942, section 4.1).
         mask_smoothing: draw a token that the training data hold ``count`` times with the weight
             ``max(count, 1) ** -mask_smoothing``, so that rare tokens are predicted more often (XLM, Lample and Conneau,
@@ -123,7 +123,7 @@ def token_weights(corpus: Sequence[Mapping[str, Any]], *, vocab_size: int, smoot
 def word_numbers(text: str, word_ids: Sequence[int | None], offsets: Sequence[tuple[int, int]]) -> list[int]:
     """The word of each token of a text, for whole words and for ``Feature.word_ids``.
 
-    Words are those of the tokenizer's pre-tokenizer (``BatchEncoding.word_ids``), with two corrections: a word ends at
+    Words are the pre-tokenizer's (``BatchEncoding.word_ids``), with two corrections: a word ends at
     a space, also where a pre-tokenizer splits nothing, and in scripts that set no spaces between words each token is a
     word, as in ALBERT's and fairseq's masking, because a word of the pre-tokenizer may be a whole sentence there. The
     tokens of one character stay together.
@@ -248,14 +248,14 @@ def masked_positions(
     if rule.whole_word_mask:
         starts = unit_starts(candidates, words[candidates], generator, max_ngram=rule.max_ngram)
         sizes = np.diff(starts, append=size)
-        chosen = np.flatnonzero(np.repeat(chosen_units(sizes, count, generator), sizes))
+        masked = np.flatnonzero(np.repeat(chosen_units(sizes, count, generator), sizes))
     elif weights is None:
-        chosen = generator.choice(size, count, replace=False, shuffle=False)
-        chosen.sort()
+        masked = generator.choice(size, count, replace=False, shuffle=False)
+        masked.sort()
     else:
         # The first events of Poisson processes with these rates: sampling without replacement, one after another.
-        chosen = np.sort(np.argpartition(generator.exponential(size=size) / weights[candidates], count - 1)[:count])
-    return candidates[chosen]
+        masked = np.sort(np.argpartition(generator.exponential(size=size) / weights[candidates], count - 1)[:count])
+    return candidates[masked]
 
 
 def unit_starts(positions: Numbers, words: Numbers, generator: np.random.Generator, *, max_ngram: int) -> Numbers:
@@ -274,12 +274,12 @@ def unit_starts(positions: Numbers, words: Numbers, generator: np.random.Generat
         return starts
     limits = list(accumulate(1 / length for length in range(1, max_ngram + 1)))
     ends = [*np.flatnonzero(gaps[starts])[1:].tolist(), len(starts)]
-    kept, place = [], 0
+    kept, position = [], 0
     for end in ends:
-        while place < end:
-            kept.append(place)
-            room = min(max_ngram, end - place)
-            place += 1 + bisect_right(limits, generator.random() * limits[room - 1], hi=room - 1)
+        while position < end:
+            kept.append(position)
+            room = min(max_ngram, end - position)
+            position += 1 + bisect_right(limits, generator.random() * limits[room - 1], hi=room - 1)
     return starts[kept]
 
 
@@ -302,14 +302,14 @@ def chosen_units(sizes: Numbers, count: int, generator: np.random.Generator) -> 
     last = first + count
     covered = np.clip(np.minimum(ends, last) - np.maximum(starts, first), 0, None)
     covered += np.clip(np.minimum(ends, last - total) - starts, 0, None)  # the arc goes beyond the end of the list
-    chosen = covered == lengths
-    cut = np.flatnonzero((covered > 0) & ~chosen)  # two at most
+    is_covered = covered == lengths
+    cut = np.flatnonzero((covered > 0) & ~is_covered)  # two at most
     shares = covered[cut] / lengths[cut]
     # One random number for both: where their shares add up to 1, exactly one of them is chosen.
-    chosen[cut[:1]] = chance < shares[:1]
-    chosen[cut[1:]] = chance >= 1 - shares[1:]
-    if not chosen.any():
-        chosen[np.searchsorted(ends, first, side="right")] = True
+    is_covered[cut[:1]] = chance < shares[:1]
+    is_covered[cut[1:]] = chance >= 1 - shares[1:]
+    if not is_covered.any():
+        is_covered[np.searchsorted(ends, first, side="right")] = True
     result = np.empty(len(sizes), dtype=np.bool_)
-    result[order] = chosen
+    result[order] = is_covered
     return result

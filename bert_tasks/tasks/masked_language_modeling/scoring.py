@@ -30,16 +30,16 @@ def scored_copies(feature: Feature, *, mask_id: int, score: Score) -> Iterator[F
     Ivanova, arXiv:2305.10588). A window without words is one copy in which nothing is read.
     """
     ids, words = feature["input_ids"], feature["word_ids"]
-    places = [] if words is None else [place for place, word in enumerate(words) if word != NO_WORD]
+    places = [] if words is None else [position for position, word in enumerate(words) if word != NO_WORD]
     if words is None or not places:
         yield {**feature, "gather_positions": [], "labels": []}
         return
-    for place in places:
-        end = place + 1
-        while score == "pll-word-l2r" and end < len(ids) and words[end] == words[place]:
+    for position in places:
+        end = position + 1
+        while score == "pll-word-l2r" and end < len(ids) and words[end] == words[position]:
             end += 1
-        masked = [*ids[:place], *[mask_id] * (end - place), *ids[end:]]
-        yield {**feature, "input_ids": masked, "gather_positions": [place], "labels": [float(ids[place])]}
+        masked = [*ids[:position], *[mask_id] * (end - position), *ids[end:]]
+        yield {**feature, "input_ids": masked, "gather_positions": [position], "labels": [float(ids[position])]}
 
 
 def text_score(log_probabilities: Sequence[float], score: Score) -> float | None:

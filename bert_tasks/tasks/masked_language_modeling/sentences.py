@@ -3,7 +3,7 @@
 Owns how a document's sentences become windows, and how a window becomes a pair. A window holds sentences of one
 document that follow each other; each epoch cuts it into two segments elsewhere.
 
-The labels are those of transformers: 0 where the second segment follows the first, 1 where it does not.
+The labels are transformers': 0 where the second segment follows the first, 1 where it does not.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ def split_sentences(texts: Sequence[str], language: str) -> list[str]:
         )
     from sentencex import segment
 
-    return [found for text in texts for sentence in segment(language, text) if (found := sentence.strip())]
+    return [stripped for text in texts for sentence in segment(language, text) if (stripped := sentence.strip())]
 
 
 def sentence_windows(sentences: Sequence[DocumentTokens], *, document: int, room: int) -> Iterator[Window]:
@@ -108,7 +108,7 @@ def pair_feature(
     elif label == NOT_IN_ORDER:
         other = _inner(_of_another_document(feature, corpus, generator))
         room = max_length - frame.size - len(first[0])
-        second = _segment(other, generator, at_sentence=are_sentences, wanted=len(second[0]), room=room)
+        second = _segment(other, generator, at_sentence=are_sentences, length=len(second[0]), room=room)
     input_ids, types = frame.join(first[0], second[0])
     before, between, after = ([NO_WORD] * len(part) for part in (frame.before, frame.between, frame.after))
     word_ids = [*before, *first[1], *between, *second[1], *after]
@@ -146,14 +146,14 @@ def _of_another_document(
     )
 
 
-def _segment(window: _Inner, generator: np.random.Generator, *, at_sentence: bool, wanted: int, room: int) -> _Segment:
+def _segment(window: _Inner, generator: np.random.Generator, *, at_sentence: bool, length: int, room: int) -> _Segment:
     """Whole sentences of a window from a random place on, until they have the wanted length and as far as they fit."""
     ids, words, starts = window
     word_places = word_starts(words)
     places = starts if at_sentence else word_places
     first = places[generator.integers(len(places))]
     ends = [*(start for start in starts if start > first), len(ids)]
-    end = next((place for place in ends if place - first >= wanted), ends[-1])
+    end = next((place for place in ends if place - first >= length), ends[-1])
     if end - first > room:
         whole = [place for place in ends if place - first <= room]
         between = [place for place in word_places if first < place <= first + room]

@@ -40,13 +40,7 @@ from bert_tasks.tasks.masked_language_modeling.sentences import (
 )
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
 from bert_tasks.tasks.shared.card import Card
-from bert_tasks.tasks.shared.corpus import (
-    MASK,
-    CorpusTask,
-    mask_token_id,
-    tokenized_texts,
-    window_feature,
-)
+from bert_tasks.tasks.shared.corpus import MASK, CorpusTask, mask_token_id, tokenized_texts, window_feature
 from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, UserHints, count_pieces
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
@@ -71,7 +65,7 @@ class Candidate:
         score: its probability.
         token: its id.
         token_str: its text.
-        sequence: the text of the row with it in place of the mask; "" where a text has no mask and tokens were masked
+        sequence: the text of the row with it instead of the mask; "" where a text has no mask and tokens were masked
             to measure the model.
     """
 
@@ -131,10 +125,10 @@ class MaskedDetection(Detection):
     row_needs: ClassVar[str] = "one column of texts, and no other"
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        chosen = [one for one in profiles if one.name in hints.texts] if hints.texts else list(profiles)
-        if hints.label is not None or len(chosen) != 1 or (hints.texts and hints.task is None):
+        candidates = [one for one in profiles if one.name in hints.texts] if hints.texts else list(profiles)
+        if hints.label is not None or len(candidates) != 1 or (hints.texts and hints.task is None):
             return None
-        (column,) = chosen
+        (column,) = candidates
         if column.is_number or column.nested or column.distinct < 2 or column.words < _FEWEST_WORDS:
             return None
         return TaskGuess(
@@ -149,7 +143,7 @@ class MaskedDetection(Detection):
             Suggestion(
                 "max_length", min(self.task.max_length, longest), "tokens of a window; longer texts are several"
             ),
-            Suggestion("whole_word_mask", True, "masks whole words in place of single tokens", is_active=False),
+            Suggestion("whole_word_mask", True, "masks whole words instead of single tokens", is_active=False),
         ]
 
 
@@ -226,7 +220,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         sentence_language: the code of a language, such as ``en``, where sentences are not given: the library sentencex
             (extra ``sentences``) then cuts each of the row's ``sentences``, or each line of its text, into sentences.
         top_k: candidates for each mask.
-        score: what ``predict`` gives of a text in place of candidates for its masks: ``pppl``, its pseudo-perplexity,
+        score: what ``predict`` returns for a text instead of candidates for its masks: ``pppl``, its pseudo-perplexity,
             or ``pll-word-l2r``, its pseudo-log-likelihood (see scoring.py). Each token takes a forward pass of its
             window.
     """
@@ -277,11 +271,11 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         """
         if self.sentence_objective == "none":
             return VocabularyHead(config)
-        known = config.head.pair_objectives
-        if known and self.sentence_objective not in known:
+        objectives = config.head.pair_objectives
+        if objectives and self.sentence_objective not in objectives:
             raise UsageError(
                 f'{self.name}: sentence_objective = "{self.sentence_objective}" is not what the head of this family of '
-                f"models is for; set it to {' or '.join(map(repr, known))}, or to 'none'"
+                f"models is for; set it to {' or '.join(map(repr, objectives))}, or to 'none'"
             )
         return PretrainingHead(config)
 
@@ -310,11 +304,11 @@ class MaskedLanguageModeling(CorpusTask[Any]):
             return
         first = 0
         for has_mask, group in groupby(documents, key=lambda document: tokenizer.mask_token_id in document.ids):
-            part = list(group)
+            block = list(group)
             separator = None if has_mask else tokenizer.sep_token_id
-            for window in cut_documents(part, room=room, separator=separator):
+            for window in cut_documents(block, room=room, separator=separator):
                 yield replace(window, document=first + window.document)
-            first += len(part)
+            first += len(block)
 
     def prepare(
         self,
@@ -345,7 +339,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     # The loss.
 
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """Cross entropy of the masked tokens of windows that were prepared, and that of their pairs."""
+        """Cross entropy of the masked tokens of prepared windows, and of their pairs."""
         vocabulary, counts = vocabulary_output(logits), batch.layout.gather_counts
         if not all(batch.label_counts):
             kept = [count if labels else 0 for count, labels in zip(counts, batch.label_counts, strict=True)]
@@ -389,13 +383,13 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         table = torch.tensor([row for one in notes for row in one]).view(len(whole), 2 + 2 * _CONTEXT)
         table = table.to(whole.device)
         labels, parts = table[:, 0], []
-        for rows, chosen in zip(whole.log_softmax(), torch.split(labels, whole.chunk_rows), strict=True):
+        for rows, label_ids in zip(whole.log_softmax(), torch.split(labels, whole.chunk_rows), strict=True):
             best = rows.topk(min(self.top_k, rows.shape[1]), dim=1)
-            of_label = rows.gather(1, chosen.clamp(min=0).unsqueeze(1))
+            of_label = rows.gather(1, label_ids.clamp(min=0).unsqueeze(1))
             parts.append(torch.cat([of_label, best.indices.to(rows.dtype), best.values.exp()], dim=1))
-        found = torch.cat(parts)
-        found = torch.cat([labels.to(found.dtype).unsqueeze(1), found, table[:, 1:].to(found.dtype)], dim=1)
-        of_windows = torch.split(found, [len(one) for one in outputs])
+        columns = torch.cat(parts)
+        columns = torch.cat([labels.to(columns.dtype).unsqueeze(1), columns, table[:, 1:].to(columns.dtype)], dim=1)
+        of_windows = torch.split(columns, [len(one) for one in outputs])
         if self.sentence_objective == "none":
             return of_windows
         pairs = zip(logits, features, of_windows, strict=True)
@@ -431,7 +425,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     # Metrics and reports.
 
     def metrics(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> dict[str, float]:
-        """Perplexity, which is exp of the mean cross entropy, and accuracy of the masked tokens, and that of the pairs.
+        """Perplexity (exp of the mean cross entropy) and accuracy of the masked tokens, and accuracy of the pairs.
 
         Raises:
             DataError: no token was masked.
@@ -440,10 +434,10 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         if not measured:
             raise DataError("no token was masked: the texts are empty")
         values = measure(predictions).values()
-        found = {name: math.inf if value is None else value for name, value in values.items()}
+        metrics = {name: math.inf if value is None else value for name, value in values.items()}
         if pairs := [label == predicted for one in predictions for label, predicted in one.pairs]:
-            found[f"{PAIR_TERMS[self.sentence_objective]}_accuracy"] = sum(pairs) / len(pairs)
-        return found
+            metrics[f"{PAIR_TERMS[self.sentence_objective]}_accuracy"] = sum(pairs) / len(pairs)
+        return metrics
 
 
 def _sentences(row: Row, language: str) -> Sequence[str]:
@@ -499,8 +493,8 @@ def _with_texts(prediction: MaskPrediction, tokenizer: PreTrainedTokenizerBase, 
         return tuple(replace(candidate, token_str=text(candidate.token)) for candidate in candidates)
 
     masks = []
-    for place, candidates in zip(MASK.finditer(prediction.row_text), prediction.masks, strict=False):
-        before, after = prediction.row_text[: place.start()], prediction.row_text[place.end() :]
+    for match, candidates in zip(MASK.finditer(prediction.row_text), prediction.masks, strict=False):
+        before, after = prediction.row_text[: match.start()], prediction.row_text[match.end() :]
         masks.append(tuple(replace(one, sequence=_filled(before, one, after, tokenizer)) for one in named(candidates)))
     hardest = min(prediction.measured, key=lambda mask: mask.log_probability, default=None)
     measured = []

@@ -61,8 +61,8 @@ def cut_documents(documents: Iterable[DocumentTokens], *, room: int, separator: 
         starts, first = fitting_starts(document.words, room), 0
         if separator is None:
             for held in cut(starts, room=room, overlap=0):
-                part = slice(starts[held.start], starts[held.stop])
-                yield Window(document=number, ids=document.ids[part], words=document.words[part])
+                tokens = slice(starts[held.start], starts[held.stop])
+                yield Window(document=number, ids=document.ids[tokens], words=document.words[tokens])
             continue
         if not ids:
             row = number

@@ -52,14 +52,14 @@ class TextDetection(Detection):
             if not texts or (hints.task is not None and len(texts) < count):
                 continue
             longest = sorted(texts, key=lambda column: -column.words)[: 2 if hints.task is None else count]
-            chosen = [column for column in texts if column in longest]  # in the order of the file, or of usual names
-            if len(chosen) != count:
+            columns = [column for column in texts if column in longest]  # in the order of the file, or of usual names
+            if len(columns) != count:
                 return None
             problem, reason = _problem_type(label, is_joined=hints.separator is not None)
-            several, names = problem == "multi_label_classification", [column.name for column in chosen]
+            several, names = problem == "multi_label_classification", [column.name for column in columns]
             values = label.names if several else tuple(sorted(value for value, _ in label.common))
             spare: tuple[tuple[str, str, str], ...] = ()
-            if count == 2 and chosen[0].distinct <= chosen[0].rows / 2 and label.distinct == 2:  # it repeats
+            if count == 2 and columns[0].distinct <= columns[0].rows / 2 and label.distinct == 2:  # it repeats
                 spare = (("group", names[0], "ranks the rows of each, by the second label, and reports map and mrr"),)
             others = [column for column in labels if column is not label]
             return TaskGuess(
@@ -68,8 +68,8 @@ class TextDetection(Detection):
                 words=percentile([count_pieces(row, names) for row in rows]),
                 settings={"problem_type": problem},
                 labels=() if problem == "regression" else values,
-                reasons=tuple(_reasons(chosen, label, problem, reason)),
-                alternatives=tuple(_alternatives(texts, chosen, label, others, hints)),
+                reasons=tuple(_reasons(columns, label, problem, reason)),
+                alternatives=tuple(_alternatives(texts, columns, label, others, hints)),
                 spare=spare,
                 separator=label.separator if several and label.lists < 1 else LABEL_SEPARATOR,
             )
@@ -93,9 +93,9 @@ def _label_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
     """Columns that may hold labels, likeliest first: a telling name, then sets, classes and decimals, then place."""
     filled = [column for column in profiles if column.filled > column.rows / 2 or _is_named(column)]
     fitting = [c for c in filled if c.is_sets or c.is_classes or c.is_amount or (c.is_repeated and _is_named(c))]
-    place = {column.name: position for position, column in enumerate(profiles)}
+    order = {column.name: position for position, column in enumerate(profiles)}
     plain = {column.name: column.is_sets or column.is_classes or column.decimals for column in fitting}
-    return sorted(fitting, key=lambda c: (_is_named(c), plain[c.name], place[c.name]), reverse=True)
+    return sorted(fitting, key=lambda c: (_is_named(c), plain[c.name], order[c.name]), reverse=True)
 
 
 def _is_named(column: ColumnProfile) -> bool:
@@ -119,22 +119,22 @@ def _problem_type(label: ColumnProfile, *, is_joined: bool) -> tuple[str, str]:
     """The problem type, and the reason for it. Cells hold several labels if ``is_joined``."""
     if label.is_sets or is_joined:
         joint = "in a list" if label.lists > 0 else f"in a cell, with {label.separator!r} between them"
-        what = f"{counted(len(label.names), 'name')}, several {joint} ({listed(label.names)})"
-        return "multi_label_classification", f"{label.name}: {what} -> any number of labels per row"
+        summary = f"{counted(len(label.names), 'name')}, several {joint} ({listed(label.names)})"
+        return "multi_label_classification", f"{label.name}: {summary} -> any number of labels per row"
     # Class numbers 0, 1, 2, ... without a gap, in a column that is called so.
     are_classes = _is_named(label) and label.low == 0 and label.high == label.distinct - 1
     if label.is_amount and not (label.is_repeated and are_classes):
-        kind = "with decimals" if label.decimals else f"{label.distinct} different"
-        return "regression", f"{label.name}: numbers from {label.low:g} to {label.high:g}, {kind} -> regression"
-    what = f"{counted(label.distinct, 'distinct value')} in {counted(label.rows, 'row')} ({label.counts()})"
-    return "single_label_classification", f"{label.name}: {what} -> one label per row"
+        range_type = "with decimals" if label.decimals else f"{label.distinct} different"
+        return "regression", f"{label.name}: numbers from {label.low:g} to {label.high:g}, {range_type} -> regression"
+    summary = f"{counted(label.distinct, 'distinct value')} in {counted(label.rows, 'row')} ({label.counts()})"
+    return "single_label_classification", f"{label.name}: {summary} -> one label per row"
 
 
-def _reasons(chosen: Sequence[ColumnProfile], label: ColumnProfile, problem: str, reason: str) -> Iterator[str]:
-    for column in chosen:
+def _reasons(texts: Sequence[ColumnProfile], label: ColumnProfile, problem: str, reason: str) -> Iterator[str]:
+    for column in texts:
         yield f"{column.name}: texts of {column.words:.0f} words on average"
-    if len(chosen) == 2:
-        yield f"{chosen[0].name}, {chosen[1].name}: two texts in a row -> a pair"
+    if len(texts) == 2:
+        yield f"{texts[0].name}, {texts[1].name}: two texts in a row -> a pair"
     yield reason
     empty = label.rows - label.filled
     if empty and problem == "multi_label_classification":
@@ -148,21 +148,21 @@ def _reasons(chosen: Sequence[ColumnProfile], label: ColumnProfile, problem: str
 
 def _alternatives(
     texts: Sequence[ColumnProfile],
-    chosen: Sequence[ColumnProfile],
+    pair: Sequence[ColumnProfile],
     label: ColumnProfile,
     others: Sequence[ColumnProfile],
     hints: UserHints,
 ) -> Iterator[str]:
-    names = tuple(column.known for column in chosen)
+    names = tuple(column.known for column in pair)
     if label.is_sets and label.separator == "," and label.lists == 0 and hints.separator is None:
         yield 'settings.problem_type = "single_label_classification", if a cell with a comma is one label'
-    if len(chosen) == 2 and names not in _PAIR_NAMES and not hints.texts and hints.task is None:
+    if len(pair) == 2 and names not in _PAIR_NAMES and not hints.texts and hints.task is None:
         for column in texts:
             yield f'task = "sequence-classification" with text = "{column.name}"'
     if hints.task is not None and not hints.texts:
         for column in texts:
-            if column not in chosen:
-                name = "text" if len(chosen) == 1 else "text_pair"
+            if column not in pair:
+                name = "text" if len(pair) == 1 else "text_pair"
                 yield f'{name} = "{column.name}" ({column.described()})'
     if label.is_number and label.is_classes and label.distinct > 2:
         yield 'settings.problem_type = "regression", if the numbers are amounts'

@@ -34,19 +34,11 @@ from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
 from bert_tasks.tasks.sequence_classification.detection import TextDetection
 from bert_tasks.tasks.shared.card import Card
-from bert_tasks.tasks.shared.explanation import (
-    Explainable,
-    ExplainedLogit,
-    Explanation,
-    TokenSpan,
-)
+from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig, label_config, label_places
-from bert_tasks.tasks.shared.outputs import (
-    sample_logits,
-    windows_by_row,
-)
+from bert_tasks.tasks.shared.outputs import sample_logits, windows_by_row
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.row_report import RowReport
 
@@ -118,14 +110,14 @@ class TextFormats(Card, Rendering, HFConfig):
     ) -> dict[str, Any]:
         """Without a problem type one label means regression, as transformers infers it."""
         names = labels if labels else ("LABEL_0", "LABEL_1")  # transformers' default: two classes
-        stated = hf_config.get("problem_type")
+        problem_type = hf_config.get("problem_type")
         inferred = "regression" if len(names) == 1 else "single_label_classification"
-        problem = inferred if stated is None else stated
+        problem = inferred if problem_type is None else problem_type
         fields = {"problem_type": problem, "max_length": min(self.task.max_length, usable_length)}
         return fields if problem == "regression" else {**fields, "labels": names}
 
     def compatible_fields(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Values for each label follow the labels' order; fields that the problem type does not have are left out."""
+        """Values for each label follow the labels' order; fields that the problem type does not have are skipped."""
         compatible = super().compatible_fields(known, given)
         if given.get("labels") and compatible.get("problem_type") == "regression":
             del compatible["problem_type"]  # labels were given, so the model is a classifier
@@ -335,7 +327,7 @@ class TextClassification(Task[SequencePrediction]):
         return PoolingHead(config, outputs, pooling=self.pooling)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """The windows of each row, of which only the first has the labels.
+        """The windows of each row. Only the first has the labels.
 
         Special tokens written in a text stay plain characters.
         """
@@ -362,12 +354,12 @@ class TextClassification(Task[SequencePrediction]):
             return None
         if self.problem_type == _REGRESSION:
             return [float(value)]
-        chosen = set(value) if self.problem_type == _MULTI_LABEL else {value}
-        unknown = sorted(chosen.difference(self.labels))
+        row_labels = set(value) if self.problem_type == _MULTI_LABEL else {value}
+        unknown = sorted(row_labels.difference(self.labels))
         if unknown:
             raise DataError(f"unknown label {unknown[0]!r}; the labels are {', '.join(map(repr, self.labels))}")
         if self.problem_type == _MULTI_LABEL:
-            return [float(label in chosen) for label in self.labels]
+            return [float(label in row_labels) for label in self.labels]
         return [float(self.labels.index(value))]
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
@@ -379,8 +371,8 @@ class TextClassification(Task[SequencePrediction]):
         if len(labelled) < len(samples):
             samples = samples.index_select(0, device_tensor(labelled, samples.device, torch.long))
         labels = batch.labels.view(len(labelled), -1)  # [S, 1] or [S, L]
-        given = self._class_weights()
-        weights = None if given is None else device_tensor(given, samples.device, samples.dtype)
+        class_weights = self._class_weights()
+        weights = None if class_weights is None else device_tensor(class_weights, samples.device, samples.dtype)
         match self.problem_type:
             case "regression":
                 total = F.mse_loss(samples.squeeze(-1), labels.squeeze(-1).to(samples.dtype), reduction="sum")
@@ -403,7 +395,7 @@ class TextClassification(Task[SequencePrediction]):
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """Labelled samples, times the labels if there may be several, or the sum of class weights."""
         firsts = (features[own[0]] for own in windows_by_row(features))
-        labels = [found for first in firsts if (found := first.get("labels"))]
+        labels = [row_labels for first in firsts if (row_labels := first.get("labels"))]
         weights = self._class_weights()
         if self.problem_type == "single_label_classification" and weights is not None:
             return {self.name: float(sum(weights[int(label)] for (label,) in labels))}
@@ -431,12 +423,12 @@ class TextClassification(Task[SequencePrediction]):
         limits = self.thresholds if self.thresholds else (0.5,) * len(self.labels)
         for probabilities in (samples.sigmoid() if is_multi_label else samples.softmax(dim=-1)).tolist():
             best = max(range(len(probabilities)), key=probabilities.__getitem__)
-            found = zip(self.labels, probabilities, limits, strict=True)
+            candidates = zip(self.labels, probabilities, limits, strict=True)
             prediction = SequencePrediction(
                 label=self.labels[best],
                 score=probabilities[best],
                 scores=dict(zip(self.labels, probabilities, strict=True)),
-                labels=tuple(label for label, score, limit in found if score >= limit) if is_multi_label else None,
+                labels=tuple(label for label, score, limit in candidates if score >= limit) if is_multi_label else None,
             )
             predictions.append(prediction)
         return predictions
@@ -448,8 +440,8 @@ class TextClassification(Task[SequencePrediction]):
         if self.problem_type == _MULTI_LABEL:
             labels = [[label in value for label in self.labels] for _, value in pairs]
             predicted = [() if one.labels is None else one.labels for one, _ in pairs]
-            chosen = [[label in names for label in self.labels] for names in predicted]
-            return multilabel_metrics(labels, chosen, self.labels)
+            decided = [[label in names for label in self.labels] for names in predicted]
+            return multilabel_metrics(labels, decided, self.labels)
         index = {label: position for position, label in enumerate(self.labels)}
         indices = [index[value] for _, value in pairs]
         return classification_metrics(indices, [index[str(prediction.label)] for prediction, _ in pairs], self.labels)
@@ -480,7 +472,7 @@ class SequenceFormats(TextFormats):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassification(TextClassification):
-    """Settings of sequence classification, besides those of ``TextClassification``.
+    """Settings of sequence classification, in addition to ``TextClassification``.
 
     Attributes:
         long_texts: ``truncate`` cuts at ``max_length``; ``windows`` reads everything.

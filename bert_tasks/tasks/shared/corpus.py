@@ -26,7 +26,7 @@ class CorpusTask(Task[PredictionT]):
 
     Attributes:
         labels: none; leave it out.
-        max_length: of a window: documents are cut into windows of so many tokens, and nothing is dropped.
+        max_length: of a window: documents are cut into windows of this length in tokens, and nothing is dropped.
         mlm_probability, mask_replace_prob, random_replace_prob, whole_word_mask: see ``MaskingRule``.
     """
 
@@ -44,9 +44,9 @@ class CorpusTask(Task[PredictionT]):
     @property
     def rule(self) -> MaskingRule:
         """The settings that decide what is masked."""
-        own = {field.name for field in fields(self)}
-        stated = {field.name: getattr(self, field.name) for field in fields(MaskingRule) if field.name in own}
-        return MaskingRule(**stated)
+        own_fields = {field.name for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(MaskingRule) if field.name in own_fields}
+        return MaskingRule(**values)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -82,21 +82,21 @@ def mask_token_id(tokenizer: PreTrainedTokenizerBase, task: str) -> int:
         UsageError: the tokenizer has none.
     """
     if tokenizer.mask_token_id is None:
-        raise UsageError(f"{task}: the tokenizer has no mask token; take that of a masked language model")
+        raise UsageError(f"{task}: the tokenizer has no mask token; take the tokenizer of a masked language model")
     return int(tokenizer.mask_token_id)
 
 
 def tokenized_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[DocumentTokens]:
     """The tokens of each text, without special tokens except masks."""
-    found: dict[int, DocumentTokens] = {}
+    tokens_of: dict[int, DocumentTokens] = {}
     masked = [MASK.search(text) is not None for text in texts]
     for with_masks in (False, True):
         numbers = [number for number, has_mask in enumerate(masked) if has_mask == with_masks]
         if not numbers:
             continue
-        chosen = [MASK.sub(str(tokenizer.mask_token), texts[number]) for number in numbers]
+        masked_texts = [MASK.sub(str(tokenizer.mask_token), texts[number]) for number in numbers]
         encoding = tokenizer(
-            chosen,
+            masked_texts,
             add_special_tokens=False,
             split_special_tokens=not with_masks,
             return_offsets_mapping=True,
@@ -104,19 +104,19 @@ def tokenized_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) ->
             padding=False,
             verbose=False,
         )
-        for place, (number, text) in enumerate(zip(numbers, chosen, strict=True)):
-            words = word_numbers(text, encoding.word_ids(place), encoding["offset_mapping"][place])
-            found[number] = DocumentTokens(ids=encoding["input_ids"][place], words=words)
-    return [found[number] for number in range(len(texts))]
+        for position, (number, text) in enumerate(zip(numbers, masked_texts, strict=True)):
+            words = word_numbers(text, encoding.word_ids(position), encoding["offset_mapping"][position])
+            tokens_of[number] = DocumentTokens(ids=encoding["input_ids"][position], words=words)
+    return [tokens_of[number] for number in range(len(texts))]
 
 
 def window_feature(window: Window, rules: WindowRules, mask_id: int) -> Feature:
     """A window with its special tokens, whose masks are read and are no words that could be masked."""
     ids = [*rules.prefix, *window.ids, *rules.suffix]
     words = [*[NO_WORD] * len(rules.prefix), *window.words, *[NO_WORD] * len(rules.suffix)]
-    masks = [place for place, token in enumerate(ids) if token == mask_id]
-    for place in masks:
-        words[place] = NO_WORD
+    masks = [position for position, token in enumerate(ids) if token == mask_id]
+    for position in masks:
+        words[position] = NO_WORD
     return Feature(
         row=window.document,
         input_ids=ids,

@@ -34,7 +34,7 @@ class TaskGuess:
     """A task that fits.
 
     Attributes:
-        columns: the task's columns -> those of the rows.
+        columns: the task's columns -> columns of the rows.
         settings: what the rows say of the task's fields.
         words: what 95 of 100 rows have at most, of all texts that are read together.
         labels: the different labels seen, sorted.
@@ -128,19 +128,19 @@ class Suggestion(NamedTuple):
 
 
 def needed_tokens(words: int) -> float:
-    """Tokens that so many words and punctuation marks become, in a language that the tokenizer was made for."""
+    """Tokens that this number of words and punctuation marks becomes, in a language that the tokenizer was made for."""
     return words * _TOKENS_PER_WORD + _SPECIAL_TOKENS
 
 
 def suggested_length(words: int, longest: int) -> int:
-    """A ``max_length`` for texts of so many words and punctuation marks, at most ``longest``."""
+    """A ``max_length`` for texts of this number of words and punctuation marks, at most ``longest``."""
     return min(next((length for length in _LENGTHS if length >= needed_tokens(words)), _LENGTHS[-1]), longest)
 
 
-def cell_value(row: Mapping[str, Any], column: str, kind: str) -> Any:
+def cell_value(row: Mapping[str, Any], column: str, kind_name: str) -> Any:
     """The cell in canonical form; None where it is missing or of another kind."""
     try:
-        return KINDS[kind].parse(row.get(column))
+        return KINDS[kind_name].parse(row.get(column))
     except RowError:
         return None
 

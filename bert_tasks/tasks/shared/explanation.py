@@ -1,7 +1,7 @@
 """Explanations of predictions: how much each word of a row contributed to one of its logits.
 
 Owns what a task states so that its predictions can be explained (``Explainable``), and the words over which the
-contributions of tokens are summed. The gradients are those of model/explanation.py.
+contributions of tokens are summed. model/explanation.py computes the gradients.
 
 A word is what ``word_spans`` finds. Tokenizers cut texts in other places: words that share a token are one here, so
 that a token never belongs to two.
@@ -151,18 +151,18 @@ class TextWords:
 
     def _visible(self, start: int, end: int) -> tuple[int, int] | None:
         """The span without white space around it; None: there is nothing else."""
-        part = self._text[start:end]
-        first = start + len(part) - len(part.lstrip())
-        return (first, start + len(part.rstrip())) if part.strip() else None
+        piece = self._text[start:end]
+        first = start + len(piece) - len(piece.lstrip())
+        return (first, start + len(piece.rstrip())) if piece.strip() else None
 
     def word_of(self, start: int, end: int) -> int:
         """The number of the word that a token is a part of; of white space the next word, or else the last one."""
         visible = self._visible(start, end)
         if visible is not None:
             return bisect_right(self._starts, visible[0]) - 1
-        place = max(0, bisect_right(self._starts, start) - 1)
-        is_over = self.spans[place][1] <= start and place + 1 < len(self.spans)
-        return place + is_over
+        index = max(0, bisect_right(self._starts, start) - 1)
+        is_over = self.spans[index][1] <= start and index + 1 < len(self.spans)
+        return index + is_over
 
 
 def word_contributions(
@@ -174,18 +174,18 @@ def word_contributions(
         texts: column -> text.
         tokens: the tokens that are read of them, several times where windows overlap, with their contributions.
     """
-    found: list[WordContribution] = []
+    contributions: list[WordContribution] = []
     for column, text in texts.items():
-        own = [(span, contribution) for span, contribution in tokens if span.column == column]
-        words = TextWords(text, [(span.start, span.end) for span, _ in own])
+        column_tokens = [(span, contribution) for span, contribution in tokens if span.column == column]
+        words = TextWords(text, [(span.start, span.end) for span, _ in column_tokens])
         sums = [0.0] * len(words.spans)
-        for span, contribution in own:
+        for span, contribution in column_tokens:
             sums[words.word_of(span.start, span.end)] += contribution
         for (start, end), total in zip(words.spans, sums, strict=True):
             if text[start:end].strip() or total:  # an empty text has no word
                 word = WordContribution(column=column, word=text[start:end], start=start, end=end, contribution=total)
-                found.append(word)
-    return tuple(found)
+                contributions.append(word)
+    return tuple(contributions)
 
 
 def with_explanations(predictions: Sequence[PredictionT], explanations: Sequence[Explanation]) -> list[PredictionT]:

@@ -27,8 +27,8 @@ def checked_features(
         "input_ids": ([feature["input_ids"] for feature in features], config.vocab_size),
         "token_type_ids": ([feature["token_type_ids"] for feature in features], config.type_vocab_size),
     }
-    for name, (given, size) in tables.items():
-        extremes = {extreme for ids in given if ids for extreme in (min(ids), max(ids))}
+    for name, (values, size) in tables.items():
+        extremes = {extreme for ids in values if ids for extreme in (min(ids), max(ids))}
         outside = sorted(number for number in extremes if not 0 <= number < size)
         if size and outside:  # a model without segments ignores their ids
             raise UsageError(
@@ -78,7 +78,7 @@ def lost_tokens(
 
     Args:
         texts: the texts, or the first and the second of each pair.
-        cut: their tokens, of which there are at most ``max_length``.
+        cut: their tokens, at most ``max_length``.
     """
     full = [number for number, ids in enumerate(cut) if len(ids) == max_length]
     if not full:

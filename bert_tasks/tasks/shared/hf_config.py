@@ -9,7 +9,7 @@ from bert_tasks.tasks.base import Part
 # For people, about a saved model whose head transformers lacks.
 NO_HF_HEAD = (
     "transformers lacks this model's head: use the folder with bert_tasks. Pipelines of transformers end in an error "
-    "or give other predictions, with LABEL_0, LABEL_1, ... in place of the labels."
+    "or give other predictions, with LABEL_0, LABEL_1, ... instead of the labels."
 )
 
 
@@ -73,8 +73,8 @@ def label_config(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def label_places(file_labels: Sequence[str], labels: Sequence[str]) -> list[int] | None:
-    """The index of each label among those of a file, regardless of case if need be; None if they are not the same."""
-    for known, wanted in ((file_labels, labels), ([*map(str.casefold, file_labels)], [*map(str.casefold, labels)])):
-        if sorted(known) == sorted(wanted) and len(set(known)) == len(known):
-            return [known.index(label) for label in wanted]
+    """The index of each label among a file's labels, regardless of case if need be; None if they are not the same."""
+    for names, targets in ((file_labels, labels), ([*map(str.casefold, file_labels)], [*map(str.casefold, labels)])):
+        if sorted(names) == sorted(targets) and len(set(names)) == len(names):
+            return [names.index(label) for label in targets]
     return None

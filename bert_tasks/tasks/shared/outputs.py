@@ -106,7 +106,7 @@ def distillation_count(task: Task, head: Head, features: Sequence[Feature]) -> f
 def distillation_loss(
     task: Task, head: Head, student: Any, teacher: Any, batch: PackedBatch, temperature: float
 ) -> LossTerm:
-    """Returns how far the logits of a student are from those of its teacher for the same batch.
+    """Returns how far a student's logits are from its teacher's logits for the same batch.
 
     Args:
         task: The task of both.
@@ -119,15 +119,15 @@ def distillation_loss(
     if task.output_kind == "vocabulary":
         total, count = _vocabulary_divergence(vocabulary_output(student), vocabulary_output(teacher), temperature)
         return LossTerm(name=DISTILLATION, total=total, count=total.new_full((), count).detach())
-    own, other = (_distributions(task, head, logits, batch) for logits in (student, teacher))
-    count = len(own)
+    student_terms, other = (_distributions(task, head, logits, batch) for logits in (student, teacher))
+    count = len(student_terms)
     match task.output_kind:
         case "value":
-            total = F.mse_loss(own, other, reduction="sum")
+            total = F.mse_loss(student_terms, other, reduction="sum")
         case "sigmoid":
-            total, count = sigmoid_divergence(own, other, temperature), own.numel()
+            total, count = sigmoid_divergence(student_terms, other, temperature), student_terms.numel()
         case _:
-            total = softmax_divergence(own, other, temperature)
+            total = softmax_divergence(student_terms, other, temperature)
     return LossTerm(name=DISTILLATION, total=total, count=student.new_full((), count))
 
 
@@ -166,10 +166,10 @@ def sigmoid_divergence(student: Tensor, teacher: Tensor, temperature: float) -> 
     Returns:
         0-dimensional: the sum of KL(teacher || student) of two outcomes, times ``temperature`` squared.
     """
-    known, own = teacher / temperature, student / temperature
-    probability = known.sigmoid()
-    present = probability * (F.logsigmoid(known) - F.logsigmoid(own))
-    absent = (1 - probability) * (F.logsigmoid(-known) - F.logsigmoid(-own))
+    target, scaled = teacher / temperature, student / temperature
+    probability = target.sigmoid()
+    present = probability * (F.logsigmoid(target) - F.logsigmoid(scaled))
+    absent = (1 - probability) * (F.logsigmoid(-target) - F.logsigmoid(-scaled))
     return (present + absent).sum() * temperature**2
 
 
@@ -181,8 +181,8 @@ def _vocabulary_divergence(
     The logits of some tokens exist at a time. The backward pass computes them again.
     """
 
-    def divergence(own: VocabularyOutput, other: VocabularyOutput) -> Tensor:
-        return softmax_divergence(own.logits(), other.logits(), temperature)
+    def divergence(student: VocabularyOutput, other: VocabularyOutput) -> Tensor:
+        return softmax_divergence(student.logits(), other.logits(), temperature)
 
     rows = len(student)
     sizes = [min(student.chunk_rows, rows - start) for start in range(0, max(1, rows), student.chunk_rows)]
@@ -208,13 +208,13 @@ def mean_logits(task: Task, head: Head, logits: Iterable[Any], windows: Sequence
     Raises:
         UsageError: The task has no such mean.
     """
-    kind = task.output_kind
-    if kind == "vocabulary":
+    output_kind = task.output_kind
+    if output_kind == "vocabulary":
         raise UsageError(f"{task.name} has no mean of the predictions of several models: name one of the models")
-    if kind == "choice":
+    if output_kind == "choice":
         by_row = zip(*(torch.split(each, list(windows)) for each in logits), strict=True)  # [C, 1] of each model
         return torch.cat([mean_softmax([choices.t() for choices in row]).t() for row in by_row])
-    mean = {"softmax": mean_softmax, "sigmoid": mean_sigmoid}.get(kind, mean_values)
+    mean = {"softmax": mean_softmax, "sigmoid": mean_sigmoid}.get(output_kind, mean_values)
     if not joins_windows(task, head):
         return mean(logits)
     rows = mean(sample_logits(each, windows) for each in logits)  # [S, L]
@@ -269,10 +269,10 @@ def with_logits(
     if "logits" not in {field.name for field in fields(predictions[0])}:
         raise UsageError(f"{task.name} gives no logits: predict without them")
     rows = []
-    for own in windows_by_row(features):
-        windows = [compact[index] for index in own]
+    for numbers in windows_by_row(features):
+        windows = [compact[index] for index in numbers]
         if windows[0].dim() == 2:  # of each word's first token
-            starts = [start for index in own for start in word_starts(features[index].get("word_ids"))]
+            starts = [start for index in numbers for start in word_starts(features[index].get("word_ids"))]
             first = torch.tensor(starts, dtype=torch.bool).nonzero().squeeze(1)
             words = torch.cat(windows).index_select(0, first).tolist()
             rows.append(tuple(map(tuple, words)))

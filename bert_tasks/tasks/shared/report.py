@@ -100,10 +100,10 @@ class Confusion:
 
     def _counted(self, labels: Sequence[str], *rest: str) -> Matrix:
         shown = (*labels, *rest)
-        place = {label: number for number, label in enumerate(labels)}
+        index = {label: number for number, label in enumerate(labels)}
         counts = [[0] * len(shown) for _ in shown]  # [L, L]
         for label, prediction, count in self.pairs:
-            counts[place.get(label, len(shown) - 1)][place.get(prediction, len(shown) - 1)] += count
+            counts[index.get(label, len(shown) - 1)][index.get(prediction, len(shown) - 1)] += count
         return Matrix(labels=shown, counts=tuple(map(tuple, counts)))
 
 
@@ -248,7 +248,7 @@ class Example:
         line: the line of the row in its file.
         texts: paragraphs.
         excerpt: a text in which both label and prediction are marked.
-        sides: (name, text) twice: the text with the marks of the label, and with those of the prediction.
+        sides: (name, text) twice: the text with the marks of the label, and with the marks of the prediction.
         remarks: the label, the prediction and their scores.
         candidates: the best predictions with their probabilities.
         row: what was predicted, where its prediction can be explained.
@@ -333,7 +333,7 @@ class Report(Part):
     neutral_metrics: ClassVar[frozenset[str]] = frozenset()
 
     def table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """Returns metrics (and the loss) for people: each number once, those of single classes in a table."""
+        """Returns metrics (and the loss) for people: each number once, metrics of single classes in a table."""
         return MetricTable(overall=metrics)
 
     @property

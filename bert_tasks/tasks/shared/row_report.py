@@ -197,7 +197,7 @@ class RowReport(Report):
         )
 
     def _mistakes(self, results: Sequence[RowResult], pairs: Pairs) -> Examples:
-        """The wrong predictions of which the model was most confident."""
+        """The wrong predictions with the highest confidence."""
         wrong = [(result, pair) for result, pair in zip(results, pairs, strict=True) if not result.is_correct]
         wrong.sort(key=lambda mistake: -mistake[0].score)
         items = [
@@ -243,8 +243,8 @@ def _scatter(labels: Sequence[float], numbers: Sequence[float]) -> tuple[Chart, 
     """Returns predictions over labels and errors over predictions, of a random choice if there are very many rows."""
     pairs = list(zip(labels, numbers, strict=True))
     if len(pairs) > MOST_SCATTERED:
-        chosen = np.random.default_rng(_SEED).choice(len(pairs), MOST_SCATTERED, replace=False)
-        pairs = [pairs[place] for place in sorted(chosen.tolist())]
+        numbers_shown = np.random.default_rng(_SEED).choice(len(pairs), MOST_SCATTERED, replace=False)
+        pairs = [pairs[place] for place in sorted(numbers_shown.tolist())]
     axis = Axis.around("label", (number for pair in pairs for number in pair))
     diagonal = Line(name="prediction equals label", points=((axis.low,) * 2, (axis.high,) * 2), style=7, marked=False)
     scatter = Chart(

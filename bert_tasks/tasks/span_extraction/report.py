@@ -132,10 +132,10 @@ def _threshold_scores(questions: Sequence[_Question]) -> list[tuple[float, float
     return [points[0], *thinned(points[1:])]
 
 
-def _threshold_chart(points: Sequence[tuple[float, float, float]], chosen: float | None) -> Chart:
+def _threshold_chart(points: Sequence[tuple[float, float, float]], tuned: float | None) -> Chart:
     exact = [(threshold, score) for threshold, score, _ in points]
     f1 = [(threshold, score) for threshold, _, score in points]
-    ends = [points[0][0], points[-1][0], *([] if chosen is None else [chosen])]
+    ends = [points[0][0], points[-1][0], *([] if tuned is None else [tuned])]
     best = max(points, key=lambda point: point[2])
     return Chart(
         title="Threshold of “no answer”",
@@ -148,7 +148,7 @@ def _threshold_chart(points: Sequence[tuple[float, float, float]], chosen: float
             Line(name="F1", points=f1, style=0, marked=False),
             Line(name="exact match", points=exact, style=1, marked=False),
         ),
-        rule=None if chosen is None else (chosen, f"chosen: {chosen:.2f}"),
+        rule=None if tuned is None else (tuned, f"chosen: {tuned:.2f}"),
         note="Above the threshold “no answer” is predicted",
         is_fitted=True,
     )
@@ -156,13 +156,16 @@ def _threshold_chart(points: Sequence[tuple[float, float, float]], chosen: float
 
 def _examples(questions: Sequence[_Question]) -> Examples:
     """The worst predictions, among equals the most confident, and a few correct ones."""
-    wrong = sorted((one for one in questions if not one.exact), key=lambda one: (one.f1, -one.prediction.score))
-    correct = [one for one in questions if one.exact][:_CORRECT_EXAMPLES]
+    wrong = sorted(
+        (question for question in questions if not question.exact),
+        key=lambda question: (question.f1, -question.prediction.score),
+    )
+    correct = [question for question in questions if question.exact][:_CORRECT_EXAMPLES]
     lead = (
         f"Questions without an exact match: {len(wrong):,} of {len(questions):,}, the worst first and, among equals, "
         "the most confident; then some that are correct."
     )
-    items = [_example(one) for one in [*wrong[: MOST_QUESTIONS - len(correct)], *correct]]
+    items = [_example(question) for question in [*wrong[: MOST_QUESTIONS - len(correct)], *correct]]
     return Examples(word="Questions", title="Questions", lead=lead, items=tuple(items))
 
 

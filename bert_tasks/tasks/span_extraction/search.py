@@ -51,8 +51,8 @@ class RankedSpans(NamedTuple):
         best_at: where in ``n_best`` the best span with a text is; where "no answer" is, if there is none.
         null_at: where "no answer" is, with the smallest score over the windows; None if it is not allowed. Then, and
             without any span, "" with logits and probability 0 is all of ``n_best``.
-        null_odds: the score of "no answer" minus that of the best span, in float32; the score of "no answer" itself
-            if no span has a text. None where "no answer" is not allowed.
+        null_odds: the score of "no answer" minus the score of the best span, in float32; the score of "no answer"
+            itself if no span has a text. None where "no answer" is not allowed.
     """
 
     n_best: tuple[Span, ...]
@@ -131,7 +131,7 @@ def merge_windows(
         candidates: ``[K + 1, 4]`` for each window, as ``window_candidates`` gives them, on the CPU.
         offsets: for each window three numbers per token; the first two are the characters of the context at which it
             begins and ends, -1 for token 0; the third is not read here.
-        windows: how many windows each question has, at least 1; those of a question are neighbours.
+        windows: how many windows each question has, at least 1. The windows of a question are neighbours.
         contexts: the text of each question.
         with_null: whether "no answer" is an answer (SQuAD 2.0).
     """

@@ -27,18 +27,10 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
 from bert_tasks.tasks.shared.card import Card
-from bert_tasks.tasks.shared.explanation import (
-    Explainable,
-    ExplainedLogit,
-    Explanation,
-    TokenSpan,
-)
+from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.outputs import (
-    position_logits,
-    windows_by_row,
-)
+from bert_tasks.tasks.shared.outputs import position_logits, windows_by_row
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import PairFrame, Windows, cut, richest_windows
 from bert_tasks.tasks.span_extraction.detection import SpanDetection
@@ -198,23 +190,23 @@ class SpanExplainable(Explainable):
         texts = [row["question"] for row in rows]
         questions = tokenized([text.lstrip() for text in texts], tokenizer, offsets=True)["offset_mapping"]
         before, between, after = ([None] * len(part) for part in (frame.before, frame.between, frame.after))
-        found: list[list[TokenSpan | None]] = []
+        row_spans: list[list[TokenSpan | None]] = []
         for row, text, offsets in zip(rows, texts, questions, strict=True):
             shift, context = len(text) - len(text.lstrip()), contexts[row["context"]]
             asked = [TokenSpan("question", start + shift, end + shift) for start, end in offsets]
             asked = asked[: self.task.max_query_length]
             read = zip(context.starts.tolist(), context.ends.tolist(), strict=True)
             spans = [TokenSpan("context", start, end) for start, end in read]
-            found += [
+            row_spans += [
                 [*before, *asked, *between, *spans[window.start : window.stop], *after]
                 for window in self.task._windows(asked, context, frame)
             ]
-        return found
+        return row_spans
 
     def explained_logit(
         self, prediction: SpanPrediction, windows: Mapping[int, Tensor], features: Sequence[Feature], row: Row
     ) -> ExplainedLogit:
-        """Start and end logit of the answer in the window that it was found in; of "no answer" those of token 0."""
+        """Start and end logit of the answer in its window; for "no answer", the logits of token 0."""
         candidates: list[tuple[float, int, int, int]] = []  # score, window, start and end token
         for window, table in windows.items():
             offsets, (null, *spans) = _offsets(features[window]), table.tolist()
@@ -283,7 +275,7 @@ class SpanExtraction(Task[SpanPrediction]):
             raise ValueError(problem)
 
     def _no_room(self, special: int) -> str | None:
-        """Why windows with so many special tokens cannot be made. Tokenizers abort the process on such settings."""
+        """Why windows cannot hold this number of special tokens. Tokenizers abort the process on such settings."""
         room = self.max_length - self.max_query_length - special
         taken = f"max_query_length = {self.max_query_length} and {special} special tokens"
         if room < 1:
@@ -299,7 +291,7 @@ class SpanExtraction(Task[SpanPrediction]):
         return PerTokenHead(config, 2, dropout=config.head.span_dropout)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """See the base class. Lost tokens, those of a question too long, are stated in the row's first window.
+        """The row's first window has the number of lost tokens, also of a question that is too long.
 
         Raises:
             UsageError: this tokenizer's special tokens leave no room for ``doc_stride``.
@@ -330,7 +322,7 @@ class SpanExtraction(Task[SpanPrediction]):
         question = question[: self.max_query_length]
         windows = self._windows(question, context, frame)
         richest = richest_windows(range(len(context.ids) + 1), windows, bonus=0.01)
-        place = len(frame.before) + len(question) + len(frame.between)  # where the context begins
+        context_start = len(frame.before) + len(question) + len(frame.between)  # where the context begins
         is_answered = answers is not None and len(answers["text"]) > 0
         characters = None
         if is_answered:
@@ -340,13 +332,15 @@ class SpanExtraction(Task[SpanPrediction]):
         lost = int(is_answered and not any(spans))
         for number, (window, span) in enumerate(zip(windows, spans, strict=True)):
             ids, types = frame.join(question, context.ids[window.start : window.stop])
-            labels = [0.0, 0.0] if span is None else [float(place + token) for token in span]
+            labels = [0.0, 0.0] if span is None else [float(context_start + token) for token in span]
             yield Feature(
                 row=row,
                 input_ids=ids,
                 token_type_ids=types,
                 labels=None if answers is None else labels,
-                offsets=window_offsets(context, window, richest == number, before=place, after=len(frame.after)),
+                offsets=window_offsets(
+                    context, window, richest == number, before=context_start, after=len(frame.after)
+                ),
                 lost_tokens=0 if number else lost_tokens,
                 lost_answers=0 if number else lost,
             )
@@ -369,9 +363,9 @@ class SpanExtraction(Task[SpanPrediction]):
     def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[K + 1, 4]`` for each window: "no answer" and the best spans, see ``window_candidates``."""
         roles = [bytes(_offsets(feature)[2::3]) for feature in features]
-        found = window_candidates(logits, roles, n_best=self.n_best_size, max_answer_length=self.max_answer_length)
+        candidates = window_candidates(logits, roles, n_best=self.n_best_size, max_answer_length=self.max_answer_length)
         # One copy from the device for all windows. As views they would each be sent with the memory of all.
-        return [window.clone() for window in found.cpu()]
+        return [window.clone() for window in candidates.cpu()]
 
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
@@ -386,8 +380,8 @@ class SpanExtraction(Task[SpanPrediction]):
             with_null=self.version_2_with_negative,
         )
         predictions, threshold = [], 0.0 if self.null_threshold is None else self.null_threshold
-        for found, row in zip(ranked, rows, strict=True):
-            answer, null = found.answer(threshold), found.null
+        for spans, row in zip(ranked, rows, strict=True):
+            answer, null = spans.answer(threshold), spans.null
             predictions.append(
                 SpanPrediction(
                     id=row.get("id"),
@@ -395,10 +389,10 @@ class SpanExtraction(Task[SpanPrediction]):
                     start=answer.start,
                     end=answer.end,
                     score=answer.score,
-                    n_best=found.n_best,
-                    best=found.best,
+                    n_best=spans.n_best,
+                    best=spans.best,
                     null_score=None if null is None else null.start_logit + null.end_logit,
-                    null_odds=found.null_odds,
+                    null_odds=spans.null_odds,
                 )
             )
         return predictions
@@ -406,7 +400,7 @@ class SpanExtraction(Task[SpanPrediction]):
     def metrics(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> dict[str, float]:
         """SQuAD's, 0 to 100: 2.0's with ``version_2_with_negative``, else 1.1's.
 
-        The scores are those of the answers, whatever threshold decided about each. ``best_f1`` and the like are those
+        The scores count the answers, whatever threshold decided about each. ``best_f1`` and the like are those
         of the best spans with one threshold for all.
 
         Raises:
@@ -450,7 +444,7 @@ def _refuse_unanswerable(rows: Iterable[Row]) -> None:
 
 
 def _file_ids(ids: Iterable[str | None]) -> list[str]:
-    """The ids under which the official files have the answers: those of the rows, or else their numbers."""
+    """The ids under which the official files have the answers: the rows' ids, or else their numbers."""
     names = [str(number) if name is None else name for number, name in enumerate(ids)]
     name, count = Counter(names).most_common(1)[0] if names else ("", 0)
     if count > 1:

@@ -18,7 +18,7 @@ from bert_tasks.tasks.span_extraction.search import CONTEXT, MAX_CONTEXT, NOT_CO
 Numbers = npt.NDArray[np.int64]
 
 _SPACE = "▁"  # the piece of SentencePiece for a space, which it also puts before the first word
-NOWHERE = -1  # in place of the characters of a token that is not from the context
+NOWHERE = -1  # instead of the characters of a token that is not from the context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +57,15 @@ def tokenized_contexts(contexts: Sequence[str], tokenizer: PreTrainedTokenizerBa
     texts = list(dict.fromkeys(contexts))
     encoding = tokenized(texts, tokenizer, offsets=True)
     space = tokenizer.backend_tokenizer.token_to_id(_SPACE)
-    found = {}
+    pieces = {}
     for text, ids, offsets in zip(texts, encoding["input_ids"], encoding["offset_mapping"], strict=True):
         spans = [
             (start, start) if token == space and _SPACE not in text[start:end] else _trimmed(text, start, end)
             for token, (start, end) in zip(ids, offsets, strict=True)
         ]
         trimmed = np.array(spans, dtype=np.int64).reshape(-1, 2)
-        found[text] = ContextTokens(ids=ids, starts=trimmed[:, 0], ends=trimmed[:, 1])
-    return found
+        pieces[text] = ContextTokens(ids=ids, starts=trimmed[:, 0], ends=trimmed[:, 1])
+    return pieces
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
@@ -88,10 +88,10 @@ def window_offsets(
     inside = slice(window.start, window.stop)
     starts, ends = context.starts[inside], context.ends[inside]
     table = np.full((before + len(window) + after, 3), (NOWHERE, NOWHERE, NOT_CONTEXT))
-    part = table[before : before + len(window)]
+    piece = table[before : before + len(window)]
     role = np.where(richest[inside], MAX_CONTEXT, CONTEXT)
     visible = ends > starts  # white space neither begins nor ends an answer
-    part[visible] = np.stack([starts, ends, role], axis=1)[visible]
+    piece[visible] = np.stack([starts, ends, role], axis=1)[visible]
     flat: list[int] = table.ravel().tolist()
     return flat
 
@@ -99,7 +99,7 @@ def window_offsets(
 def answer_characters(context: ContextTokens, start: int, end: int) -> tuple[int, int] | None:
     """An answer's characters ``start`` to ``end`` without what belongs to no token at either end; None: none is left.
 
-    They are trimmed as those of tokens are. Otherwise an answer with white space around it, or with characters that the
+    They are trimmed as tokens are. Otherwise an answer with white space around it, or with characters that the
     tokenizer drops, would seem to begin in the token before and to end in the token after.
     """
     visible = context.ends > context.starts

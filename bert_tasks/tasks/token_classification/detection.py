@@ -35,8 +35,8 @@ class TokenDetection(Detection):
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         some = rows[:COMPARED_ROWS]
         if hints.task is not None and hints.label is not None and len(hints.texts) == 1:
-            stated = (hints.texts[0], hints.label)
-            pairs = [stated] if _are_tagged(some, *stated, is_usual=True) else []
+            hinted = (hints.texts[0], hints.label)
+            pairs = [hinted] if _are_tagged(some, *hinted, is_usual=True) else []
         else:  # by their names, then any two columns of lists
             by_name = {column.known: column.name for column in profiles}
             usual = [(by_name[w], by_name[t]) for w, t in product(_WORDS, _TAGS) if w in by_name and t in by_name]
@@ -88,8 +88,8 @@ class TokenDetection(Detection):
         return [*super().settings(words, longest), Suggestion("doc_stride", overlap, comment)]
 
 
-def _names(row: Row, column: str, kind: str) -> list[str]:
-    names = cell_value(row, column, kind)
+def _names(row: Row, column: str, kind_name: str) -> list[str]:
+    names = cell_value(row, column, kind_name)
     return [] if names is None else names
 
 

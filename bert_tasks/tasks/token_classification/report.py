@@ -86,8 +86,8 @@ class TokenReport(Report):
         shown = tuple(label for label in measure.labels if label in occurring)
         # A word's score is the probability of its tag, prefix and type; labels are written as the model's, whatever the
         # scheme of the file.
-        wanted = chain.from_iterable(to_labels(sentence, names) for sentence in tags)
-        correct = [tag == label for tag, label in zip(chain.from_iterable(predicted_tags), wanted, strict=True)]
+        expected = chain.from_iterable(to_labels(sentence, names) for sentence in tags)
+        correct = [tag == label for tag, label in zip(chain.from_iterable(predicted_tags), expected, strict=True)]
         return ReportSections(
             measure=measure,
             unit="sentences",
@@ -127,14 +127,17 @@ def _sentence(row: Row, prediction: Any, *, raw: bool) -> _Sentence:
 
 def _examples(sentences: Sequence[_Sentence], names: Sequence[str]) -> Examples:
     """Sentences with mistakes, the most confident first, and a few with correct entities."""
-    wrong = sorted((one for one in sentences if not one.result.is_correct), key=lambda one: -one.result.score)
-    correct = [one for one in sentences if one.result.is_correct and one.labels]
+    wrong = sorted(
+        (sentence for sentence in sentences if not sentence.result.is_correct),
+        key=lambda sentence: -sentence.result.score,
+    )
+    correct = [sentence for sentence in sentences if sentence.result.is_correct and sentence.labels]
     hues = {name: place % HUES for place, name in enumerate(names)}
     lead = (
         f"Sentences with a mistake: {len(wrong):,} of {len(sentences):,}, the most confident mistakes first; then some "
         "that are correct. Dashed frames: ○ missed by the model, ✗ not in the labels."
     )
-    items = [_example(one, hues) for one in [*wrong[:MOST_EXAMPLES], *correct[:_CORRECT_EXAMPLES]]]
+    items = [_example(sentence, hues) for sentence in [*wrong[:MOST_EXAMPLES], *correct[:_CORRECT_EXAMPLES]]]
     return Examples(word="Sentences", title="Sentences", lead=lead, items=tuple(items))
 
 
@@ -165,11 +168,11 @@ def _segments(
     is_label: bool,
 ) -> tuple[Segment, ...]:
     """The shown words with the spans of one side; a span that the other side has too is correct."""
-    segments, place = [Segment(text="…")] if shown.start else [], shown.start
+    segments, position = [Segment(text="…")] if shown.start else [], shown.start
 
     def add_words(end: int) -> None:
-        if place < end:
-            segments.append(Segment(text=" ".join(cut(word, 60) for word in words[place:end])))
+        if position < end:
+            segments.append(Segment(text=" ".join(cut(word, 60) for word in words[position:end])))
 
     for span in sorted(spans):
         if span.end > shown.start and span.start < shown.stop:
@@ -182,6 +185,6 @@ def _segments(
                     hue=hues.get(span.type, 0),
                 )
             )
-            place = span.end
+            position = span.end
     add_words(shown.stop)
     return tuple([*segments, Segment(text="…")] if shown.stop < len(words) else segments)

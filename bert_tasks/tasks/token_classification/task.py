@@ -47,14 +47,7 @@ from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.windows import (
-    WindowRules,
-    Windows,
-    document_windows,
-    documents,
-    split_words,
-    word_starts,
-)
+from bert_tasks.tasks.shared.windows import WindowRules, Windows, document_windows, documents, split_words, word_starts
 from bert_tasks.tasks.token_classification.detection import TokenDetection
 from bert_tasks.tasks.token_classification.report import TokenReport
 
@@ -147,8 +140,10 @@ class TokenFormats(Card, Rendering, HFConfig):
         with_tags = all(row.get("tags") is not None for row in rows)
         lines: list[str] = []
         for prediction, row in zip(predictions, rows, strict=True):
-            given = [self.task._as_compared(row["tags"])] if with_tags else []
-            columns = zip(map(_column, prediction.words), *given, self.task._in_iob2(prediction.tags), strict=True)
+            label_columns = [self.task._as_compared(row["tags"])] if with_tags else []
+            columns = zip(
+                map(_column, prediction.words), *label_columns, self.task._in_iob2(prediction.tags), strict=True
+            )
             lines += [*map(" ".join, columns), ""]
         return {"": "".join(f"{line}\n" for line in lines)}
 
@@ -177,7 +172,7 @@ class TokenFitting(Fitting, Windows):
         """Records the scheme of the training tags.
 
         Raises:
-            DataError: ``context_tokens`` finds no document, or a tag's name is that of a metric over all tags.
+            DataError: ``context_tokens`` finds no document, or a tag has the name of a metric over all tags.
         """
         tags: list[Sequence[str]] = []
         documented = False
@@ -198,7 +193,7 @@ class TokenFitting(Fitting, Windows):
         return self.task.context_tokens > 0
 
     def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
-        """Rows with words of which only the first sub-words are read; a long sentence has several windows."""
+        """Rows with words whose first sub-words alone are read; a long sentence has several windows."""
         if not cuts.cut_rows:
             return ()
         have = "has" if cuts.cut_rows == 1 else "have"
@@ -215,7 +210,7 @@ class TokenClassification(Task[TokenPrediction]):
 
     Attributes:
         labelling: which sub-words of a word are trained: its ``first``; all, where B- becomes I- after the first
-            (``continuation``); or ``all``. A word's tag is always that of its first sub-word.
+            (``continuation``); or ``all``. A word's tag is always the tag of its first sub-word.
         doc_stride: the OVERLAP of two neighbouring windows in tokens, at most, as in transformers; windows are cut
             between words.
         crf: score tag sequences, not tags; steps that the label scheme forbids are never predicted.
@@ -229,7 +224,7 @@ class TokenClassification(Task[TokenPrediction]):
         Column(name="words", kind="words"),
         Column(name="tags", kind="tags", required=False),
         Column(name="document", kind="id", required=False),
-        Column(name="text", kind="text", required=False),  # in place of the words, or the text that they are from
+        Column(name="text", kind="text", required=False),  # instead of the words, or the text that they are from
     )
     parts: ClassVar[tuple[type[Part], ...]] = (TokenDetection, TokenFormats, TokenFitting, TokenReport)
     labelling: Literal["first", "continuation", "all"] = "first"
@@ -268,8 +263,8 @@ class TokenClassification(Task[TokenPrediction]):
     def head(self, config: EncoderConfig) -> PerTokenHead:
         if not self.labels:
             raise UsageError("token classification needs labels, e.g. labels=['O', 'B-PER', 'I-PER']")
-        kind = CRFHead if self.crf else PerTokenHead
-        return kind(config, len(self.labels), dropout=config.head.token_dropout)
+        head_class = CRFHead if self.crf else PerTokenHead
+        return head_class(config, len(self.labels), dropout=config.head.token_dropout)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         """``gather_positions`` are all sub-words of the words or (``labelling = "first"``) the first.
@@ -320,9 +315,8 @@ class TokenClassification(Task[TokenPrediction]):
 
     def _check_known(self, sentences: Sequence[Sequence[str]]) -> None:
         """Raises DataError if the model has a label for none of the tags: its labels are unnamed, or of other data."""
-        known = set(known_tags(self.labels))
         tags = {tag for sentence in sentences for tag in self._as_compared(sentence)}
-        if tags and known.isdisjoint(tags):
+        if tags and set(known_tags(self.labels)).isdisjoint(tags):
             ours, theirs = (listed(list(map(repr, names))) for names in (self.labels, sorted(tags)))
             raise DataError(
                 f"the model's labels are {ours}, and none of the rows' tags, {theirs}, is among them; if the labels "
@@ -362,7 +356,7 @@ class TokenClassification(Task[TokenPrediction]):
         if self.crf:
             best, scores = self._crf_labels(compact, features, counts)
         else:
-            logits = torch.cat(list(compact))  # [R, L], of which the first sub-word of each word counts: [W, L]
+            logits = torch.cat(list(compact))  # [R, L]; the first sub-word of each word counts: [W, L]
             if self.labelling != "first":
                 firsts = [first for feature in features for first in word_starts(feature.get("word_ids"))]
                 logits = logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
@@ -372,8 +366,8 @@ class TokenClassification(Task[TokenPrediction]):
         for row, (start, end) in zip(rows, pairwise(accumulate(counts, initial=0)), strict=True):
             words, word_scores = tuple(row["words"]), tuple(scores[start:end])
             tags = tuple(self.labels[index] for index in best[start:end])
-            found = () if is_raw else entity_spans(words, tags, word_scores, row.get("text"))
-            predictions.append(TokenPrediction(words=words, tags=tags, scores=word_scores, entities=found))
+            spans = () if is_raw else entity_spans(words, tags, word_scores, row.get("text"))
+            predictions.append(TokenPrediction(words=words, tags=tags, scores=word_scores, entities=spans))
         return predictions
 
     def _crf_labels(
@@ -426,7 +420,7 @@ def entity_spans(
 ) -> tuple[EntitySpan, ...]:
     """The entities that tags mark, with their characters in the text.
 
-    Without a text, or where the words are not those of the text, it is all words with a space between them.
+    Without a text that has these words, it is all words with a space between them.
     """
     places = None if text is None else place_words(words, text)
     if text is None or places is None:
