@@ -1,9 +1,6 @@
 """Export of a trained model to a folder that onnxruntime runs: exported, verified against the model, written whole.
 
-Owns the tolerances and what is compared. The graph and its quantization are made in export/graph.py, which
-``predict --dtype int8`` uses too.
-
-Shape legend: N tokens, B sequences, L labels, R rows that a head reads.
+Shape legend: N tokens, B sequences, L labels.
 """
 
 import json
@@ -24,7 +21,6 @@ from bert_tasks.checkpoints.save import save_folder
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
-from bert_tasks.data.table import token_batches
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import PretrainingOutput, VocabularyOutput
 from bert_tasks.environment import check_libraries
@@ -55,8 +51,8 @@ class Export:
     """An exported model.
 
     Attributes:
-        folder: where it was written.
-        record: the content of its ``export.json``: what was measured, names of inputs and outputs, versions.
+        folder: The folder of the model.
+        record: The content of its ``export.json``: measurements, names of inputs and outputs, versions.
     """
 
     folder: Path
@@ -139,12 +135,12 @@ def export(
         if dtypes:
             raise UsageError(f"the weights are {', '.join(dtypes)}, expected float32: convert the model with .float()")
         rows: list[Row] = []
-        if data is not None:  # its first rows in canonical form, without labels
+        if data is not None:
             table = load_table(data, loaded.task, names=loaded.columns, reading=how, labels="unread")
             if len(table) == 0:
                 raise DataError(f"{table.source}: no rows to verify the graph with")
             rows = list(valid_rows(islice(table, VERIFIED_ROWS), loaded.input_columns))
-        content, measured = verified_graph(loaded, rows, int8=to == "int8")
+        content, measured = _verified_graph(loaded, rows, int8=to == "int8")
         disable_telemetry()  # before the libraries are imported
         modules = {name: str(import_module(name).__version__) for name in ("torch", *LIBRARIES)}
         record = {
@@ -202,23 +198,8 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: 
         raise CheckpointError(f"{target}: cannot be written: {reason}") from error
 
 
-def verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tuple[bytes, dict[str, Any]]:
-    """Exports a model to ONNX and compares the graph with it.
-
-    The float32 graph is always compared by its logits, an int8 graph also by its predictions.
-
-    Args:
-        model: the model, in float32.
-        rows: rows to compare on, in canonical form; at least one for int8.
-        int8: whether to quantize the graph.
-
-    Returns:
-        The ONNX file, and what the comparison measured: ``parity``, and for int8 also ``int8``.
-
-    Raises:
-        DataError: the model's predictions on ``rows`` cannot tell a good int8 graph from a bad one.
-        CheckpointError: the graph is too large, or differs from the model by more than the tolerance.
-    """
+def _verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tuple[bytes, dict[str, Any]]:
+    """Returns the ONNX file of a model and the differences from the model: of logits, for int8 also of predictions."""
     expected = list(model.predict_rows(rows)) if int8 else []
     if int8:
         check_int8(model)
@@ -290,9 +271,8 @@ def _compare_predictions(
 
 def _random_sequences(model: TaskModel) -> list[Feature]:
     """A sequence of each length to check: any tokens but padding, the second half in segment 1 if the model has it."""
-    config = model.config
+    config, generator = model.config, torch.Generator().manual_seed(0)
     longest = config.usable_length
-    generator = torch.Generator().manual_seed(0)
     tokens = torch.tensor([token for token in range(config.vocab_size) if token != config.pad_token_id])
     second_segment = min(1, max(0, config.type_vocab_size - 1))
     sequences: list[Feature] = []
@@ -307,29 +287,29 @@ def _largest_differences(
     model: TaskModel, graph: GraphModel, sequences: Sequence[Feature], sizes: Sequence[int]
 ) -> tuple[float, float]:
     """The largest difference of a logit over all batches of each size, and the model's largest logit; NaN if one is."""
-    # max() would pass over a NaN that does not come first.
+    # Without ``gather_positions`` heads read all tokens.
     whole: list[Feature] = [
         {"row": i, "input_ids": sequence["input_ids"], "token_type_ids": sequence["token_type_ids"]}
         for i, sequence in enumerate(sequences)
     ]
-    # Neighbouring sequences together, whatever their lengths, with heads reading all of their tokens.
-    batches = [b for size in sizes for b in token_batches(range(len(whole)), [1] * len(whole), max_tokens=size)]
-    pairs = [_difference(model, graph, [whole[i] for i in batch]) for batch in batches]
-    differences, logits = torch.tensor(pairs, dtype=torch.float64).amax(dim=0).tolist()
-    return differences, logits
+    batches = [whole[first : first + size] for size in sizes for first in range(0, len(whole), size)]
+    pairs = [_difference(model, graph, batch) for batch in batches]
+    # max() would skip a NaN that does not come first.
+    difference, logit = torch.tensor(pairs, dtype=torch.float64).amax(dim=0).tolist()
+    return difference, logit
 
 
 def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tuple[float, float]:
     """The largest difference between the packed model and the graph on one padded batch, and the largest logit."""
 
-    def run(_: object) -> Tensor:
+    def graph_logits(_: object) -> Tensor:
         ids = torch.tensor([token for sequence in batch for token in sequence["input_ids"]])  # [N]
         segments = torch.tensor([segment for sequence in batch for segment in sequence["token_type_ids"]])  # [N]
         lengths = torch.tensor([len(sequence["input_ids"]) for sequence in batch])  # [B]
         logits = graph.rectangle_logits(ids, segments, lengths).to(model.device)  # [N, L] or [B, L]
         return model.head.from_graph(logits)
 
-    expected, actual = model.batch_logits(batch)[1], model.batch_logits(batch, forward_fn=run)[1]
+    expected, actual = model.batch_logits(batch)[1], model.batch_logits(batch, forward_fn=graph_logits)[1]
     if isinstance(expected, PretrainingOutput):
         expected = expected.vocabulary
     if isinstance(expected, VocabularyOutput):

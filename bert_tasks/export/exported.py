@@ -1,7 +1,5 @@
 """A graph that onnxruntime runs: the packed logits of a model, and an exported folder as a model that predicts.
 
-To run a graph onnxruntime alone is enough.
-
 Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a head reads.
 """
 
@@ -64,13 +62,7 @@ def output_names(model: TaskModel) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphModel:
-    """A graph in onnxruntime that takes a model's packed batches.
-
-    Attributes:
-        session: the graph, loaded.
-        head: the head of the model, which states the tokens that are read.
-        pad_token_id: the id of padding.
-    """
+    """A graph in onnxruntime that takes a model's packed batches."""
 
     session: "onnxruntime.InferenceSession"
     head: Head
@@ -92,7 +84,7 @@ class GraphModel:
         # Never onnxruntime's own format, which it would detect.
         options.add_session_config_entry("session.load_model_format", "ONNX")
         with _graph_errors("rejects"):
-            # The fallback would try the same again, and print the reason on standard output.
+            # The fallback would do the same again, and print the reason on standard output.
             session = onnxruntime.InferenceSession(
                 content, options, providers=["CPUExecutionProvider"], enable_fallback=0
             )
@@ -180,8 +172,8 @@ def _graph_errors(action: str) -> Iterator[None]:
 def import_onnxruntime(module: str = "onnxruntime") -> Any:
     """Imports onnxruntime or one of its modules, with its telemetry disabled. The package imports it nowhere else.
 
-    Without ``disable_telemetry`` its Linux wheels (1.29 and later) resolve a host name of Microsoft, write a device id
-    to the user's cache folder and send events, even if HF_HUB_OFFLINE is set.
+    Its Linux wheels (1.29 and later) would resolve a host name of Microsoft, write a device id to the user's cache
+    folder and send events.
     """
     disable_telemetry()
     return import_module(module)
@@ -193,11 +185,7 @@ def is_exported(name: str | Path) -> bool:
 
 
 class ExportedModel(FixedModel[PredictionT]):
-    """A model of a graph, which has no weights.
-
-    Only the head is built: it states which tokens are read, and holds the transitions of a CRF, which are not in the
-    graph.
-    """
+    """A model of a graph. Its head says which tokens are read, and holds the transitions of a CRF."""
 
     no_weights_reason: ClassVar[str] = (
         "the model is already exported and has no weights; use the model that it was exported from"

@@ -46,11 +46,10 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     """The float32 graph of a model's padded call, with free batch size and length.
 
     Its inputs are ``input_names``, each int64 ``[B, T]``. Its outputs are ``output_names``: logits ``[B, L]``, or
-    ``[B, T, L]`` with zeros at padding, or for spans two tensors ``[B, T]``. For a CRF the logits are the emissions;
-    the transitions stay with the head. Logits of pairs of sentences are left out. The model is not changed.
+    ``[B, T, L]`` with zeros at padding (for a CRF the emissions), or for spans two tensors ``[B, T]``.
 
     Raises:
-        UsageError: the ``export`` extra is not installed, or the model is an exported one.
+        UsageError: The ``export`` extra is not installed, or the model is an exported one.
     """
     check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     if model.no_weights_reason:
@@ -88,11 +87,7 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
 
 
 def check_int8(model: TaskModel) -> None:
-    """Refuses a model that cannot be quantized.
-
-    Raises:
-        UsageError: its head multiplies with the word embeddings, of which the quantizer makes a graph that is wrong.
-    """
+    """Raises UsageError if the head multiplies with the word embeddings, which the quantizer gets wrong."""
     if model.head.reads_embeddings:
         raise UsageError(
             f"int8 is not supported for {model.task.name}: the weights of its head are the word embeddings; use float32"
@@ -131,16 +126,14 @@ def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7)
 def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -> "onnx.ModelProto":
     """An equivalent graph that divides the activations of each token by their largest magnitude before a product.
 
-    The quantizer gives all tokens of a product one scale, and some have activations that are many times as large as
-    those of others, for which few of the 256 steps would be left. The quotients ``[..., I]`` of every token have
-    magnitudes up to 1. The product ``[..., O]`` is multiplied by the divisor ``[..., 1]`` before the bias is added.
-
-    A ``Gemm`` becomes a ``MatMul`` with the transposed weight: the quantizer would transpose the weight itself, once
-    for each product, and layers may share it.
+    The quantizer has one scale for all tokens of a product, so a token with large activations would leave few of the
+    256 steps for the others. The quotients ``[..., I]`` have magnitudes up to 1. The product ``[..., O]`` is multiplied
+    by the divisor ``[..., 1]`` before the bias is added. A ``Gemm`` becomes a ``MatMul`` with the transposed weight,
+    because layers may share weights, which the quantizer would transpose again for each product.
 
     Args:
-        graph: as ``exported_graph`` makes it; it is not changed.
-        excluded: the names of products that stay as they are.
+        graph: The graph of ``exported_graph``, which is not changed.
+        excluded: Names of products that are not changed.
     """
     helper, numpy_helper = import_module("onnx.helper"), import_module("onnx.numpy_helper")
     weights = {tensor.name: tensor for tensor in graph.graph.initializer}
