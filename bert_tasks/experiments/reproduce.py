@@ -18,12 +18,12 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.experiments.group import format_table, with_changes
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.storage import sha256_file
-from bert_tasks.tasks.shared.windows import Windows
 from bert_tasks.terminal import write_message
 from bert_tasks.training import files as outputs
 from bert_tasks.training.loop import Trainer
 from bert_tasks.training.objectives import weights_digest
 from bert_tasks.training.run import build_trainer, prepare
+from bert_tasks.training.start import run_environment
 
 _TIMES = ("train_seconds", "tokens_per_second")
 _SHOWN = 20  # differences in a table for people
@@ -149,11 +149,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
 
 def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> Iterator[Difference]:
     """What differs before training begins, as far as run.json records it."""
-    device, processes = trainer.accelerator.device, trainer.accelerator.num_processes
-    now: dict[str, Any] = outputs.environment(Windows.of(trainer.model.task).libraries)
-    now |= {"processes": processes, "device": device.type}
-    now["device_name"] = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    for change in outputs.environment_changes(metadata, now):
+    for change in outputs.environment_changes(metadata, run_environment(trainer.accelerator, trainer.model.task)):
         yield Difference(where=change.name, before=change.before, now=change.now)
     weights = weights_digest(trainer.objective.checkpoint_parameters())
     if metadata.get("initial_weights", weights) != weights:

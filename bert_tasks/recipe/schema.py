@@ -71,9 +71,15 @@ def _check_repeats(values: tuple[Item, ...]) -> tuple[Item, ...]:
     return values
 
 
+# Word -> ``module:name`` of a function or class that takes parameter groups. None: what training/optim.py makes.
+OPTIMIZERS: dict[str, str | None] = {"adamw": None}
+
+
 def _known_optimizer(name: str) -> str:
-    if name != "adamw" and not _IMPORTED.fullmatch(name):
-        raise ValueError(f"'{name}': expected 'adamw', or 'module:name' such as 'torch.optim:SGD'")
+    if name not in OPTIMIZERS and not _IMPORTED.fullmatch(name):
+        raise ValueError(
+            f"'{name}': expected {', '.join(map(repr, OPTIMIZERS))}, or 'module:name' such as 'torch.optim:SGD'"
+        )
     return name
 
 
@@ -470,11 +476,7 @@ def import_name(name: str, label: str, *, example: str) -> Any:
 
 
 def load_task_class(name: str) -> "type[Task]":
-    """Returns the task class of a name. ``module:Class`` imports the module, which runs its code.
-
-    Raises:
-        RecipeError: There is no such task, or it cannot be imported.
-    """
+    """Returns the task class of a name; ``module:Class`` is imported. Raises RecipeError if there is none."""
     from bert_tasks.tasks import named_task
     from bert_tasks.tasks.base import Task
 
@@ -493,11 +495,7 @@ def load_task_class(name: str) -> "type[Task]":
 
 
 def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
-    """The recipe's task; ``labels``, if given, replace those of the settings.
-
-    Raises:
-        RecipeError: The task rejects its settings.
-    """
+    """Returns the recipe's task, with ``labels`` if there are any. Raises RecipeError if it rejects its settings."""
     settings = recipe.settings if labels is None else {**recipe.settings, "labels": labels}
     try:
         return load_task_class(recipe.task)(**settings)

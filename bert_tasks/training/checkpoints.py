@@ -1,11 +1,8 @@
 """The checkpoints of a run: how they are written atomically, found, verified and removed.
 
-Owns the folder ``checkpoints/`` of a run: ``ckpt-N`` after N optimizer steps, each with weights and optimizer moments
-in safetensors and everything else in JSON (no pickle is written or read), and a manifest with the sha256 of every file.
-
-A checkpoint is complete or absent, whenever the process is killed: the files are written to a folder with another name
-and flushed to the disk, the manifest last; then the folder is renamed; then the pointers ``latest`` and ``best`` are
-written; old checkpoints are removed at the end.
+``checkpoints/ckpt-N`` is the run after N optimizer steps: tensors in safetensors, everything else in JSON (no pickle),
+and a manifest with the sha256 of every file. A checkpoint is complete or absent, whenever the process is killed: it is
+written under another name and flushed, then renamed; the pointers ``latest`` and ``best`` and removals come last.
 """
 
 import json
@@ -40,13 +37,7 @@ _MOST_JSON_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """What a run needs to resume exactly.
-
-    Attributes:
-        step: optimizer steps completed.
-        weights, optimizer: tensors by parameter name; the optimizer's as ``name/key``.
-        progress: everything else, as JSON.
-    """
+    """What a run needs to resume exactly: tensors by parameter name, the optimizer's as ``name/key``, and JSON."""
 
     step: int
     weights: Mapping[str, Tensor]
@@ -69,12 +60,12 @@ def save_checkpoint(
     """Writes ``folder/ckpt-N`` and removes old checkpoints, except the best one of each that stays.
 
     Args:
-        metadata: about the run, for the manifest.
-        best_step: the step of the best model so far; its checkpoint stays. 0: none yet.
-        keep_last: how many of the newest stay.
+        metadata: Facts about the run, for the manifest.
+        best_step: The step of the best model so far; its checkpoint stays. 0: none yet.
+        keep_last: Number of the newest checkpoints that stay.
 
     Raises:
-        CheckpointError: it cannot be written. Those before it are untouched.
+        CheckpointError: It cannot be written. The checkpoints before it are not changed.
     """
     target = folder / f"ckpt-{state.step}"
     # A folder that has the name is damaged and was skipped, or lacks the evaluation after its step.
@@ -113,11 +104,7 @@ def save_checkpoint(
 
 
 def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
-    """The newest checkpoint whose files are those that its manifest names; None if there is none at all.
-
-    Raises:
-        CheckpointError: there are checkpoints, and none can be used.
-    """
+    """Returns the newest intact checkpoint, if there are any. Raises CheckpointError if none of them can be used."""
     skipped: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
@@ -141,13 +128,9 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def remove_checkpoints(folder: Path, *, only_leftovers: bool = False) -> None:
-    """Removes the checkpoints of an earlier run; the folder stays if it holds other files.
+    """Removes checkpoints, while the run is locked, or ``only_leftovers``: half-written checkpoints of killed runs.
 
-    Call it only while holding the lock of the run.
-
-    Args:
-        folder: of the checkpoints; it need not exist.
-        only_leftovers: remove half-written checkpoints of killed runs only.
+    The folder stays if it holds other files.
     """
     if not folder.is_dir():
         return
@@ -168,11 +151,7 @@ def remove_checkpoints(folder: Path, *, only_leftovers: bool = False) -> None:
 
 
 def read_weights(folder: Path, step: int) -> dict[str, Tensor]:
-    """The weights of one checkpoint, by parameter name.
-
-    Raises:
-        CheckpointError: it is gone or damaged.
-    """
+    """Returns the weights of one checkpoint. Raises CheckpointError if it is gone or damaged."""
     return dict(_verified(folder / f"ckpt-{step}").weights)
 
 

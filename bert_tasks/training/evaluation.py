@@ -1,7 +1,4 @@
-"""Evaluation during training: all validation sets, and the metric that picks the best model.
-
-Owns which metric decides, its direction, and what a reader of the metrics must know.
-"""
+"""Evaluation during training: all validation sets, and the metric that picks the best model."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,13 +23,7 @@ Validation = Mapping[str, tuple[Samples, RowTable]]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """One evaluation of all validation sets.
-
-    Attributes:
-        metrics: under their ``metric_key``.
-        task: tuned on the first set.
-        collapses: validation set -> see ``Report.collapse``.
-    """
+    """One evaluation of all validation sets: metrics by ``metric_key``, the tuned task, and ``Report.collapse``."""
 
     metrics: dict[str, float]
     task: Task
@@ -47,11 +38,7 @@ def evaluate_all(
     forward_fn: ForwardFn | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluated:
-    """Evaluates the model on all validation sets and tunes the task on the first; see ``evaluate_samples``.
-
-    Raises:
-        GivenUpError: see ``evaluate_samples``. The model's task is then the one it came with.
-    """
+    """Evaluates the model on all validation sets and tunes the task on the first; see ``evaluate_samples``."""
     plain, task = model.task, model.task
     metrics: dict[str, float] = {}
     collapses: dict[str, str | None] = {}
@@ -75,13 +62,9 @@ def check_metric(
     accelerator: Accelerator,
     forward_fn: ForwardFn | None = None,
 ) -> None:
-    """Rejects a ``metric_for_best_model`` that evaluation will not report, before an epoch is spent.
+    """Raises UsageError for a ``metric_for_best_model`` that evaluation will not report, before an epoch is spent.
 
-    Evaluates one row, and all of them if that is not enough: some metrics exist only if there is a row of some class,
-    and a row may have nothing to measure.
-
-    Raises:
-        UsageError: naming the metrics there are.
+    Evaluates one row, and all of them if that is not enough: some metrics exist only if there is a row of some class.
     """
     model.to(accelerator.device)
     known: list[str] = []
@@ -96,10 +79,7 @@ def check_metric(
 
 
 def metric_metadata(task: Task, run: RunSection, sets: Sequence[str]) -> dict[str, Any]:
-    """What a reader of the metrics must know: validation sets, the metric that picks the best model, directions.
-
-    By default the task's primary metric on the first validation set picks the best model.
-    """
+    """Returns what a reader of the metrics must know. By default the primary metric on the first set picks the best."""
     report, primary, best = Report.of(task), task.primary_metric, run.metric_for_best_model
     untuned_too = {untuned(primary)} if primary in report.lower_is_better else set()
     return {
@@ -112,15 +92,9 @@ def metric_metadata(task: Task, run: RunSection, sets: Sequence[str]) -> dict[st
 
 
 def rank_of(metrics: Mapping[str, float], metadata: Mapping[str, Any]) -> tuple[float, float]:
-    """How good an evaluated model is.
+    """Returns the value of the metric that picks the best model, negated if lower is better, and the loss for ties.
 
-    Args:
-        metrics: as ``evaluate_all`` returns them.
-        metadata: see ``metric_metadata``.
-
-    Returns:
-        The value of the metric that picks the best model, negated if lower is better, or -inf if it is not a number;
-        and the loss on the same validation rows, which decides between equal values, or inf if there is none.
+    -inf stands for a value that is not a number, inf for no loss. ``metadata``: see ``metric_metadata``.
     """
     key = metadata["best"]
     name, metric = split_key(key, metadata["sets"])

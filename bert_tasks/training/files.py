@@ -1,7 +1,7 @@
 """The output folder of a run: the names of its files, and how they are read, written and removed.
 
-Owns the rule about an existing folder: files of a run may be resumed or replaced, other files are never touched; and
-which settings may differ when a run is resumed: some silently, some with a notice; all others are refused.
+Files of a run may be resumed or replaced, other files are never touched. A resumed run may only change settings that
+`OnResume` marks.
 """
 
 import json
@@ -83,11 +83,7 @@ def data_metadata(splits: Splits) -> dict[str, dict[str, Any]]:
 
 
 def check_folder(folder: Path) -> None:
-    """Checks that a run may use the folder.
-
-    Raises:
-        UsageError: a file is in the way, the folder holds other files and no run, or it cannot be written.
-    """
+    """Raises UsageError if the folder cannot be written, or holds other files and no run."""
     check_writable(folder)
     names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
     names = {name for name in names if not is_temporary(name, WRITTEN)}
@@ -136,11 +132,7 @@ def remove_weights(folder: Path, *, keep_model: bool = False) -> None:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl in order; a line that a kill left unfinished does not count.
-
-    Raises:
-        UsageError: a record is damaged.
-    """
+    """Returns the records of metrics.jsonl without a line that a kill left unfinished. Raises UsageError if damaged."""
     path = folder / EVENTS
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     events: list[dict[str, Any]] = []
@@ -158,10 +150,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
-    """Removes the records of metrics.jsonl after a step, and a line that a kill left unfinished.
-
-    ``evaluated_step``: evaluations after it are removed, too; the run will repeat them.
-    """
+    """Removes the records of metrics.jsonl after a step, and evaluations after another, which will be repeated."""
     ends = {"evaluation": evaluated_step, "agreement": -1}  # of the run's end, which is not reached yet
     events = [event for event in read_events(folder) if event["step"] <= ends.get(event["event"], step)]
     if events:
@@ -176,11 +165,7 @@ def finite(value: Any) -> Any:
 
 
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """Adds a record to metrics.jsonl. Numbers that are not finite become null, because JSON has none.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+    """Adds a record to metrics.jsonl, with null for numbers that are not finite. Raises CheckpointError on failure."""
     try:
         with (folder / EVENTS).open("a", encoding="utf-8") as file:
             file.write(_line(event))
@@ -194,11 +179,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file atomically.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+    """Writes a text file atomically. Raises CheckpointError if it cannot be written."""
     try:
         with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -211,11 +192,7 @@ def _line(event: Mapping[str, Any]) -> str:
 
 
 def environment(libraries: Iterable[str] = ()) -> dict[str, Any]:
-    """What bit-equal results depend on: versions, machine, threads. No names, paths or variables of the user.
-
-    Args:
-        libraries: further ones, whose versions decide what a task's features are.
-    """
+    """Returns what bit-equal results depend on: versions (also of ``libraries``), machine, threads. Nothing private."""
     versions = {name: version(name) for name in _VERSIONED}
     return {
         "python": platform.python_version(),
@@ -280,12 +257,7 @@ def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
 def flat_settings(
     model: Mapping[str, Any], optim: OptimSection, run: RunSection, **sections: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The settings of a run as flat JSON: ``section.name`` -> value.
-
-    Args:
-        model, optim, run: the sections of the recipe.
-        sections: more sections, which follow from model and data.
-    """
+    """Returns the settings of a run as flat JSON: ``section.name`` -> value."""
     of_run = {key: value for key, value in run.model_dump().items() if key not in ("output_dir", "seeds")}
     sections = {"model": model, "optim": optim.model_dump(), "run": of_run, **sections}
     flat = {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
@@ -297,8 +269,7 @@ def flat_settings(
 def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, finished: bool) -> list[Change]:
     """Returns the settings that differ from the settings of the run in the folder, and may.
 
-    `OnResume` marks in recipe/schema.py say which ones may differ. A finished run is not trained again with other
-    settings, unless one of them extends it.
+    A finished run is not trained again with other settings, unless one of them extends it.
 
     Raises:
         UsageError: Settings differ that must not. The message names them.

@@ -1,8 +1,7 @@
 """The training loop: ``Trainer`` holds everything that a run consists of, and ``Trainer.train`` is the run.
 
 Owns the order of things: check, begin or resume the run in its folder, then for each optimizer step accumulate
-gradients, read the numbers of the step before, update; evaluate after each epoch or every ``eval_steps``; save
-checkpoints and the best model. How a step is computed is in step.py, what is written into the folder in state.py.
+gradients, read the numbers of the step before, update; evaluate, and save checkpoints and the best model.
 """
 
 import json
@@ -171,29 +170,29 @@ class Trainer:
     def preflight(self) -> None:
         """Fits the task to the training rows, freezes parameters, and checks what only data and model can tell.
 
-        Checked are the names of the validation sets, the layers to freeze, and the metric that picks the best model.
-
         Raises:
-            DataError, UsageError: what would stop the run later.
+            DataError, UsageError: What would stop the run later.
         """
-        model, validation = self.model, self.splits.validation
-        if not validation:
-            raise UsageError("validation: expected at least one set of rows")
-        ambiguous = next((name for name in validation if SEPARATOR in name), None)
-        if ambiguous is not None:
-            raise UsageError(f"validation set {ambiguous!r}: a name without {SEPARATOR!r} was expected; rename the set")
-        if len(validation) > 1 and "" in validation:
-            raise UsageError(f"{len(validation)} validation sets, one of them without a name: name each of them")
+        model, optim, validation = self.model, self.optim, self.splits.validation
+        if (
+            not validation
+            or (len(validation) > 1 and "" in validation)
+            or any(SEPARATOR in name for name in validation)
+        ):
+            raise UsageError(
+                f"validation sets {list(validation)}: expected at least one, with a name for each of several, without "
+                f"{SEPARATOR!r} in names"
+            )
         for name, table in named_splits(self.splits):
             Fitting.of(model.task).check_split(table, f"{name} ({table.source})")
         # Nothing may be left of the data that an earlier run was fitted to.
         unfitted = Fitting.of(model.task).drop_fitted_values()
         model.task = Fitting.of(unfitted).fit_to_train(self.splits.train)
         if self.optimizer is None:
-            load_factory(self.optim)
-        if self.optim.lora_rank is not None:
-            freeze_encoder(self.objective, self.optim)
-        freeze(model, embeddings=self.optim.freeze_embeddings, layers=self.optim.freeze_layers)
+            load_factory(optim)
+        if optim.lora_rank is not None:
+            freeze_encoder(self.objective, optim)
+        freeze(model, embeddings=optim.freeze_embeddings, layers=optim.freeze_layers)
         if self.run.metric_for_best_model is not None:
             check_metric(model, self.run.metric_for_best_model, validation, self.accelerator, self.objective.forward_fn)
 
@@ -403,14 +402,11 @@ class Trainer:
         if state.best_collapse is not None:
             name, _ = split_key(metric_metadata(state.task, self.run, sets)["best"], sets)
             where = f" of the validation set {name!r}" if name else ""
-            remedies = (
-                f"a lower learning_rate (now {self.optim.learning_rate:g})",
-                f"more epochs (now {self.steps.order.epochs(self.steps.plan.total):.3g})",
-                *Fitting.of(state.task).remedies,
-            )
+            remedies = [f"a lower learning_rate (now {self.optim.learning_rate:g})", *Fitting.of(state.task).remedies]
+            epochs = self.steps.order.epochs(self.steps.plan.total)
             notes = (
                 f"the best model {state.best_collapse}{where}, although the labels of the validation rows differ. "
-                f"Try {', '.join(remedies[:-1])} or {remedies[-1]}",
+                f"Try {', '.join(remedies)} or more epochs (now {epochs:.3g})",
             )
         result = FitResult(
             metrics=state.best,

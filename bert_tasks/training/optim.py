@@ -1,8 +1,7 @@
 """What a run trains, and the optimizer that trains it.
 
 Owns which parameters are trained, in which groups, and by which optimizer. Owns also what an optimizer needs beside its
-update: when a step is skipped, its moments in checkpoints, gradients of a batch's word embeddings alone, the decay of
-word embeddings without a gradient, and low-rank adapters.
+update: skipped steps, moments in checkpoints, sparse gradients, untrained word embeddings, and low-rank adapters.
 
 Shape legend: V vocabulary, E width of the embeddings.
 """
@@ -21,7 +20,7 @@ from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.encoder.lora import Adapters
 from bert_tasks.errors import UsageError
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe.schema import OptimSection, import_name
+from bert_tasks.recipe.schema import OPTIMIZERS, OptimSection, import_name
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.vocabulary import TrainedVocabulary, remap_moment
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 # Takes parameter groups, each with `params`, `lr` and `weight_decay`, and returns the optimizer of a run.
 OptimizerFactory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
+_DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # 0.999999^(2^23) is 0.0002; float32, in which AdamW counts, holds as many further steps.
 _WITHOUT_CORRECTION = 2.0**23
 _ROWS = "rows"  # beside the moments of a table in a checkpoint: the ids of its trained rows
@@ -63,19 +63,9 @@ class ModelOptimizer:
         accelerator: Accelerator,
         factory: OptimizerFactory | None = None,
     ) -> None:
-        """Makes the optimizer.
+        """Makes the optimizer of an objective, which is on its device, for the features of all training rows.
 
-        Args:
-            objective: On its device.
-            features: The features of all training rows.
-            optim: A recipe's ``[optim]``.
-            seed: Seed of new adapters.
-            accelerator: The processes.
-            factory: Makes the optimizer. Default: the one that ``optim.optimizer`` names.
-
-        Raises:
-            RecipeError: The factory that ``optim.optimizer`` names cannot be imported.
-            UsageError: The factory returns no optimizer of the trained parameters.
+        ``factory`` makes it. Default: the factory that ``optim.optimizer`` names. ``seed`` is for new adapters.
         """
         self.objective, self.accelerator = objective, accelerator
         factory = load_factory(optim) if factory is None else factory
@@ -108,7 +98,10 @@ class ModelOptimizer:
         objective.model.encoder.graphs = None
         is_plain = self.adapters is None and self._is_adamw and accelerator.num_processes == 1
         if is_plain and vars(type(objective)).get("allows_graphs", False):  # not inherited
-            use_graphs(objective.model, optim.mixed_precision)
+            # Only the shapes of the flash kernel can be fixed, as CUDA graphs need.
+            kernel = attention_kernel(objective.model, optim.mixed_precision)
+            if kernel == "flash" and not objective.model.config.convolution_size:
+                objective.model.encoder.use_graphs(_DTYPES[optim.mixed_precision])
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -129,12 +122,10 @@ class ModelOptimizer:
             self.objective.model.encoder.graphs.begin_step()
 
     def step(self, schedule: float, bad: Tensor) -> None:
-        """Updates the parameters and drops their gradients.
+        """Updates the parameters with learning rates x ``schedule``, and drops their gradients.
 
-        Args:
-            schedule: Factor of the learning rates.
-            bad: 0-dimensional, True if the loss or a gradient is not finite. Then nothing is changed. With fp16 the
-                loss scaler decides.
+        ``bad`` is 0-dimensional, True if the loss or a gradient is not finite. Then nothing is changed. With fp16 the
+        loss scaler decides.
         """
         for group, rate in zip(self.accelerated.param_groups, self.rates, strict=True):
             group["lr"] = rate * schedule
@@ -174,11 +165,9 @@ class ModelOptimizer:
         return {name: parameter for name, parameter in every.items() if parameter.requires_grad}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns the state of the optimizer for a checkpoint.
+        """Returns the moments for a checkpoint, as ``parameter/name``, and what is no tensor, for JSON.
 
-        Returns:
-            The moments of each parameter as ``parameter/name``, and what is no tensor, for JSON: ``values`` by the same
-            names, and what other optimizers than AdamW keep in their ``groups``. Empty for AdamW.
+        The latter are ``values`` by the same names, and what an optimizer keeps in its ``groups``. AdamW has neither.
         """
         tensors: dict[str, Tensor] = {}
         values: dict[str, Any] = {}
@@ -200,10 +189,8 @@ class ModelOptimizer:
     def load_state_dict(self, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor], other: Any) -> None:
         """Loads the parameters of a checkpoint, and what ``state_dict`` returned.
 
-        The rows of word embeddings that were trained need not be the rows that are trained now.
-
         Raises:
-            CheckpointError: Rows were trained whose tokens are in no training row.
+            CheckpointError: Rows of word embeddings were trained whose tokens are in no training row now.
         """
         index_of = {parameter: index for index, parameter in enumerate(self.parameters)}
         saved: dict[str, dict[str, Any]] = {}
@@ -256,43 +243,45 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | numbers.Real | str)
 
 
-def use_graphs(model: TaskModel, mixed_precision: str) -> None:
-    """Lets the layers run as CUDA graphs if their attention takes the flash kernel, whose shapes can be fixed."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision, torch.float32)
+def attention_kernel(model: TaskModel, mixed_precision: str) -> str:
+    """Returns the attention kernel of a run; the choice never changes the mathematics."""
     config = model.config
-    has_scores = config.positions in ("relative", "disentangled")
-    backend = attention_backend(device=model.device, dtype=dtype, head_size=config.head_size, has_scores=has_scores)
-    if backend == "flash" and not config.convolution_size:
-        model.encoder.use_graphs(dtype)
+    return attention_backend(
+        device=model.device,
+        dtype=_DTYPES[mixed_precision],
+        head_size=config.head_size,
+        has_scores=config.positions in ("relative", "disentangled"),
+    )
 
 
 def load_factory(optim: OptimSection) -> OptimizerFactory | None:
-    """Returns the factory that ``optim.optimizer`` names. None: AdamW.
-
-    Raises:
-        RecipeError: It cannot be imported.
-    """
-    if optim.optimizer == "adamw":
+    """Returns the factory that ``optim.optimizer`` names. None: AdamW. Raises RecipeError if it cannot be imported."""
+    name = OPTIMIZERS.get(optim.optimizer, optim.optimizer)
+    if name is None:
         return None
-    factory: OptimizerFactory = import_name(optim.optimizer, "optim.optimizer", example="'module:name'")
+    factory: OptimizerFactory = import_name(name, "optim.optimizer", example="'module:name'")
     return factory
 
 
 def make_adamw(groups: list[dict[str, Any]], optim: OptimSection) -> torch.optim.AdamW:
-    """Returns AdamW (Loshchilov and Hutter, arXiv:1711.05101) for parameter groups."""
+    """Returns AdamW (Loshchilov and Hutter, arXiv:1711.05101) for parameter groups.
+
+    Without bias correction, as in Google's AdamWeightDecayOptimizer, with which BERT and ELECTRA were trained, it
+    divides its moments by 1: it takes itself to be at a step where 1 - beta^step is 1.
+    """
     betas = (optim.adam_beta1, optim.adam_beta2)
     optimizer = torch.optim.AdamW(groups, betas=betas, eps=optim.adam_epsilon, fused=True)
-    if not optim.bias_correction:
-        disable_bias_correction(optimizer)
+    for parameter in () if optim.bias_correction else (item for group in groups for item in group["params"]):
+        optimizer.state[parameter] = {
+            "step": torch.full((), _WITHOUT_CORRECTION, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
     return optimizer
 
 
 def make_optimizer(groups: list[dict[str, Any]], factory: OptimizerFactory) -> torch.optim.Optimizer:
-    """Calls a factory.
-
-    Raises:
-        UsageError: It fails, or returns no optimizer of all the parameters.
-    """
+    """Calls a factory. Raises UsageError if it fails, or returns no optimizer of all the parameters."""
     name = getattr(factory, "__qualname__", repr(factory))
     parameters = {parameter for group in groups for parameter in group["params"]}
     try:
@@ -341,25 +330,10 @@ def parameter_groups(
     return [{"params": group, "lr": rate, "weight_decay": decay} for (rate, decay), group in groups.items()]
 
 
-def disable_bias_correction(optimizer: torch.optim.Optimizer) -> None:
-    """Makes an AdamW without a state divide its moments by 1: it takes itself to be at a step where 1 - beta^step is 1.
-
-    Google's AdamWeightDecayOptimizer, with which BERT and ELECTRA were trained, has no bias correction.
-    """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.full((), _WITHOUT_CORRECTION, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-
-
 def set_sparse_gradients(objective: Objective, enabled: bool) -> None:
-    """Whether the gradients of word embeddings hold a batch's rows alone.
+    """Sets whether the gradients of word embeddings hold a batch's rows alone, which saves work on nearly all rows.
 
-    That saves filling, measuring and scaling the other rows, nearly all of them. The optimizer needs them still. Where
-    a head reads the whole table, these rows are added to the gradient that the head gives.
+    If a head reads the whole table, these rows are added to the gradient of the head.
     """
     models = [module for module in objective.modules() if isinstance(module, TaskModel)]
     for table in (model.encoder.embeddings.word for model in models):
@@ -367,11 +341,7 @@ def set_sparse_gradients(objective: Objective, enabled: bool) -> None:
 
 
 def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> None:
-    """Stops the embeddings or the first ``layers`` layers from being trained.
-
-    Raises:
-        UsageError: the model has fewer layers, or the last of these shares its weights with a later one.
-    """
+    """Stops training of the embeddings or of the first ``layers`` layers, if these end where no weights are shared."""
     depths = model.parameter_depths()
     ends = sorted(set(depths.values()) - {0, max(depths.values())})
     if layers != 0 and layers not in ends:
@@ -385,12 +355,7 @@ def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> No
 
 
 def freeze_encoder(objective: Objective, optim: OptimSection) -> None:
-    """Stops all weights of the encoder from being trained, because adapters are trained in their place.
-
-    Raises:
-        UsageError: several models are trained together, the rank is greater than the encoder's width, or the weights
-            are in half precision, in which small changes are lost.
-    """
+    """Stops training of the encoder's weights, because adapters are trained instead. Raises UsageError if none fit."""
     model = objective.model
     if sum(isinstance(module, TaskModel) for module in objective.modules()) > 1:
         raise UsageError(
@@ -410,7 +375,7 @@ def freeze_encoder(objective: Objective, optim: OptimSection) -> None:
 
 
 def make_adapters(objective: Objective, optim: OptimSection, seed: int) -> Adapters | None:
-    """The adapters of the encoder; None if its own weights are trained."""
+    """Returns the adapters of the encoder; None if its own weights are trained."""
     if optim.lora_rank is None:
         return None
     return Adapters(
@@ -424,6 +389,6 @@ def make_adapters(objective: Objective, optim: OptimSection, seed: int) -> Adapt
 
 
 def count_trained(objective: Objective, adapters: Adapters | None) -> int:
-    """How many numbers are trained; of the word embeddings all, unless they are frozen."""
+    """Returns the number of trained parameters; of the word embeddings all, unless they are frozen."""
     with nullcontext() if adapters is None else adapters.attached():
         return sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)

@@ -24,9 +24,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class MetricRecord(_Record):
-    """The metrics of a run; see ``metric_metadata``."""
-
+class _Metric(_Record):
     sets: Annotated[list[str], Field(min_length=1)]
     best: str
     primary: str
@@ -34,9 +32,7 @@ class MetricRecord(_Record):
     neutral: list[str]
 
 
-class SplitRecord(_Record):
-    """The rows of a split."""
-
+class _Split(_Record):
     source: str
     fingerprint: str
     rows: Count
@@ -44,9 +40,7 @@ class SplitRecord(_Record):
     hub: dict[str, str | None] | None = None
 
 
-class ChangeRecord(_Record):
-    """A change of settings or environment on the way."""
-
+class _Change(_Record):
     step: Count
     change: str
 
@@ -56,8 +50,8 @@ class RunRecord(_Record):
 
     task: str
     labels: list[str]
-    metrics: MetricRecord
-    data: dict[str, SplitRecord]
+    metrics: _Metric
+    data: dict[str, _Split]
     rows: Count
     steps: Count
     seed: Count
@@ -70,7 +64,7 @@ class RunRecord(_Record):
     platform: str = ""
     device: str = ""
     resumed_at: list[Count] = []
-    changes: list[ChangeRecord] = []
+    changes: list[_Change] = []
 
 
 class SummaryRecord(_Record):
@@ -102,9 +96,7 @@ class EventRecord(_Record):
     agreement: dict[str, float] = {}
 
 
-class SeedRecord(_Record):
-    """A run in ``seeds.json``."""
-
+class _Seed(_Record):
     seed: Annotated[int, Field(ge=0, lt=2**32)]
     failure: str | None
 
@@ -112,21 +104,17 @@ class SeedRecord(_Record):
 class SeedsRecord(_Record):
     """``seeds.json``."""
 
-    runs: list[SeedRecord]
+    runs: list[_Seed]
     failed: dict[str, str]
 
 
-class FoldMetricRecord(_Record):
-    """A metric in ``folds.json``."""
-
+class _FoldMetric(_Record):
     pooled: Number
     mean: Number
     std: Number
 
 
-class FoldRecord(_Record):
-    """A run in ``folds.json``."""
-
+class _Fold(_Record):
     fold: Annotated[int, Field(ge=1, lt=2**31)]
     rows: Count
     metrics: Metrics
@@ -138,35 +126,29 @@ class FoldsRecord(_Record):
     metric: str
     summary: str
     rows: Count
-    metrics: dict[str, FoldMetricRecord]
-    runs: Annotated[list[FoldRecord], Field(min_length=1)]
+    metrics: dict[str, _FoldMetric]
+    runs: Annotated[list[_Fold], Field(min_length=1)]
     notes: list[str]
 
 
-class TrialRecord(_Record):
-    """A trial in ``search.json``."""
-
+class _Trial(_Record):
     number: Count
     values: dict[str, Any]
     score: Number
     note: str
 
 
-class SpreadRecord(_Record):
-    """Runs with several seeds in ``search.json``."""
-
+class _Spread(_Record):
     runs: Count
     mean: Number
     std: Number
 
 
-class StudyRecord(_Record):
-    """The trials of a sampler in ``search.json``."""
-
+class _Study(_Record):
     sampler: str
-    trials: list[TrialRecord]
+    trials: list[_Trial]
     best: Count | None
-    fresh: SpreadRecord | None
+    fresh: _Spread | None
     importance: dict[str, float]
 
 
@@ -175,8 +157,8 @@ class SearchRecord(_Record):
 
     metric: str
     lower_is_better: bool
-    studies: Annotated[list[StudyRecord], Field(min_length=1)]
-    baseline: SpreadRecord | None
+    studies: Annotated[list[_Study], Field(min_length=1)]
+    baseline: _Spread | None
     notes: list[str]
 
 

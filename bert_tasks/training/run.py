@@ -49,45 +49,31 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
     The labels are the recipe's; else those of the format (GLUE's order); else those of the training rows, sorted.
 
     Args:
-        recipe: says where the rows are.
-        passthrough: which columns of their files the rows carry along; see ``read_table``.
+        recipe: The recipe, which says where the rows are.
+        passthrough: The columns of their files that the rows carry along; see ``read_table``.
 
     Raises:
-        DataError: rows are bad; the message names all of them, in all files.
-        RecipeError: settings do not fit the labels.
+        DataError: Rows are bad; the message names all of them, in all files.
+        RecipeError: Settings do not fit the labels.
     """
-    draft = build_task(recipe)
-    stated: tuple[str, ...] = draft.labels
-    if not stated and recipe.data.format is not None:
-        stated = tuple(named_format(recipe.data.format).label_names.values())
-    columns, section, has_teacher = draft.columns, recipe.folds, recipe.teacher is not None
+    draft, section = build_task(recipe), recipe.folds
+    columns, labels = draft.columns, draft.labels
+    if not labels and recipe.data.format is not None:
+        labels = tuple(named_format(recipe.data.format).label_names.values())
+    checks: dict[str, Any] = {"columns": columns, "unlabelled": recipe.teacher is not None}
+    options = {**checks, "labels": labels, "passthrough": passthrough}
     if section is None:
-        splits = load_splits(
-            recipe.data,
-            columns=columns,
-            seed=recipe.run.seed,
-            labels=stated,
-            unlabelled=has_teacher,
-            passthrough=passthrough,
-        )
+        splits = load_splits(recipe.data, **options, seed=recipe.run.seed)
     else:
         if not has_labels(columns):
             raise RecipeError(f"[folds]: {draft.name} has no labels to compare predictions with")
         group, name = group_column(columns, section.group)
-        tables = load_tables(
-            recipe.data,
-            columns=columns,
-            labels=stated,
-            unlabelled=has_teacher,
-            group=group,
-            group_name=name,
-            passthrough=passthrough,
-        )
-        stated = check_splits(tables, columns=columns, labels=stated, unlabelled=has_teacher)
+        tables = load_tables(recipe.data, **options, group=group, group_name=name)
+        labels = check_splits(tables, **checks, labels=labels)
         folds = make_folds(tables.train, columns, count=section.count, seed=section.seed)
         fold, share = 1 if section.fold is None else section.fold, recipe.data.validation_share
         splits = fold_splits(tables, columns, folds, fold, share=share, seed=recipe.run.seed)
-    labels = check_splits(splits, columns=columns, labels=stated, unlabelled=has_teacher)
+    labels = check_splits(splits, **checks, labels=labels)
     return LoadedRecipe(recipe=recipe, task=build_task(recipe, labels) if labels else draft, splits=splits)
 
 
@@ -117,17 +103,17 @@ def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> T
 def make_objective(
     model: TaskModel, section: TeacherSection | None, teacher: TaskModel | None = None, *, seed: int
 ) -> Objective:
-    """The loss of the task, and of a teacher or a generator if there is one.
+    """Returns the loss of the task, and of a teacher or a generator if there is one.
 
     Args:
-        model: what is trained.
-        section: names the teacher and says how it teaches; None: there is none.
-        teacher: the model itself, where it is in memory already.
-        seed: of the weights of a generator.
+        model: The model that is trained.
+        section: The teacher and how it teaches; None: there is none.
+        teacher: The teacher, if it is in memory already.
+        seed: Seed of the weights of a generator.
 
     Raises:
-        CheckpointError: the teacher's folder has no trained head for the task and its labels.
-        UsageError: see ``Distillation``.
+        CheckpointError: The teacher's folder has no trained head for the task and its labels.
+        UsageError: See ``Distillation``.
     """
     if Fitting.of(model.task).generator() is not None:
         if section is not None:
@@ -159,14 +145,11 @@ def train(
     progress: bool = True,
     callback: Callback | None = None,
 ) -> FitResult:
-    """Trains a recipe, or resumes its run; a finished run in its output folder is only reported.
+    """Trains a recipe, or resumes its run; a finished run in its output folder is only reported. Errors as in ``fit``.
 
     Args:
-        recipe: a recipe, or the path of its TOML file.
-        overwrite, progress, callback: see ``fit``.
-
-    Raises:
-        RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: see ``fit``.
+        recipe: A recipe, or the path of its TOML file.
+        overwrite, progress, callback: See ``fit``.
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if loaded.folds is not None and loaded.folds.fold is None:
@@ -195,26 +178,29 @@ def run_folder(recipe: Recipe) -> Path:
 
 
 def check(recipe: Recipe) -> DataReport:
-    """Label counts, token lengths, truncation, duplicates and overlap of a recipe's data; trains nothing.
+    """Returns label counts, token lengths, truncation, duplicates and overlap of a recipe's data; trains nothing.
 
     Raises:
-        DataError, RecipeError, CheckpointError: what would stop ``train``.
+        DataError, RecipeError, CheckpointError: What would stop ``train``.
     """
+    return _data_report(_checked_trainer(recipe))
+
+
+def _checked_trainer(recipe: Recipe) -> Trainer:
     check_installed(recipe.run.trackers)
     trainer = build_trainer(prepare(recipe))
     trainer.preflight()
-    return _data_report(trainer)
+    return trainer
 
 
 def _data_report(trainer: Trainer) -> DataReport:
-    model, task, splits = trainer.model, trainer.model.task, trainer.splits
-    tokens = {}
-    for name, table in named_splits(splits):
+    model, task, tokens = trainer.model, trainer.model.task, {}
+    for name, table in named_splits(trainer.splits):
         samples = tokenized(table, task, model)
         cuts = Truncation.of(samples.features, rows=len(table))
         notes = input_notes(samples, model, rows=len(table))
         tokens[name] = TokenCounts(lengths=samples.tokens, cuts=cuts, notes=notes)
-    return data_report(splits, tokens, columns=task.columns, labels=task.labels)
+    return data_report(trainer.splits, tokens, columns=task.columns, labels=task.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,19 +234,17 @@ class DryRun:
 
 
 def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
-    """Everything ``train`` does before the first step, without writing to the output folder.
+    """Does everything that ``train`` does before the first step, without writing to the output folder.
 
     Raises:
-        RecipeError, DataError, CheckpointError, UsageError: what would stop ``train``.
+        RecipeError, DataError, CheckpointError, UsageError: What would stop ``train``.
     """
-    check_installed(recipe.run.trackers)
-    folder, optim = run_folder(recipe), recipe.optim
+    folder, optim, seed = run_folder(recipe), recipe.optim, recipe.run.seed
     outputs.check_folder(folder)
-    trainer = build_trainer(prepare(recipe))
-    model = trainer.model
-    trainer.preflight()
+    trainer = _checked_trainer(recipe)
+    model, objective = trainer.model, trainer.objective
     existing = None if overwrite else trainer.folder.existing_run()
-    saved = [] if existing is None else checkpoints(trainer.folder.checkpoints)
+    saved = checkpoints(trainer.folder.checkpoints)
     if existing is None:
         state = "a new run"
     elif existing.summary is not None and not existing.changed:
@@ -270,17 +254,17 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     else:
         state = "a run without a checkpoint, which starts again from the beginning"
     samples = tokenized(trainer.splits.train, model.task, model)
-    order = SampleOrder(samples.lengths, samples=optim.batch_size, tokens=optim.batch_tokens, seed=recipe.run.seed)
-    plan, (_, batch) = StepPlan.of(optim, order), next(order.batches(0, 1))
+    order = SampleOrder(samples.lengths, samples=optim.batch_size, tokens=optim.batch_tokens, seed=seed)
+    plan, first_row = StepPlan.of(optim, order), order.epoch(0)[0][:1]
     return DryRun(
         steps=plan.total,
         warmup_steps=plan.warmup,
         tokens_per_epoch=int(samples.lengths.sum()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        trained_parameters=count_trained(trainer.objective, make_adapters(trainer.objective, optim, recipe.run.seed)),
+        trained_parameters=count_trained(objective, make_adapters(objective, optim, seed)),
         report=_data_report(trainer),
-        load_summary=("random, of a new model" if model.load_report is None else model.load_report.summary()),
-        example=str(model.require_tokenizer().decode(samples.features_of(batch[:1])[0]["input_ids"])),
+        load_summary="random, of a new model" if model.load_report is None else model.load_report.summary(),
+        example=str(model.require_tokenizer().decode(samples.features_of(first_row)[0]["input_ids"])),
         output_dir=str(folder),
         state=state,
     )

@@ -5,41 +5,42 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 from bert_tasks.data.splits import Splits
 from bert_tasks.distributed import thread_hint, usable_cores
-from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.model.inputs import input_notes
 from bert_tasks.recipe.schema import RunSection
+from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.windows import Windows
 from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
 from bert_tasks.training.objectives import weights_digest
-from bert_tasks.training.optim import count_trained
+from bert_tasks.training.optim import attention_kernel, count_trained
 from bert_tasks.training.step import OptimizerSteps
 
-_DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+def run_environment(accelerator: Accelerator, task: Task) -> dict[str, Any]:
+    """Returns what bit-equal results depend on besides the settings and the data."""
+    device = accelerator.device
+    return {
+        **outputs.environment(Windows.of(task).libraries),
+        "processes": accelerator.num_processes,
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+    }
 
 
 def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict[str, Any]:
     """Returns the content of run.json: what bit-equal results depend on, and what a reader of the metrics must know."""
-    model, accelerator = steps.objective.model, steps.accelerator
-    task, device = model.task, accelerator.device
+    model, task = steps.objective.model, steps.objective.model.task
     vocabulary, adapters = steps.optimizer.vocabulary, steps.optimizer.adapters
     rows = None if vocabulary is None else {"trained": len(vocabulary.ids), "all": model.config.vocab_size}
     return {
-        **outputs.environment(Windows.of(task).libraries),
+        **run_environment(steps.accelerator, task),
         "seed": steps.seed,
-        "processes": accelerator.num_processes,
-        "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "attention": attention_backend(  # the kernel; the choice never changes the mathematics
-            device=device,
-            dtype=_DTYPES[steps.optim.mixed_precision],
-            head_size=model.config.head_size,
-            has_scores=model.config.positions in ("relative", "disentangled"),
-        ),
+        "attention": attention_kernel(model, steps.optim.mixed_precision),
         "model": {} if model.origin is None else dict(vars(model.origin)),
         "task": task.name,
         "labels": list(task.labels),
@@ -56,13 +57,7 @@ def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict
 
 
 def start_notes(steps: OptimizerSteps, splits: Splits, attention: str) -> Iterator[str]:
-    """Yields sentences for people: what begins, and what may be unexpected in the data.
-
-    Args:
-        steps: The steps of the run.
-        splits: Its rows.
-        attention: The kernel of attention.
-    """
+    """Yields sentences for people: what begins, and what may be unexpected in the data."""
     accelerator, objective, optimizer = steps.accelerator, steps.objective, steps.optimizer
     model = objective.model
     yield (

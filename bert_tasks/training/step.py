@@ -152,11 +152,7 @@ class OptimizerSteps:
 
     @reuse_bfloat16_weights()
     def backward(self, step: int, batch: Sequence[int]) -> Tensor:
-        """Runs forward and backward for this process's share of a batch, which leaves summed gradients.
-
-        Returns:
-            ``[K, 2]`` float64: total and count of each loss term over this process's samples.
-        """
+        """Sums the gradients of this process's share. Returns ``[K, 2]`` float64: total and count of each loss term."""
         accelerator, optimizer = self.accelerator, self.optimizer
         self.objective.train()
         optimizer.begin_step()
@@ -185,11 +181,7 @@ class OptimizerSteps:
         return torch.where(total > 0, _reference_count(total) / total, 0.0)
 
     def _add_gradients(self, features: Sequence[Feature], scale: float, ratios: Tensor | None) -> Tensor:
-        """Runs backward for a micro-batch. Each loss term is multiplied by ``scale`` and its ratio.
-
-        Returns:
-            ``[K, 2]`` float64: total and count of each loss term.
-        """
+        """Runs backward for a micro-batch, each loss term times ``scale`` and its ratio. Returns ``[K, 2]``."""
         terms = self.optimizer.wrapped_objective(self.objective.model.packed(features))
         losses = [term.total * (term.weight * scale) for term in terms]
         if ratios is not None:
@@ -201,11 +193,7 @@ class OptimizerSteps:
     def update(self, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
         """Scales and clips the gradients, and updates the weights, unless the loss or a gradient is not finite.
 
-        Args:
-            step: The step, from 0.
-            batch: Its samples.
-            sums: What ``backward`` returned.
-            stop: Whether this process wants to end. The others learn it with the numbers of the step.
+        ``sums`` is what ``backward`` returned. If ``stop``, the other processes learn that this one wants to end.
         """
         accelerator, plan = self.accelerator, self.plan
         flags = sums.new_full((1,), float(stop))
@@ -246,17 +234,14 @@ def read_step_metrics(
     mixed_precision: str,
     rows_of: Callable[[Sequence[int]], Sequence[int]] = list,
 ) -> tuple[StepLog, int]:
-    """Reads the numbers of a step, usually while the next one runs.
+    """Reads the numbers of a step, usually while the next one runs, and counts the steps in a row that were skipped.
 
     Args:
-        overflows: steps in a row that were skipped before this one.
-        rows_of: the rows that samples are of, from 0.
-
-    Returns:
-        The numbers, and the steps in a row skipped now.
+        overflows: Steps in a row that were skipped before this one.
+        rows_of: Returns the rows of samples, from 0.
 
     Raises:
-        DivergedError: the loss or the gradient was not finite. Weights are those before the step.
+        DivergedError: The loss or the gradient was not finite. The weights are those before the step.
     """
     if result.ready is not None:
         result.ready.synchronize()

@@ -1,10 +1,9 @@
 """The rows of the table of word embeddings that a run trains, and what becomes of the others.
 
 A row whose token is in no training sample has no gradient. AdamW's moments for it stay 0, and each of its steps only
-multiplies the row by 1 - learning rate x weight decay. So the run trains a smaller table of the other rows: gradients,
-clipping, AdamW and the exchange between processes know no other. The factors of the rows that are left out are kept,
-and multiplied in, one step after the other as AdamW would have done, before anything reads the whole table. On the CPU
-that gives the same bits, wherever the run is evaluated, saved or stopped.
+multiplies the row by 1 - learning rate x weight decay. So the run trains a smaller table of the other rows. The factors
+are multiplied into the whole table, one step after the other as AdamW would have done, before anything reads it. On the
+CPU that gives the same bits, wherever the run is evaluated, saved or stopped.
 
 Shape legend: V vocabulary, R rows that are trained, E width of the embeddings, N tokens.
 """
@@ -66,12 +65,7 @@ class TrainedVocabulary:
 
     @classmethod
     def of(cls, model: TaskModel, features: "Dataset") -> "TrainedVocabulary | None":
-        """The rows of a model for these training rows; None if they are too many, or not trained.
-
-        Args:
-            model: on its device.
-            features: of all training rows, so that every process finds the same.
-        """
+        """Returns the trained rows of a model for all training rows; None if they are too many, or not trained."""
         table = model.encoder.embeddings.word
         if not table.weight.requires_grad:
             return None
@@ -80,10 +74,7 @@ class TrainedVocabulary:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Meanwhile the model reads the smaller table: for the parameters of a run, and in the forward passes of steps.
-
-        The module stays the same, with all its hooks. Only its parameter is replaced, and the ids that it gets.
-        """
+        """Lets the model read the smaller table. The module keeps its hooks; its parameter and its ids are replaced."""
         whole, padding = self.table.weight, self.table.padding_idx
         hook = self.table.register_forward_pre_hook(lambda _, ids: (self._places.index_select(0, ids[0]),))  # [N]
         self.table.weight, self.table.padding_idx = self.weight, self._padding_place
@@ -94,12 +85,7 @@ class TrainedVocabulary:
             self.table.weight, self.table.padding_idx = whole, padding
 
     def add_step(self, groups: Sequence[Mapping[str, Any]], skipped: Tensor) -> None:
-        """Notes an optimizer step that is done.
-
-        Args:
-            groups: the optimizer's, with the learning rates of the step.
-            skipped: 0-dimensional, True if the step changed nothing.
-        """
+        """Notes a step of an optimizer with these groups; ``skipped``: 0-dimensional, True if it changed nothing."""
         group = next(group for group in groups if any(one is self.weight for one in group["params"]))
         self._factors.append(1.0 - (~skipped).double() * (group["lr"] * group["weight_decay"]))
 
@@ -125,15 +111,9 @@ class TrainedVocabulary:
 
 
 def remap_moment(moment: Tensor, stored: Tensor | None, wanted: Tensor | None, count: int) -> Tensor:
-    """A moment of AdamW for some rows of a table, from that for others.
+    """Returns a moment of AdamW for the rows ``wanted`` of a table with ``count`` rows, from the ``stored`` rows.
 
-    Args:
-        moment: of the stored rows.
-        stored, wanted: ascending ids of rows; None: all.
-        count: V.
-
-    Raises:
-        CheckpointError: a row that is not wanted was trained.
+    Rows are ascending ids; None: all of them. Raises CheckpointError if a row that is not wanted was trained.
     """
     if stored is not None and wanted is not None and torch.equal(stored, wanted):
         return moment

@@ -89,12 +89,10 @@ def test_sets_whose_names_begin_alike_are_told_apart_in_the_run_and_its_report(c
     assert [line.name for line in loss_chart(run).lines] == ["training", "validation dev", "validation dev_strict"]
 
 
-@pytest.mark.parametrize(
-    ("name", "said"), [("dev/strict", "validation set 'dev/strict': a name without '/'"), ("", "one of them without")]
-)
-def test_ambiguous_names_of_sets_are_refused_before_training(checkpoint, tmp_path, name, said):
+@pytest.mark.parametrize("name", ["dev/strict", ""])
+def test_ambiguous_names_of_sets_are_refused_before_training(checkpoint, tmp_path, name):
     sets = {"dev": make_rows(3), name: make_rows(3)}
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=f"validation sets .'dev', '{name}'.: expected .*without '/' in names"):
         fit(load_model(checkpoint), make_rows(8), sets, output_dir=tmp_path / "run", epochs=1, progress=False)
     assert not (tmp_path / "run").exists()
 
