@@ -20,7 +20,7 @@ LINES = {
     "api": (213, 250),
     "report": (1965, 1700),
     "cards": (544, 380),
-    "serving": (963, 800),
+    "serving": (945, 800),
     "glue_submission": (135, 150),
     "experiments": (1672, 1200),
     "training": (3868, 2700),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 38_388  # of 29,000
-TOTAL_STATEMENTS = 21_609  # of 15,800
+TOTAL_LINES = 38_370  # of 29,000
+TOTAL_STATEMENTS = 21_592  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -86,7 +86,7 @@ def _add_predict(app: FastAPI, model: TaskModel, batcher: Batcher, limits: Limit
     )
     async def predict(request: Request, explain: bool = False) -> Response:
         """With `explain=true` the prediction for one row has an `explanation`, if the model has explanations."""
-        body, content_type = await request.body(), request.headers.get("content-type", "")
+        body, content_type = request.scope["body"], request.headers.get("content-type", "")
         rows, several = await call(body, lambda: reader.rows(body, content_type))
         problem = batcher.no_explanations
         if len(rows) > 1:
@@ -162,7 +162,7 @@ async def _answers(
     """The predictions. If the client disconnects or time is up first, the request is removed from the queue."""
     answer = asyncio.ensure_future(batcher.answer(rows, explain=explain))
     answer.add_done_callback(retrieve_exception)
-    gone = asyncio.ensure_future(request.receive())  # the body was read, so the next message is the disconnect
+    gone = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({answer, gone}, timeout=limits.timeout, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():

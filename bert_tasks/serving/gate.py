@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -94,32 +94,22 @@ class Gate:
                 await JSONResponse({"status": "ok"})(scope, receive, send)
             elif self.app is None:
                 raise HTTPException(503, "the model is being loaded", {"retry-after": "2"})
-            else:
-                unread = [{"type": "http.request", "body": await self._body(receive), "more_body": False}]
-
-                async def replay() -> Message:
-                    """Returns the body, then what ``receive`` delivers: that the client disconnects."""
-                    return unread.pop() if unread else await receive()
-
-                await self.app(scope, replay, send)
+            else:  # what is left to receive is that the client disconnects
+                await self.app({**scope, "body": await self._body(scope, receive)}, receive, send)
         except HTTPException as error:
             await JSONResponse({"detail": error.detail}, error.status_code, error.headers)(scope, receive, send)
         except asyncio.CancelledError:  # the grace period is over; nothing follows
             response = JSONResponse({"detail": "the server has stopped"}, 503, {"connection": "close"})
             await response(scope, receive, send)
 
-    async def _body(self, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
         """Returns the whole body. A body that is too large is read to its end, so its sender reads the response."""
         most, seconds = self.limits.body_bytes, self.limits.timeout
-        body, more, is_too_large = bytearray(), True, False
+        body, is_too_large = bytearray(), False
         try:
             async with asyncio.timeout(seconds):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    more = message.get("more_body", False)
-                    body += message.get("body", b"")
+                async for chunk in Request(scope, receive).stream():
+                    body += chunk
                     if len(body) > most:
                         is_too_large = True
                         body.clear()

@@ -1,15 +1,19 @@
 """Limits of the server."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Self
+from dataclasses import fields
+from typing import Annotated, Self
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from bert_tasks.errors import UsageError
 
-_LARGEST = 2**53  # the largest integer that is exact in JSON, which GET /model returns
+# GET /model returns the limits, and larger integers are not exact in JSON.
+Limit = Annotated[int, Field(gt=0, le=2**53)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Limits:
     """Limits of a request, and of all requests together.
 
@@ -22,18 +26,12 @@ class Limits:
         timeout: Seconds for a body to arrive (status 408), and then for its response (status 503).
     """
 
-    body_bytes: int = 2**20
-    rows: int = 64
-    characters: int = 20_000
-    queue: int = 128
-    connections: int = 512
-    timeout: float = 30.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            number = getattr(self, field.name)
-            if not 0 < number <= _LARGEST:
-                raise UsageError(f"the limit {field.name} is outside the range from more than 0 to {_LARGEST}")
+    body_bytes: Limit = 2**20
+    rows: Limit = 64
+    characters: Limit = 20_000
+    queue: Limit = 128
+    connections: Limit = 512
+    timeout: Annotated[float, Field(gt=0, le=2**53)] = 30.0
 
     @classmethod
     def parse(cls, settings: Sequence[str]) -> Self:
@@ -42,15 +40,9 @@ class Limits:
         Raises:
             UsageError: A setting has another form, an unknown name, or a number that is no limit.
         """
-        types = {field.name: float if field.name == "timeout" else int for field in fields(cls)}
-        numbers: dict[str, float] = {}
-        for setting in settings:
-            name, _, text = setting.partition("=")
-            if name not in types:
-                raise UsageError(f"--limit {setting}: unknown limit {name!r}. Set one of {', '.join(types)}")
-            try:
-                numbers[name] = types[name](text)
-            except ValueError:
-                noun = "a number" if name == "timeout" else "a whole number"
-                raise UsageError(f"--limit {setting}: expected {noun}, for example {name}=10") from None
-        return cls(**numbers)  # type: ignore[arg-type]  # each number has the type of its field
+        numbers = {name: number for name, _, number in (setting.partition("=") for setting in settings)}
+        try:
+            return TypeAdapter(cls).validate_python(numbers)
+        except ValidationError as error:
+            first, names = error.errors()[0], ", ".join(field.name for field in fields(cls))
+            raise UsageError(f"--limit {first['loc'][0]}: {first['msg']}. The limits are {names}") from None

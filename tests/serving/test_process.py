@@ -238,12 +238,12 @@ def test_a_model_whose_scores_are_not_finite_is_not_served(
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
     for setting, message in (
-        ("rows=0", "the limit rows is outside the range"),
-        (f"queue={2**53 + 1}", "the limit queue is outside the range"),
-        ("timeout=nan", "the limit timeout is outside the range"),
-        ("rows=1.5", "expected a whole number"),
-        ("timeout", "expected a number"),
-        ("max_rows=3", "unknown limit 'max_rows'. Set one of body_bytes, rows"),
+        ("rows=0", "--limit rows: Input should be greater than 0"),
+        (f"queue={2**53 + 1}", "--limit queue: Input should be less than or equal to"),
+        ("timeout=nan", "--limit timeout: Input should be"),
+        ("rows=1.5", "--limit rows: Input should be a valid integer"),
+        ("timeout", "--limit timeout: Input should be a valid number"),
+        ("max_rows=3", "--limit max_rows: Unexpected .*The limits are body_bytes, rows"),
     ):
         with pytest.raises(UsageError, match=message):
             Limits.parse([setting])
