@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +30,6 @@ from bert_tasks.report.collect import gather, with_file_columns
 from bert_tasks.report.label_issues import LabelIssue, issue_cells
 from bert_tasks.report.results import file_cells
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
-from support import runs
 from support.training_runs import TASK, make_rows
 
 ROWS = 24
@@ -462,23 +460,3 @@ def test_neither_a_start_nor_a_teacher(ensemble: Path, recipe: Callable[..., Rec
         batch_predictor(ensemble)
     with pytest.raises(UsageError, match=r"fold-1 is a folder, and has no revision 'main'"):
         predict(ensemble, ["a day"], revision="main")
-
-
-@pytest.mark.slow  # three processes train
-def test_killed_in_the_middle_of_a_fold(checkpoint: Path, tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("killed", "whole")]
-    for folder in folders:
-        folder.mkdir()
-    killed, whole = (write(folder, checkpoint, epochs=6) for folder in folders)
-    command = [*runs.CONSOLE, "train", killed, "--no-report"]
-    program = runs.Program(command, folder=tmp_path)
-    program.until(lambda: runs.steps_done(folders[0] / "out" / "fold-2") > 6)
-    program.send(signal.SIGKILL)
-    program.wait()
-    ended = runs.run(command, folder=tmp_path)
-    assert ended.code == 0, ended.err
-    assert "resumed after step" in ended.err
-    assert runs.run([*runs.CONSOLE, "train", whole, "--no-report"], folder=tmp_path).code == 0
-    for fold in ("fold-1", "fold-2", "fold-3"):
-        assert runs.digests(folders[0] / "out" / fold) == runs.digests(folders[1] / "out" / fold)
-    assert (folders[0] / "out/out_of_fold.jsonl").read_text() == (folders[1] / "out/out_of_fold.jsonl").read_text()

@@ -17,6 +17,7 @@ from bert_tasks.experiments.search import search
 from bert_tasks.experiments.study import Study, Trial
 from bert_tasks.recipe.search import SearchSection
 from bert_tasks.report import make_report
+from support.recipes import write_csv, write_with_data
 from support.runs import CONSOLE, TORCHRUN, Program
 from support.runs import run as run_program
 from support.training_runs import make_rows
@@ -29,21 +30,9 @@ SPACE = {
 FOLDER = ["baseline", "best.toml", "recipe.toml", "search.json", "study.db", "tpe"]
 
 
-def write_csv(path, rows):
-    path.write_text("\n".join(["text,label", *(f"{row['text']},{row['label']}" for row in rows)]) + "\n", "utf-8")
-
-
 def write_recipe(folder, checkpoint, search_section, *, epochs=1, run_section=""):
-    write_csv(folder / "train.csv", make_rows(20))
-    write_csv(folder / "dev.csv", make_rows(8, seed=1))
-    (folder / "recipe.toml").write_text(
-        f'task = "sequence-classification"\n[model]\nname = "{checkpoint}"\n[settings]\nmax_length = 40\n'
-        '[data]\ntrain = "train.csv"\nvalidation = "dev.csv"\n'
-        f"[optim]\nepochs = {epochs}\nbatch_size = 10\nlearning_rate = 1e-3\n"
-        f'[run]\noutput_dir = "out"\nseed = 9\n{run_section}\n[search]\n{search_section}\n',
-        "utf-8",
-    )
-    return folder / "recipe.toml"
+    optim, run = f"epochs = {epochs}\nbatch_size = 10", f"seed = 9\n{run_section}"
+    return write_with_data(folder, checkpoint, optim=optim, run=run, sections=f"[search]\n{search_section}")
 
 
 SEARCH = (
@@ -399,8 +388,7 @@ def test_pruning_ends_both_processes(tmp_path, checkpoint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["trial-001", "trial-004"])
-def test_kill_during_a_trial(place, tmp_path, checkpoint):
+def test_kill_during_a_trial(tmp_path, checkpoint):
     for name in ("calm", "killed"):
         (tmp_path / name).mkdir()
         section = PRUNED.replace("'random'", "'tpe'")
@@ -408,7 +396,7 @@ def test_kill_during_a_trial(place, tmp_path, checkpoint):
     command = [*CONSOLE, "search", "--no-report", "--quiet"]
     assert run_program([*command, tmp_path / "calm" / "recipe.toml"], folder=tmp_path, seconds=240).code == 0
     program = Program([*command, tmp_path / "killed" / "recipe.toml"], folder=tmp_path)
-    run = tmp_path / "killed" / "out" / "tpe" / place
+    run = tmp_path / "killed" / "out" / "tpe" / "trial-004"
     program.until(lambda: (run / "metrics.jsonl").exists())
     program.send(signal.SIGKILL)
     program.wait()

@@ -24,24 +24,12 @@ from bert_tasks.experiments.seeds import (
 )
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.training.state import FitResult
-from support.training_runs import make_rows
-
-
-def write_csv(path, rows):
-    path.write_text("\n".join(["text,label", *(f"{row['text']},{row['label']}" for row in rows)]) + "\n", "utf-8")
+from support.recipes import write_with_data
 
 
 @pytest.fixture
 def folder(tmp_path, checkpoint):
-    write_csv(tmp_path / "train.csv", make_rows(20))
-    write_csv(tmp_path / "dev.csv", make_rows(8, seed=1))
-    (tmp_path / "recipe.toml").write_text(
-        f'task = "sequence-classification"\n[model]\nname = "{checkpoint}"\n[settings]\nmax_length = 40\n'
-        '[data]\ntrain = "train.csv"\nvalidation = "dev.csv"\n'
-        "[optim]\nepochs = 1\nbatch_size = 10\nlearning_rate = 1e-3\n"
-        '[run]\noutput_dir = "out"\nseed = 9\n',
-        "utf-8",
-    )
+    write_with_data(tmp_path, checkpoint, optim="epochs = 1\nbatch_size = 10", run="seed = 9")
     return tmp_path
 
 

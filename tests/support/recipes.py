@@ -1,12 +1,14 @@
 """Owns recipe files for tests of what is read from them, and the lines that a mistake in one is answered with."""
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
 from bert_tasks.errors import RecipeError
 from bert_tasks.recipe.schema import load_recipe
+from support.training_runs import make_rows
 
 MINIMAL = """\
 task = "sequence-classification"
@@ -22,6 +24,25 @@ def write(folder: Path, text: str) -> Path:
     file = folder / "recipe.toml"
     file.write_text(text, encoding="utf-8")
     return file
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
+    """A table of texts and labels."""
+    path.write_text("\n".join(["text,label", *(f"{row['text']},{row['label']}" for row in rows)]) + "\n", "utf-8")
+
+
+def write_with_data(
+    folder: Path, checkpoint: object, *, optim: str, run: str, rows: int = 20, dev: int = 8, sections: str = ""
+) -> Path:
+    """A recipe whose run goes to ``folder/out``, and small tables for it."""
+    write_csv(folder / "train.csv", make_rows(rows))
+    write_csv(folder / "dev.csv", make_rows(dev, seed=1))
+    return write(
+        folder,
+        f'task = "sequence-classification"\n[model]\nname = "{checkpoint}"\n[settings]\nmax_length = 40\n'
+        '[data]\ntrain = "train.csv"\nvalidation = "dev.csv"\n'
+        f'[optim]\n{optim}\nlearning_rate = 1e-3\n[run]\noutput_dir = "out"\n{run}\n{sections}\n',
+    )
 
 
 def refusal(folder: Path, text: str, *overrides: str) -> list[str]:

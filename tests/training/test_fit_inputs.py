@@ -26,7 +26,6 @@ QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
             [{"text": "a", "label": "postive"}, {"text": "b", "label": "bad"}],
             "'postive'. Did you mean 'positive'.*\n.*'bad'",
         ),
-        ([], "train: no rows"),
     ],
 )
 def test_rows_in_memory_are_checked_like_files(checkpoint, tmp_path, rows, message):

@@ -13,27 +13,18 @@ from bert_tasks import TaskModel, evaluate, load_recipe, train
 from bert_tasks.errors import DataError, RecipeError, UsageError
 from bert_tasks.training.run import build_trainer, check, dry_run, prepare
 from bert_tasks.training.step import OptimizerSteps
+from support.recipes import write_csv, write_with_data
 from support.training_runs import load_model, make_rows
 
 LONG = " ".join(["harbour"] * 60)
 
 
-def write_csv(path, rows):
-    path.write_text("\n".join(["text,label", *(f"{row['text']},{row['label']}" for row in rows)]) + "\n", "utf-8")
-
-
 @pytest.fixture
 def folder(tmp_path, checkpoint):
     """A recipe, its data (one row too long for the model's windows) and nothing else."""
+    optim = "epochs = 2\nbatch_size = 6\nwarmup_ratio = 0.2"
+    write_with_data(tmp_path, checkpoint, optim=optim, run="seed = 7", dev=6)
     write_csv(tmp_path / "train.csv", [*make_rows(19), {"text": LONG, "label": "negative"}])
-    write_csv(tmp_path / "dev.csv", make_rows(6, seed=1))
-    (tmp_path / "recipe.toml").write_text(
-        f'task = "sequence-classification"\n[model]\nname = "{checkpoint}"\n[settings]\nmax_length = 40\n'
-        '[data]\ntrain = "train.csv"\nvalidation = "dev.csv"\n'
-        "[optim]\nepochs = 2\nbatch_size = 6\nwarmup_ratio = 0.2\nlearning_rate = 1e-3\n"
-        '[run]\noutput_dir = "out"\nseed = 7\n',
-        "utf-8",
-    )
     return tmp_path
 
 
