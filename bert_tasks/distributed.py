@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
 from pathlib import Path
@@ -186,9 +185,8 @@ def disagreements(gathered: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return differing
 
 
-@dataclass
 class StopSignals:
-    """``received``: the signal that asked to stop; None if there was none."""
+    """``received`` is the signal that asked to stop, or None."""
 
     received: signal.Signals | None = None
 

@@ -105,11 +105,11 @@ def check_libraries(names: Iterable[str], *, extra: str, purpose: str) -> None:
 
 def cpu_name() -> str:
     """The model of the processor; where the system does not tell, what Python calls it."""
-    lines: list[str] = []
     with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if match := re.search(r"^model name\s*: *(.*\S)", text, re.MULTILINE | re.IGNORECASE):
+            return match[1]
+    return platform.processor() or platform.machine()
 
 
 def shown_variables(variables: Mapping[str, str]) -> dict[str, str]:

@@ -29,10 +29,8 @@ class FileSample:
     """A data file and a sample of its rows.
 
     Attributes:
-        columns: Names in the header, or names of the first row.
         rows: Rows evenly drawn from all ``count`` rows of the file, in order. ``faults`` could not be read.
-        options: Reading options that a recipe must set.
-        notes: Reasons for the options.
+        options: Reading options that a recipe must set, for the reasons in ``notes``.
         has_stated_format: True if the user named the format, whose columns are then the columns of the task.
     """
 
@@ -60,28 +58,15 @@ class FileSample:
 
 
 def read_sample(path: Path, reading: ReadOptions) -> FileSample:
-    """Reads a file and keeps a sample. Detects the layout of a table if it is not set.
-
-    Args:
-        path: The file.
-        reading: Reading options that the user set.
-
-    Returns:
-        The sample, with the options that a recipe must set.
+    """Reads a file and keeps a sample. Detects the layout of a table if the user has not set it.
 
     Raises:
         DataError: The file does not exist, or most of it is not in the format of its name.
     """
     existing_file(path)
     layout = file_format(reading.format, path)
-    encoding = reading.encoding
-    options = {
-        "format": reading.format,
-        "delimiter": reading.delimiter,
-        "encoding": None if encoding == "utf-8" else encoding,
-        "header": reading.header,
-    }
-    options = {name: value for name, value in options.items() if value is not None}
+    names = ("format", "delimiter", "encoding", "header")
+    options = {name: value for name in names if (value := getattr(reading, name)) not in (None, "utf-8")}
     if not layout.quoted:
         sample = _read(path, layout, options)
     elif reading.header is None:
@@ -97,7 +82,7 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
         for name, value in row.items():
             if not is_encodable(name) or _UNKNOWN_BYTE.search(str(value)):
                 raise DataError(
-                    f"{path}: column {name!r} has bytes that are not {'utf-8' if encoding is None else encoding}; "
+                    f"{path}: column {name!r} has bytes that are not {options.get('encoding', 'utf-8')}; "
                     f"name the file's encoding with --encoding, {ENCODING_EXAMPLE}"
                 )
     return replace(sample, has_stated_format=reading.format is not None)
@@ -123,22 +108,15 @@ def _detect_header(path: Path, layout: Format, options: Options) -> FileSample:
     if any(count > 1 and count * _MOST_ROWS_PER_CLASS > len(sample.rows) for count in counts.values()):
         sample = _detect_delimiter(path, layout, {**options, "header": False})
         return replace(sample, notes=(*sample.notes, _NO_HEADER))
-    for name in names:
-        if name.strip().isdecimal() or len(name.split()) > _LONGEST_HEADER:
-            note = (
-                f"the first line gives the columns' names, but {shortened(name)} looks like a value: is the header "
-                "missing? Then add --no-header"
-            )
-            return replace(sample, notes=(*sample.notes, note))
-    return sample
+    value = next((name for name in names if name.strip().isdecimal() or len(name.split()) > _LONGEST_HEADER), None)
+    if value is None:
+        return sample
+    note = f"the name {shortened(value)} in the first line looks like a value: is the header missing? Add --no-header"
+    return replace(sample, notes=(*sample.notes, note))
 
 
 def _detect_delimiter(path: Path, layout: Format, options: Options) -> FileSample:
-    """Reads a table by the delimiter that gives several columns and the fewest broken rows.
-
-    Raises:
-        DataError: No delimiter gives several columns, and the usual one gives an error.
-    """
+    """Reads a table by the delimiter that gives several columns and the fewest broken rows."""
     best: FileSample | None = None
     problem: DataError | None = None
     for candidate, changes, notes in _table_layouts(layout, options):
@@ -159,7 +137,7 @@ def _detect_delimiter(path: Path, layout: Format, options: Options) -> FileSampl
 def _table_layouts(layout: Format, options: Options) -> Iterator[tuple[Format, Options, tuple[str, ...]]]:
     """Yields formats with the options to change and the reasons, likeliest first."""
     usual = layout.delimiter
-    marks = [options["delimiter"]] if "delimiter" in options else [usual, *(m for m in _DELIMITERS if m != usual)]
+    marks = [options["delimiter"]] if "delimiter" in options else dict.fromkeys((usual, *_DELIMITERS))
     for mark in marks:
         is_usual = mark == usual or "delimiter" in options
         notes = () if is_usual else (f"the delimiter is {mark!r}",)

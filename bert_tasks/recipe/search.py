@@ -158,9 +158,9 @@ class SearchSection(BaseModel):
         for key in self.space:
             section, name = key.split(".", 1)
             tables[section][name] = space[key]
-        section_of_tables = self.model_copy(update=tables)
-        section_of_tables.__pydantic_extra__.clear()
-        return section_of_tables
+        result = self.model_copy(update=tables)
+        result.__pydantic_extra__.clear()
+        return result
 
     def grid(self) -> list[dict[str, Any]]:
         """All combinations of the values; see ``sampler``."""

@@ -211,12 +211,6 @@ class TestTrain:
         assert not [line for line in third.err.splitlines() if not line.startswith("note: the best model predicts")]
         assert "already complete" not in third.out
 
-    def test_another_recipe_does_not_replace_a_run(self, recipe: Path, run: Run) -> None:
-        assert run("train", recipe, "--quiet").code == 0
-        message = failure(run("train", recipe, "--set", "run.seed=8", "--quiet"), 2)
-        assert "holds a finished run with other settings: run.seed = 8 (was " in message
-        assert "Choose another folder, or --overwrite" in message
-
     def test_push_writes_the_card_again_with_what_is_stated(self, recipe: Path, run: Run) -> None:
         assert run("train", recipe, "--quiet", "--no-report").code == 0
         card = recipe.parent / "run" / "model" / "README.md"
@@ -372,12 +366,6 @@ class TestInit:
         for line in ('validation = "data.csv"', 'format = "csv"', 'delimiter = ";"', 'encoding = "latin-1"'):
             assert line in text.splitlines()
 
-    def test_nothing_to_learn(self, tmp_path: Path, run: Run) -> None:
-        lines = [line.replace(",", "") for line in LINES[:4]]
-        (tmp_path / "lines.csv").write_text("text,more\n" + "".join(f"{line},{line}\n" for line in lines))
-        message = failure(run("init", tmp_path / "lines.csv", "--output", tmp_path / "made.toml"), 3)
-        assert "no column to learn" in message
-
 
 class TestFailures:
     def test_recipe_typo(self, recipe: Path, run: Run) -> None:
@@ -386,11 +374,6 @@ class TestFailures:
         message = failure(run("train", recipe), 2)
         assert f"{recipe}:{line}:" in message
         assert "learning_rate" in message
-
-    @pytest.mark.parametrize("option", ["optim.epochs=0", "optim.epoch=3", "nothing", "settings.pooling=average"])
-    def test_bad_override(self, option: str, recipe: Path, run: Run) -> None:
-        message = failure(run("train", recipe, "--set", option), 2)
-        assert option.partition("=")[0] in message
 
     def test_usage(self, run: Run, model: Path) -> None:
         assert "trian" in failure(run("trian"), 2)
@@ -501,11 +484,6 @@ class TestOutput:
 )
 def test_names_of_columns_may_have_spaces_around_the_commas(text: str, names: object) -> None:
     assert write_options(keep_columns=text).keep_columns == names
-
-
-def test_options_of_written_rows_are_those_of_the_command() -> None:
-    expected = inference.WriteOptions(on_error="skip", rejects=Path("bad.jsonl"), format="csv")
-    assert write_options(on_error="skip", rejects=Path("bad.jsonl"), output_format="csv") == expected
 
 
 @pytest.mark.parametrize("text", ["", " ", "a,", ",a", "a,,b"])

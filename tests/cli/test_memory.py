@@ -74,6 +74,7 @@ def test_a_text_about_memory_in_another_error_stays_an_internal_error(
     assert (ended.value.code, "internal error: KeyError" in capfd.readouterr().err) == (1, True)
 
 
+@pytest.mark.slow
 def test_weights_larger_than_the_address_space(tmp_path: Path) -> None:
     """A file with a hole, so that it takes no disk."""
     size = 10**10

@@ -13,7 +13,6 @@ SCRIPT = str(Path(sys.executable).with_name("bert-tasks"))
 @pytest.mark.parametrize(
     ("words", "offers"),
     [
-        ("re", {"report", "reproduce"}),
         ("train r.toml --o", {"--output-dir", "--overwrite"}),
         ("evaluate m --dtype in", {"int8"}),
     ],

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import bert_tasks
 
 FIELD = '''    toy: Annotated[int, Field(ge=1), OnResume("noted")] = 3
@@ -46,6 +48,7 @@ optim.toy = 2
 """
 
 
+@pytest.mark.slow
 def test_a_field_is_all_that_a_new_key_needs(checkpoint, tmp_path):
     package = tmp_path / "copy" / "bert_tasks"
     shutil.copytree(Path(bert_tasks.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -139,7 +139,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_while_the_model_is_loaded_ends_the_process(number: signal.Signals, tmp_path: Path) -> None:
     program = Program([sys.executable, "-c", LOADING_FOR_EVER, "serve", "any", "--port", "0"], folder=tmp_path)
     program.until(lambda: program.out.read_text("utf-8") == "loading\n")
