@@ -29,7 +29,7 @@ LINES = {
     "init": (548, 650),
     "model": (2145, 1950),
     "export": (750, 700),
-    "tasks": (7159, 4900),
+    "tasks": (7094, 4900),
     "checkpoints": (1734, 1450),
     "tensorflow": (686, 600),
     "families": (1224, 1250),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 38_346  # of 29,000
-TOTAL_STATEMENTS = 21_590  # of 15,800
+TOTAL_LINES = 38_281  # of 29,000
+TOTAL_STATEMENTS = 21_548  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -35,6 +35,12 @@ NOT_WRITTEN: Mapping[str, Any] = MappingProxyType({"exclude": True})  # pydantic
 ON_REQUEST = ("logits", "explanation")  # fields of predictions that only some calls compute
 
 
+def require(condition: bool, message: str) -> None:
+    """Raises ValueError with the message if a setting does not hold its condition."""
+    if not condition:
+        raise ValueError(message)
+
+
 def float_list(vector: NDArray[np.float32]) -> list[float]:
     """Returns the numbers with nine digits, which name a float32 exactly; in double precision they would have more."""
     return [float(f"{value:.9g}") for value in vector.tolist()]

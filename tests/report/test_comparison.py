@@ -12,7 +12,7 @@ from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION
 from bert_tasks.report.comparison import compare as compare_runs
 from bert_tasks.report.results import Results
 from bert_tasks.tasks import MaskedLanguageModeling
-from bert_tasks.tasks.masked_language_modeling.task import Candidate, MaskedToken, MaskPrediction
+from bert_tasks.tasks.masked_language_modeling.predictions import Candidate, MaskedToken, MaskPrediction
 from bert_tasks.tasks.shared.report import Report, ReportSections, RowResult
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 

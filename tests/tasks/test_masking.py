@@ -13,10 +13,10 @@ from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.masked_language_modeling.masking import (
     MaskingIds,
     MaskingRule,
-    chosen_units,
     mask_feature,
     mask_features,
     masked_positions,
+    select_units,
     token_weights,
     unit_starts,
     word_numbers,
@@ -160,7 +160,7 @@ def test_every_word_is_as_likely_whatever_its_length():
     sizes = np.array([1, 1, 2, 3, 5, 8, 1, 1, 2, 13, 1, 2])
     draws, count = 20000, 12
     chance = np.random.default_rng(3)
-    chosen = np.array([chosen_units(sizes, count, chance) for _ in range(draws)])
+    chosen = np.array([select_units(sizes, count, chance) for _ in range(draws)])
     share = count / sizes.sum()
     for number in chosen.sum(axis=0):
         within(number, draws * share, draws * share * (1 - share))
@@ -169,12 +169,12 @@ def test_every_word_is_as_likely_whatever_its_length():
     assert max(together) - min(together) <= 4 * (2 * max(together) / draws) ** 0.5
     tokens = chosen @ sizes
     within(tokens.sum(), draws * count, ((tokens - count) ** 2).sum())
-    assert {int(one) for one in chosen_units(np.array([2, 3]), 5, chance)} == {1}
+    assert {int(one) for one in select_units(np.array([2, 3]), 5, chance)} == {1}
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_window_with_words_has_one_masked_word_at_least(seed):
-    chosen = chosen_units(np.array([9, 30, 4]), 1, np.random.default_rng(seed))
+    chosen = select_units(np.array([9, 30, 4]), 1, np.random.default_rng(seed))
     assert chosen.sum() == 1
 
 
@@ -200,7 +200,7 @@ def test_ngrams_have_lengths_in_inverse_proportion():
         lengths = np.diff([*numbers[starts], 300])
         cut += np.bincount(lengths, minlength=4)[1:]
         sizes = np.diff([*starts, len(words)])
-        chosen = chosen_units(sizes, 80, chance)
+        chosen = select_units(sizes, 80, chance)
         chosen_lengths += np.bincount(lengths[chosen], minlength=4)[1:]
     shares = expected_units(300, 3)
     assert shares / shares.sum() == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.004)
@@ -225,7 +225,7 @@ def test_ngrams_end_at_tokens_that_are_no_candidates():
 
 def test_rare_tokens_are_predicted_more_often():
     corpus = [{"input_ids": [0, *[5] * 15, 1]}, {"input_ids": [0, 6, 1]}]
-    weights = token_weights(corpus, vocab_size=8, smoothing=0.5)
+    weights = token_weights(corpus, 8, 0.5)
     assert weights.tolist() == pytest.approx([2**-0.5, 2**-0.5, 1, 1, 1, 15**-0.5, 1, 1])
     words = np.array([-1, 0, 1, 2, -1])
     of_window = weights[[0, 5, 6, 5, 1]]

@@ -7,8 +7,7 @@ import pytest
 
 from bert_tasks.tasks.base import Prediction
 from bert_tasks.tasks.embedding import EmbeddingPrediction
-from bert_tasks.tasks.masked_language_modeling.scoring import TextScore
-from bert_tasks.tasks.masked_language_modeling.task import Candidate, MaskPrediction
+from bert_tasks.tasks.masked_language_modeling.predictions import Candidate, MaskPrediction, TextScore
 from bert_tasks.tasks.multiple_choice import ChoicePrediction
 from bert_tasks.tasks.replaced_token_detection import ReplacedTokenPrediction
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction

@@ -15,7 +15,7 @@ from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.tasks.base import FeatureKeys
-from bert_tasks.tasks.masked_language_modeling import sentences
+from bert_tasks.tasks.masked_language_modeling import windows
 from bert_tasks.tasks.shared.features import collate
 from bert_tasks.tasks.shared.fitting import Fitting
 from support.hf_models import PREFIX, hf_config, widen
@@ -171,7 +171,7 @@ class TestSplitting:
         assert versions["sentencex"] == version("sentencex")
 
     def test_a_missing_library_is_named_with_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sentences, "find_spec", lambda name: None)
+        monkeypatch.setattr(windows, "find_spec", lambda name: None)
         with pytest.raises(UsageError, match=r"sentencex not installed, .* pip install '\.\[sentences\]'"):
             Fitting.of(task_of("sop", sentence_language="en")).check_split([], "train")
         Fitting.of(task_of("sop")).check_split([], "train")

@@ -9,16 +9,16 @@ import pytest
 from bert_tasks.errors import DataError
 from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
-from bert_tasks.tasks.masked_language_modeling.sentences import (
+from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
+from bert_tasks.tasks.masked_language_modeling.windows import (
     IN_ORDER,
     NO_PAIR,
     NOT_IN_ORDER,
     PAIR,
+    DocumentTokens,
     pair_feature,
     sentence_windows,
 )
-from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
-from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.windows import PairFrame
 from support.small_tokenizers import LINES

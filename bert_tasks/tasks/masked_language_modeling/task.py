@@ -1,6 +1,4 @@
-"""Masked language modelling: a model predicts the tokens that were masked, in training and where a text asks for it.
-
-Owns the settings, windows, loss, predictions and metrics of the task. Which tokens are masked is in masking.py.
+"""Masked language modelling: a model predicts tokens that were masked in training, or that a text leaves open.
 
 Shape legend: B windows, R masked tokens, V vocabulary, K candidates of a masked token.
 """
@@ -9,8 +7,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, islice
 from typing import Any, ClassVar, Literal
 
@@ -26,21 +24,34 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PretrainingHead, PretrainingOutput, VocabularyHead, VocabularyOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction, require
 from bert_tasks.tasks.masked_language_modeling.masking import mask_features
-from bert_tasks.tasks.masked_language_modeling.report import MaskedReport, measure
-from bert_tasks.tasks.masked_language_modeling.scoring import Score, TextScore, scored_copies, text_score
-from bert_tasks.tasks.masked_language_modeling.sentences import (
+from bert_tasks.tasks.masked_language_modeling.predictions import (
+    MASK,
+    Candidate,
+    MaskedReport,
+    MaskedToken,
+    MaskPrediction,
+    Score,
+    TextScore,
+    measure,
+    scored_copies,
+    text_score,
+    with_texts,
+)
+from bert_tasks.tasks.masked_language_modeling.windows import (
     NO_PAIR,
     PAIR,
     SPLITTER,
+    DocumentTokens,
+    Window,
+    cut_documents,
     pair_feature,
     sentence_windows,
     split_sentences,
 )
-from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
 from bert_tasks.tasks.shared.card import Card
-from bert_tasks.tasks.shared.corpus import MASK, CorpusTask, mask_token_id, tokenized_texts, window_feature
+from bert_tasks.tasks.shared.corpus import CorpusTask, mask_token_id, tokenized_texts, window_feature
 from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, UserHints, count_pieces
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
@@ -52,70 +63,9 @@ MASKED_LM = "masked_lm"  # the term of the loss
 PAIR_TERMS = {"nsp": "next_sentence", "sop": "sentence_order"}
 _SHORTEST_PAIR = 8
 _FEWEST_WORDS = 2  # of a text, on average; less are names
-_LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]+)*")
+_LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]+)*|")
 _CONTEXT = 8  # tokens on both sides of a masked token that a report shows
 _NO_TOKEN = -1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A token for a masked one, with the field names of transformers' fill-mask pipeline.
-
-    Attributes:
-        score: its probability.
-        token: its id.
-        token_str: its text.
-        sequence: the text of the row with it instead of the mask; "" where a text has no mask and tokens were masked
-            to measure the model.
-    """
-
-    score: float
-    token: int
-    token_str: str
-    sequence: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskedToken:
-    """What is predicted for a token that was masked to measure the model.
-
-    Attributes:
-        candidates: the most probable tokens, best first.
-        label: the id of the token that was masked.
-        log_probability: of the label.
-        context: ids of the tokens before and after it, as the model saw them.
-        label_str, before, after: the texts of both, the latter two of one masked token of a row only.
-    """
-
-    candidates: tuple[Candidate, ...]
-    label: int
-    log_probability: float = 0.0
-    context: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    label_str: str = ""
-    before: str = ""
-    after: str = ""
-
-    @property
-    def is_correct(self) -> bool:
-        """Whether the best candidate is the token that was masked."""
-        return self.candidates[0].token == self.label
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskPrediction(Prediction):
-    """The prediction for one row.
-
-    Attributes:
-        masks: for each mask of the text, in its order, the most probable tokens, best first.
-        row_text: the text of the row.
-        measured: the tokens that were masked to measure the model.
-        pairs: of each window that was made a pair to measure the model, its label and the prediction.
-    """
-
-    masks: tuple[tuple[Candidate, ...], ...]
-    row_text: str = field(default="", metadata=NOT_WRITTEN)
-    measured: tuple[MaskedToken, ...] = field(default=(), metadata=NOT_WRITTEN)
-    pairs: tuple[tuple[int, int], ...] = field(default=(), metadata=NOT_WRITTEN)
 
 
 class MaskedDetection(Detection):
@@ -125,10 +75,10 @@ class MaskedDetection(Detection):
     row_needs: ClassVar[str] = "one column of texts, and no other"
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        candidates = [one for one in profiles if one.name in hints.texts] if hints.texts else list(profiles)
-        if hints.label is not None or len(candidates) != 1 or (hints.texts and hints.task is None):
+        columns = [column for column in profiles if not hints.texts or column.name in hints.texts]
+        if hints.label is not None or len(columns) != 1 or (hints.texts and hints.task is None):
             return None
-        (column,) = candidates
+        (column,) = columns
         if column.is_number or column.nested or column.distinct < 2 or column.words < _FEWEST_WORDS:
             return None
         return TaskGuess(
@@ -139,10 +89,9 @@ class MaskedDetection(Detection):
         )
 
     def settings(self, words: int, longest: int) -> list[Suggestion]:
+        length = min(self.task.max_length, longest)
         return [
-            Suggestion(
-                "max_length", min(self.task.max_length, longest), "tokens of a window; longer texts are several"
-            ),
+            Suggestion("max_length", length, "tokens of a window; longer texts are several"),
             Suggestion("whole_word_mask", True, "masks whole words instead of single tokens", is_active=False),
         ]
 
@@ -165,14 +114,8 @@ class MaskedFormats(Card, Rendering, HFConfig):
     def prediction_type(self) -> type[Prediction]:
         return MaskPrediction if self.task.score == "none" else TextScore
 
-    def with_texts(
-        self, predictions: Sequence[Any], tokenizer: PreTrainedTokenizerBase
-    ) -> Sequence[MaskPrediction | TextScore]:
-        """The same with the texts of tokens; of those that were masked, the least probable one of a row gets its."""
-        if self.task.score != "none":
-            return predictions
-        text = lru_cache(maxsize=None)(lambda token: str(tokenizer.decode([token])))
-        return [_with_texts(prediction, tokenizer, text) for prediction in predictions]
+    def with_texts(self, predictions: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> Sequence[Any]:
+        return with_texts(predictions, tokenizer) if self.task.score == "none" else predictions
 
     @property
     def head(self) -> Literal["masked-lm", "pretraining"]:
@@ -221,8 +164,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
             (extra ``sentences``) then cuts each of the row's ``sentences``, or each line of its text, into sentences.
         top_k: candidates for each mask.
         score: what ``predict`` returns for a text instead of candidates for its masks: ``pppl``, its pseudo-perplexity,
-            or ``pll-word-l2r``, its pseudo-log-likelihood (see scoring.py). Each token takes a forward pass of its
-            window.
+            or ``pll-word-l2r``, its pseudo-log-likelihood. Each token takes a forward pass of its window.
     """
 
     name: ClassVar[str] = "masked-language-modeling"
@@ -240,28 +182,30 @@ class MaskedLanguageModeling(CorpusTask[Any]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}, expected at least 1")
-        if self.sentence_objective != "none" and self.fill == "across":
-            raise ValueError('sentence_objective makes pairs inside a document: it excludes fill = "across"')
-        if self.sentence_language and self.sentence_objective == "none":
-            raise ValueError("sentence_language cuts texts into sentences for pairs of them: set sentence_objective")
-        if self.sentence_language and not _LANGUAGE.fullmatch(self.sentence_language):
-            raise ValueError(
-                f"sentence_language is {self.sentence_language!r}, expected a code such as 'en' or 'pt-br'"
+        require(self.top_k >= 1, f"top_k is {self.top_k}, expected at least 1")
+        language = self.sentence_language
+        if self.sentence_objective == "none":
+            require(
+                not language, "sentence_language cuts texts into sentences for pairs of them: set sentence_objective"
             )
-        if self.sentence_objective != "none" and self.max_length < _SHORTEST_PAIR:
-            raise ValueError(
-                f"max_length is {self.max_length}, expected at least {_SHORTEST_PAIR} for pairs of sentences"
-            )
+            return
+        require(
+            self.fill == "document", 'sentence_objective makes pairs inside a document: it excludes fill = "across"'
+        )
+        require(
+            _LANGUAGE.fullmatch(language) is not None,
+            f"sentence_language is {language!r}, expected a code such as 'en' or 'pt-br'",
+        )
+        require(
+            self.max_length >= _SHORTEST_PAIR,
+            f"max_length is {self.max_length}, expected at least {_SHORTEST_PAIR} for pairs of sentences",
+        )
 
     @property
     def columns(self) -> tuple[Column, ...]:
         if self.sentence_objective == "none":
             return super().columns
         return (*super().columns, Column(name="sentences", kind="texts", required=False))
-
-    # The head, here and in transformers.
 
     def head(self, config: EncoderConfig) -> VocabularyHead:
         """Returns the head of masked tokens, with pairs if there is a sentence objective.
@@ -282,7 +226,6 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     # Features.
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """With a sentence objective windows hold whole sentences."""
         if self.sentence_objective == "none":
             return super().features(rows, tokenizer)
         rules, mask_id = self.window_rules(tokenizer), mask_token_id(tokenizer, self.name)
@@ -298,17 +241,17 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     def windows(
         self, documents: Sequence[DocumentTokens], room: int, tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[Window]:
-        """The windows of neighbouring documents; what is predicted for a text depends on no other text."""
+        """Yields the windows of neighbouring documents. The prediction for a text does not depend on other texts."""
         if self.fill == "document" or self.score != "none":
             yield from cut_documents(documents, room=room)
             return
         first = 0
         for has_mask, group in groupby(documents, key=lambda document: tokenizer.mask_token_id in document.ids):
-            block = list(group)
+            neighbours = list(group)
             separator = None if has_mask else tokenizer.sep_token_id
-            for window in cut_documents(block, room=room, separator=separator):
+            for window in cut_documents(neighbours, room=room, separator=separator):
                 yield replace(window, document=first + window.document)
-            first += len(block)
+            first += len(neighbours)
 
     def prepare(
         self,
@@ -317,16 +260,11 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         corpus: Sequence[Mapping[str, Any]],
         tokenizer: PreTrainedTokenizerBase,
     ) -> Sequence[Feature]:
-        """The features with tokens masked, and these tokens as labels.
-
-        Raises:
-            UsageError: a ``score`` is set.
-        """
         if self.score != "none":
             raise UsageError(f'score = "{self.score}" is for predictions: set score = "none" to train or to evaluate')
-        paired = None
+        make_pair = None
         if self.sentence_objective != "none":
-            paired = partial(
+            make_pair = partial(
                 pair_feature,
                 corpus=corpus,
                 frame=PairFrame.of(tokenizer),
@@ -334,31 +272,27 @@ class MaskedLanguageModeling(CorpusTask[Any]):
                 max_length=self.max_length,
             )
         static = self.masking == "static"
-        return mask_features(features, keys, corpus, tokenizer, self.rule, static=static, paired=paired)
+        return mask_features(features, keys, corpus, tokenizer, self.rule, static=static, make_pair=make_pair)
 
     # The loss.
 
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """Cross entropy of the masked tokens of prepared windows, and of their pairs."""
         vocabulary, counts = vocabulary_output(logits), batch.layout.gather_counts
-        if not all(batch.label_counts):
+        if not all(batch.label_counts):  # of windows that were not prepared the masks of their texts are read
             kept = [count if labels else 0 for count, labels in zip(counts, batch.label_counts, strict=True)]
-            sizes = [size for count, part in zip(counts, kept, strict=True) for size in (part, count - part)]
+            sizes = [size for count, labels in zip(counts, kept, strict=True) for size in (labels, count - labels)]
             vocabulary = VocabularyOutput.cat(vocabulary.split(sizes)[::2])
         total = vocabulary.cross_entropy(batch.labels.long())
         masked = LossTerm(name=MASKED_LM, total=total, count=total.new_full((), len(vocabulary)).detach())
         # A teacher's head may have pairs that its student does not learn, or none.
         if self.sentence_objective == "none" or not isinstance(logits, PretrainingOutput):
             return (masked,)
-        labels = batch.fields.get(PAIR)
-        if labels is None:
-            labels = logits.pairs.new_full((len(logits.pairs),), NO_PAIR)
+        labels = batch.fields.get(PAIR, logits.pairs.new_full((len(logits.pairs),), NO_PAIR))
         total = cross_entropy(logits.pairs, labels.long(), ignore_index=int(NO_PAIR), reduction="sum")
         count = (labels != NO_PAIR).sum().to(total.dtype)
         return masked, LossTerm(name=PAIR_TERMS[self.sentence_objective], total=total, count=count)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """The masked tokens, and the pairs."""
         masked = {MASKED_LM: super().counts(features)[self.name]}
         if self.sentence_objective == "none":
             return masked
@@ -370,48 +304,45 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     def compact_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[R, 2 + 2 K + context]`` for each window: label, its log-probability, the best ids, their probabilities.
 
-        The ids around the token follow where it has a label. With a sentence objective the first row is the pair's:
-        its label and the prediction.
+        The ids around the token follow if it has a label. With a sentence objective the first row is the label and
+        the prediction of the pair. A score needs ``[R]`` log-probabilities only.
         """
-        outputs = [vocabulary_output(one) for one in logits]
-        whole = VocabularyOutput.cat(outputs)
-        if self.score != "none":  # [R] for each window
-            masked = [one["labels"] for one in features if one["labels"] is not None]
-            ids = torch.tensor([label for labels in masked for label in labels], dtype=torch.int64)
-            return torch.split(whole.log_probabilities(ids.to(whole.device)), [len(one) for one in outputs])
-        notes = [_notes(feature, len(output)) for feature, output in zip(features, outputs, strict=True)]
-        table = torch.tensor([row for one in notes for row in one]).view(len(whole), 2 + 2 * _CONTEXT)
-        table = table.to(whole.device)
-        labels, parts = table[:, 0], []
-        for rows, label_ids in zip(whole.log_softmax(), torch.split(labels, whole.chunk_rows), strict=True):
-            best = rows.topk(min(self.top_k, rows.shape[1]), dim=1)
-            of_label = rows.gather(1, label_ids.clamp(min=0).unsqueeze(1))
-            parts.append(torch.cat([of_label, best.indices.to(rows.dtype), best.values.exp()], dim=1))
-        columns = torch.cat(parts)
-        columns = torch.cat([labels.to(columns.dtype).unsqueeze(1), columns, table[:, 1:].to(columns.dtype)], dim=1)
-        of_windows = torch.split(columns, [len(one) for one in outputs])
+        outputs = [vocabulary_output(each) for each in logits]
+        whole, sizes = VocabularyOutput.cat(outputs), [len(output) for output in outputs]
+        notes = [note for feature, size in zip(features, sizes, strict=True) for note in _notes(feature, size)]
+        table = torch.tensor(notes, dtype=torch.int64).view(len(whole), 2 + 2 * _CONTEXT).to(whole.device)
+        labels, rows = table[:, 0], []
+        if self.score != "none":
+            return torch.split(whole.log_probabilities(labels), sizes)
+        for scores, ids in zip(whole.log_softmax(), torch.split(labels, whole.chunk_rows), strict=True):
+            best = scores.topk(min(self.top_k, scores.shape[1]), dim=1)
+            of_label = scores.gather(1, ids.clamp(min=0).unsqueeze(1))
+            rows.append(torch.cat([of_label, best.indices.to(scores.dtype), best.values.exp()], dim=1))
+        context = table.to(rows[0].dtype)
+        windows = torch.split(torch.cat([context[:, :1], torch.cat(rows), context[:, 1:]], dim=1), sizes)
         if self.sentence_objective == "none":
-            return of_windows
-        pairs = zip(logits, features, of_windows, strict=True)
-        return [torch.cat([_pair_row(one, feature, rows), rows]) for one, feature, rows in pairs]
+            return windows
+        return [
+            torch.cat([_pair_row(each, feature, window), window])
+            for each, feature, window in zip(logits, features, windows, strict=True)
+        ]
 
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[MaskPrediction | TextScore]:
-        windows = Counter(feature["row"] for feature in features)  # none where a row is in the window of another one
-        parts = iter(compact)
+        counts = Counter(feature["row"] for feature in features)  # none if a row is in the window of another one
+        remaining = (window.tolist() for window in compact)
         predictions: list[MaskPrediction | TextScore] = []
         for number, row in enumerate(rows):
-            count = windows[number]
+            windows, pairs = list(islice(remaining, counts[number])), []
             if self.score != "none":
-                values = [value for _ in range(count) for value in next(parts).tolist()]
+                values = [value for window in windows for value in window]
                 predictions.append(TextScore(score=text_score(values, self.score), tokens=len(values)))
                 continue
-            of_row, pairs = [next(parts).tolist() for _ in range(count)], []
             if self.sentence_objective != "none":
-                pairs = [(int(label), int(found)) for (label, found, *_), *_ in of_row if label != NO_PAIR]
-                of_row = [rows[1:] for rows in of_row]
-            tokens = [_masked_token(values) for rows in of_row for values in rows]
+                pairs = [(int(window[0][0]), int(window[0][1])) for window in windows if window[0][0] != NO_PAIR]
+                windows = [window[1:] for window in windows]
+            tokens = [_masked_token(values) for window in windows for values in window]
             predictions.append(
                 MaskPrediction(
                     masks=tuple(token.candidates for token in tokens if token.label == _NO_TOKEN),
@@ -422,26 +353,23 @@ class MaskedLanguageModeling(CorpusTask[Any]):
             )
         return predictions
 
-    # Metrics and reports.
-
     def metrics(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> dict[str, float]:
-        """Perplexity (exp of the mean cross entropy) and accuracy of the masked tokens, and accuracy of the pairs.
+        """Returns perplexity (exp of the mean cross entropy) and accuracy of masked tokens, and the accuracy of pairs.
 
         Raises:
-            DataError: no token was masked.
+            DataError: No token was masked.
         """
-        measured = [mask for one in predictions for mask in one.measured]
-        if not measured:
+        if not any(prediction.measured for prediction in predictions):
             raise DataError("no token was masked: the texts are empty")
         values = measure(predictions).values()
         metrics = {name: math.inf if value is None else value for name, value in values.items()}
-        if pairs := [label == predicted for one in predictions for label, predicted in one.pairs]:
+        if pairs := [label == predicted for prediction in predictions for label, predicted in prediction.pairs]:
             metrics[f"{PAIR_TERMS[self.sentence_objective]}_accuracy"] = sum(pairs) / len(pairs)
         return metrics
 
 
 def _sentences(row: Row, language: str) -> Sequence[str]:
-    """The sentences of a row, or the lines of its text, which alone can tell masks from words that look like them."""
+    """Returns the sentences of a row, or the lines of its text, because only the text can hold masks."""
     sentences: Sequence[str] | None = row.get("sentences")
     if sentences is None or MASK.search(row["text"]):
         sentences = row["text"].splitlines()
@@ -452,18 +380,17 @@ def _pair_label(feature: Feature) -> float:
     return feature.get("fields", {}).get(PAIR, (NO_PAIR,))[0]
 
 
-def _pair_row(logits: Any, feature: Feature, rows: Tensor) -> Tensor:
-    """``[1, width of rows]`` the label of a pair and the prediction; no label where the logits have no pair."""
-    row = rows.new_zeros(1, rows.shape[1])
+def _pair_row(logits: Any, feature: Feature, window: Tensor) -> Tensor:
+    """``[1, width of the window's rows]`` the label of a pair and the prediction."""
+    row = window.new_zeros(1, window.shape[1])
+    row[0, 0] = NO_PAIR
     if isinstance(logits, PretrainingOutput):
         row[0, 0], row[0, 1] = _pair_label(feature), logits.pairs.argmax()
-    else:
-        row[0, 0] = NO_PAIR
     return row
 
 
 def _notes(feature: Feature, count: int) -> list[list[int]]:
-    """For each of ``count`` tokens that are read its label and, if it has one, the ids on both sides of it."""
+    """Returns the label of each of ``count`` tokens that are read and the ids around it, if it has a label."""
     positions, labels = feature.get("gather_positions"), feature.get("labels")
     if not labels or positions is None:
         return [[_NO_TOKEN] * (2 + 2 * _CONTEXT)] * count
@@ -476,39 +403,18 @@ def _notes(feature: Feature, count: int) -> list[list[int]]:
 
 
 def _masked_token(values: Sequence[float]) -> MaskedToken:
-    """From a row of ``compact_logits``."""
-    label, log_probability = int(values[0]), values[1]
+    """Reads a row of ``compact_logits``."""
     around = 2 * _CONTEXT + 1
     best, window = values[2:-around], list(map(int, values[-around:]))
+    scores = zip(best[: len(best) // 2], best[len(best) // 2 :], strict=True)
     before, after = (
-        tuple(token for token in part if token != _NO_TOKEN) for part in (window[:_CONTEXT], window[_CONTEXT + 1 :])
+        tuple(token for token in side if token != _NO_TOKEN) for side in (window[:_CONTEXT], window[_CONTEXT + 1 :])
     )
-    pairs = zip(best[: len(best) // 2], best[len(best) // 2 :], strict=True)
-    candidates = tuple(Candidate(score=score, token=int(token), token_str="", sequence="") for token, score in pairs)
-    return MaskedToken(candidates=candidates, label=label, log_probability=log_probability, context=(before, after))
-
-
-def _with_texts(prediction: MaskPrediction, tokenizer: PreTrainedTokenizerBase, text: Any) -> MaskPrediction:
-    def named(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-        return tuple(replace(candidate, token_str=text(candidate.token)) for candidate in candidates)
-
-    masks = []
-    for match, candidates in zip(MASK.finditer(prediction.row_text), prediction.masks, strict=False):
-        before, after = prediction.row_text[: match.start()], prediction.row_text[match.end() :]
-        masks.append(tuple(replace(one, sequence=_filled(before, one, after, tokenizer)) for one in named(candidates)))
-    hardest = min(prediction.measured, key=lambda mask: mask.log_probability, default=None)
-    measured = []
-    for mask in prediction.measured:
-        before, after = (str(tokenizer.decode(list(ids))) if mask is hardest else "" for ids in mask.context)
-        label = text(mask.label)
-        measured.append(replace(mask, candidates=named(mask.candidates), label_str=label, before=before, after=after))
-    return replace(prediction, masks=tuple(masks), measured=tuple(measured))
-
-
-def _filled(before: str, candidate: Candidate, after: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text with the candidate in it; a piece within a word is set behind what is before it."""
-    piece = candidate.token_str.strip()
-    whole = str(tokenizer.convert_ids_to_tokens(candidate.token))
-    if whole.startswith("##"):  # of WordPiece
-        return before.rstrip() + whole[2:] + after
-    return before + piece + after
+    return MaskedToken(
+        candidates=tuple(
+            Candidate(score=score, token=int(token), token_str="", sequence="") for token, score in scores
+        ),
+        label=int(values[0]),
+        log_probability=values[1],
+        context=(before, after),
+    )

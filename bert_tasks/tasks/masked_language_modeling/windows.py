@@ -1,22 +1,32 @@
-"""Windows of a corpus: how the tokens of documents are cut into the sequences that a model is trained on.
+"""Windows of a corpus, and pairs of segments for next sentence prediction and sentence order prediction.
 
-Owns where windows begin and end, as arithmetic of token ids and word numbers. It knows neither texts nor masks.
+A window with sentences holds sentences of one document that follow each other. Each epoch cuts it into two segments at
+another position. The labels are those that transformers uses: 0 if the second segment follows the first, else 1.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
-from bert_tasks.tasks.shared.windows import cut
+from bert_tasks.tasks.shared.windows import PairFrame, cut
+
+PAIR = "pair"  # the name in ``Feature.fields``
+IN_ORDER, NOT_IN_ORDER, NO_PAIR = 0.0, 1.0, -1.0
+SPLITTER = "sentencex"  # the library that cuts texts into sentences
+_TRIES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentTokens:
-    """The tokens of a document, without special tokens, and the number of the word that each is of, which rise."""
+    """The tokens of a document, without special tokens, and the ascending number of each token's word."""
 
     ids: Sequence[int]
     words: Sequence[int]
@@ -27,11 +37,10 @@ class Window:
     """A sequence as the model gets it, without the special tokens around it.
 
     Attributes:
-        document: The number of the document that its first token is of.
+        document: The number of the document of its first token.
         ids: The tokens.
-        words: The word of each token, ``NO_WORD`` for separators. A window of one document has the document's numbers.
-            In a window of several documents words are numbered from 0.
-        starts: If windows hold whole sentences, where these begin.
+        words: The word of each token, ``NO_WORD`` for separators. A window of several documents numbers words from 0.
+        starts: The first token of each sentence, if windows hold whole sentences.
     """
 
     document: int
@@ -41,28 +50,25 @@ class Window:
 
 
 def cut_documents(documents: Iterable[DocumentTokens], *, room: int, separator: int | None = None) -> Iterator[Window]:
-    """Windows that hold every token of the documents once, in order.
+    """Yields windows that hold every token of the documents once, in order, as full as whole words allow.
 
-    Each is as full as whole words allow. Only a word that is longer than a window is cut. Documents are read one by
-    one, so memory holds one of them.
+    Only a word that is longer than a window is cut. Without a separator, each window is of one document, and a document
+    without tokens is an empty window.
 
     Args:
         documents: The documents.
         room: Number of tokens that a window can hold.
         separator: The token between two documents of a window, which continues after the end of a document (the
             FULL-SENTENCES of RoBERTa, Liu et al., arXiv:1907.11692, section 4.2). A window neither begins nor ends with
-            one. None: each window is of one document, and a document without tokens is a window without any.
-
-    Yields:
-        The windows; at least one for each document, or with a separator at least one for all.
+            a separator.
     """
     row, ids, words = 0, list[int](), list[int]()
     for number, document in enumerate(documents):
         starts, first = fitting_starts(document.words, room), 0
         if separator is None:
-            for held in cut(starts, room=room, overlap=0):
-                tokens = slice(starts[held.start], starts[held.stop])
-                yield Window(document=number, ids=document.ids[tokens], words=document.words[tokens])
+            for units in cut(starts, room=room, overlap=0):
+                span = slice(starts[units.start], starts[units.stop])
+                yield Window(document=number, ids=document.ids[span], words=document.words[span])
             continue
         if not ids:
             row = number
@@ -83,18 +89,18 @@ def cut_documents(documents: Iterable[DocumentTokens], *, room: int, separator: 
 
 
 def fitting_starts(words: Sequence[int], room: int) -> list[int]:
-    """Where windows may begin, and the number of tokens: at each word, and within a word longer than a window."""
+    """Returns tokens at which windows may begin (words, and pieces of too long words), and the number of tokens."""
     starts = [*word_starts(words), len(words)]
-    return [*(place for start, end in pairwise(starts) for place in range(start, end, room)), len(words)]
+    return [*(token for start, end in pairwise(starts) for token in range(start, end, room)), len(words)]
 
 
 def word_starts(words: Sequence[int]) -> list[int]:
-    """Where words begin."""
+    """Returns the first token of each word."""
     return np.flatnonzero(np.diff(np.asarray(words, dtype=np.int64), prepend=NO_WORD - 1)).tolist()
 
 
 def _join_words(row: int, ids: list[int], words: list[int]) -> Window:
-    """A window without a separator at its end, whose words are numbered together if they are of several documents."""
+    """Drops a separator at the end, and numbers the words of several documents together."""
     if words[-1:] == [NO_WORD]:
         ids, words = ids[:-1], words[:-1]
     if NO_WORD in words:
@@ -102,3 +108,136 @@ def _join_words(row: int, ids: list[int], words: list[int]) -> Window:
         is_start = (np.diff(numbers, prepend=NO_WORD) != 0) & (numbers != NO_WORD)
         words = np.where(numbers == NO_WORD, NO_WORD, np.cumsum(is_start) - 1).tolist()
     return Window(document=row, ids=ids, words=words)
+
+
+def split_sentences(texts: Sequence[str], language: str) -> list[str]:
+    """Returns the sentences of texts, as the library sentencex finds them.
+
+    Args:
+        texts: Texts that each end a sentence.
+        language: The code of the language, such as "en". The library uses English rules for unknown languages.
+
+    Raises:
+        UsageError: The library is not installed.
+    """
+    if find_spec(SPLITTER) is None:
+        raise UsageError(
+            f"{SPLITTER} not installed, needed for sentence_language = {language!r}: pip install "
+            "'.[sentences]', or give the sentences themselves"
+        )
+    from sentencex import segment
+
+    sentences = (sentence.strip() for text in texts for sentence in segment(language, text))
+    return [sentence for sentence in sentences if sentence]
+
+
+def sentence_windows(sentences: Sequence[DocumentTokens], *, document: int, room: int) -> Iterator[Window]:
+    """Yields windows of at most ``room`` tokens with as many whole sentences as fit, every token once, in order.
+
+    A sentence that is longer than a window is cut between words. A document without tokens is an empty window.
+    """
+    ids, words, starts, number = list[int](), list[int](), list[int](), 0
+    for sentence in sentences:
+        units = fitting_starts(sentence.words, room)
+        if sentence.ids:
+            starts += [len(ids) + units[piece.start] for piece in cut(units, room=room, overlap=0)]
+        ids += sentence.ids
+        words += (word + number for word in sentence.words)
+        number += max(sentence.words, default=-1) + 1
+    starts.append(len(ids))
+    for held in cut(starts, room=room, overlap=0):
+        first, end = starts[held.start], starts[held.stop]
+        inside = [start - first for start in starts[held.start : held.stop]]
+        yield Window(document=document, ids=ids[first:end], words=words[first:end], starts=inside)
+
+
+def pair_feature(
+    feature: Feature,
+    generator: np.random.Generator,
+    corpus: Sequence[Mapping[str, Any]],
+    frame: PairFrame,
+    *,
+    objective: Literal["nsp", "sop"],
+    max_length: int,
+) -> Feature:
+    """Returns a window as a pair of segments, with the label of the pair in ``fields``.
+
+    The window is cut between two of its sentences, each position being as likely. A window of one sentence is cut
+    between two of its words, and a window of one word has no pair. With probability 1/2 the pair is not in order:
+    ``sop`` swaps the two segments, and ``nsp`` replaces the second by a segment of another document, which begins as
+    the window is cut, at a sentence or within a sentence.
+
+    Args:
+        feature: A feature with ``sentence_starts``.
+        generator: The generator of the feature.
+        corpus: All features of the split, for segments of other documents.
+        frame: The special tokens around a pair.
+        objective: What is learnt.
+        max_length: Maximum length of the pair, with special tokens.
+
+    Raises:
+        DataError: The corpus has no other document.
+    """
+    ids, words, starts = _inner_tokens(feature)
+    are_sentences = len(starts) > 1
+    positions = starts[1:] if are_sentences else word_starts(words)[1:]
+    if not positions:
+        return {**feature, "fields": {PAIR: [NO_PAIR]}}
+    cut, chance = positions[generator.integers(len(positions))], generator.random()
+    first, second = (ids[:cut], words[:cut]), (ids[cut:], words[cut:])
+    label = NOT_IN_ORDER if chance < 0.5 else IN_ORDER
+    if label == NOT_IN_ORDER and objective == "sop":
+        first, second = second, first
+    elif label == NOT_IN_ORDER:
+        other = _inner_tokens(_other_document(feature, corpus, generator))
+        room = max_length - frame.size - len(first[0])
+        second = _segment(other, generator, at_sentence=are_sentences, length=len(second[0]), room=room)
+    input_ids, types = frame.join(first[0], second[0])
+    before, between, after = ([NO_WORD] * len(special) for special in (frame.before, frame.between, frame.after))
+    return {
+        **feature,
+        "input_ids": input_ids,
+        "token_type_ids": types,
+        "word_ids": [*before, *first[1], *between, *second[1], *after],
+        "fields": {PAIR: [label]},
+    }
+
+
+_Inner = tuple[list[int], list[int], list[int]]
+
+
+def _inner_tokens(feature: Mapping[str, Any]) -> _Inner:
+    """Returns tokens without the special token at each end, their words, and where sentences begin."""
+    starts = [start - 1 for start in feature["sentence_starts"]]
+    return feature["input_ids"][1:-1], feature["word_ids"][1:-1], starts
+
+
+def _other_document(
+    feature: Feature, corpus: Sequence[Mapping[str, Any]], generator: np.random.Generator
+) -> Mapping[str, Any]:
+    """Returns a window with tokens of another row, each being as likely."""
+    if corpus[0]["row"] != corpus[len(corpus) - 1]["row"]:  # rows ascend
+        for _ in range(_TRIES):
+            other = corpus[int(generator.integers(len(corpus)))]
+            if other["row"] != feature["row"] and len(other["input_ids"]) > 2:
+                return other
+    raise DataError(
+        "next sentence prediction needs a second document with text, from which sentences that do not follow are "
+        'taken; give more documents, or set sentence_objective = "sop"'
+    )
+
+
+def _segment(
+    window: _Inner, generator: np.random.Generator, *, at_sentence: bool, length: int, room: int
+) -> tuple[list[int], list[int]]:
+    """Returns whole sentences of a window from a random position on, of this length if possible, as far as they fit."""
+    ids, words, starts = window
+    positions = starts if at_sentence else word_starts(words)
+    first = positions[generator.integers(len(positions))]
+    ends = [*(start for start in starts if start > first), len(ids)]
+    end = next((end for end in ends if end - first >= length), ends[-1])
+    if end - first > room:
+        whole = [end for end in ends if end - first <= room]
+        between = [token for token in word_starts(words) if first < token <= first + room]
+        end = max(whole, default=max(between, default=first + room))
+    return ids[first:end], words[first:end]
