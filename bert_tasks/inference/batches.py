@@ -295,13 +295,9 @@ def _as_array(array: "pyarrow.Array") -> Any:
 
 
 def prediction_schema(task: Task, *, with_error: bool = False) -> "pyarrow.Schema":
-    """The columns of a task's predictions.
+    """The columns of a task's predictions: the fields of its predictions, or one column of JSON.
 
-    They are the fields of its predictions: an object is a struct, and so are numbers by label, with a field for each
-    label. A task with fields of other types has one column of JSON.
-
-    Args:
-        with_error: adds the column that says why a row could not be predicted.
+    An object is a struct, and so are numbers by label. ``with_error`` adds the reason of a row without a prediction.
     """
     import pyarrow
 
@@ -317,7 +313,7 @@ def prediction_schema(task: Task, *, with_error: bool = False) -> "pyarrow.Schem
 
 
 def _arrow_type(hint: Any, labels: Sequence[str]) -> "pyarrow.DataType":
-    """The Arrow type of a Python type; raises TypeError for one that does not say what it holds."""
+    """The Arrow type of a Python type; raises TypeError if the type does not say what it holds."""
     import pyarrow
 
     outer, parts = get_origin(hint), [part for part in get_args(hint) if part is not NoneType]

@@ -56,11 +56,11 @@ def embed_file(
         raise UsageError("dtype is 'int8': embeddings are computed in float32 or bf16")
     broadcast_from_main(make_accelerator(), destination.check_places)  # before the model is loaded
     encoder = model if isinstance(model, Encoder) else Encoder.from_pretrained(model, revision=revision)
-    loaded = encoder.embedding_model(
+    embedder = encoder.embedding_model(
         pooling=pooling, normalize=normalize, layer=layer, max_length=max_length, prompt=prompt
     )
-    embedded = predict_file(loaded, data, output, dtype=dtype, writing=writing, reading=reading, progress=progress)
-    return replace(embedded, notes=(*_notes(encoder, cast("Embedding", loaded.task), pooling), *embedded.notes))
+    embedded = predict_file(embedder, data, output, dtype=dtype, writing=writing, reading=reading, progress=progress)
+    return replace(embedded, notes=(*_notes(encoder, cast("Embedding", embedder.task), pooling), *embedded.notes))
 
 
 def _notes(encoder: Encoder, task: Embedding, pooling: EmbeddingPooling | None) -> list[str]:

@@ -55,19 +55,12 @@ EVALUATION_SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The evaluation of one data set.
+    """The evaluation of one data set."""
 
-    Attributes:
-        metrics: the metrics, with ``loss`` where rows have labels.
-        predictions: the prediction of every row.
-        task: the task, with the thresholds that were chosen, if any were.
-        collapse: see ``Report.collapse``.
-    """
-
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # with ``loss`` if rows have labels
     predictions: list[Prediction]
-    task: Task
-    collapse: str | None = None
+    task: Task  # with the thresholds that were chosen, if any were
+    collapse: str | None = None  # see ``Report.collapse``
 
 
 class EvaluationCorpus(Sequence[Feature]):

@@ -153,13 +153,9 @@ class Predicted:
 
     def plus(self, chunk: "Predicted") -> "Predicted":
         """Returns the sums of the counts."""
-        return replace(
-            self,
-            rows=self.rows + chunk.rows,
-            truncated=self.truncated + chunk.truncated,
-            rejected=self.rejected + chunk.rejected,
-            unknown=UnknownTokens.total([self.unknown, chunk.unknown]),
-        )
+        rows, truncated = self.rows + chunk.rows, self.truncated + chunk.truncated
+        unknown = UnknownTokens.total([self.unknown, chunk.unknown])
+        return replace(self, rows=rows, truncated=truncated, unknown=unknown)
 
     def lines(self) -> list[str]:
         """The messages beside the number of rows."""
@@ -288,13 +284,10 @@ def check_row_options(keep_columns: PassthroughColumns, on_error: str) -> None:
 def finalize_output(
     lines: Path, target: Path, *, form: str, raw: bool, vectors: Mapping[str, int] = MappingProxyType({})
 ) -> None:
-    """Makes the output from its JSON lines; an earlier output stays until then.
-
-    Args:
-        vectors: see ``Rendering.vector_columns``; of an output that is no JSON.
+    """Makes the output from its JSON lines, with columns of vectors (``Rendering.vector_columns``).
 
     Raises:
-        UsageError: it cannot be written; the lines stay.
+        UsageError: It cannot be written. The lines and an earlier output stay.
     """
     if form == "parquet":
         write_parquet(lines, target, vectors=vectors)
@@ -310,10 +303,8 @@ def finalize_output(
 def write_rejects(table: RowTable, target: Path) -> int:
     """Writes a line for each row that cannot be used, and returns the number of these rows.
 
-    A device, such as the null device, is written directly.
-
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: The file cannot be written.
     """
     rejected = 0
     with target.open("w", encoding="utf-8") if is_special(target) else whole_file(target) as file:

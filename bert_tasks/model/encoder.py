@@ -115,8 +115,6 @@ class Encoder(PretrainedModule):
 
         Texts are changed to lower case first if the sentence-transformers files set ``do_lower_case``.
 
-        Texts are sorted by length in chunks and run without padding. ``bert-tasks embed`` embeds files of any size.
-
         Args:
             texts: a list of texts, or one text.
             pooling: ``mean`` over the tokens of a text, special tokens included; ``cls``, its first token; or ``max``,
@@ -170,12 +168,15 @@ class Encoder(PretrainedModule):
             )
         default_pooling: Any = "mean" if settings is None else settings.pooling
         default_prompt = "" if settings is None else settings.prompt
+        lengths = [self.config.usable_length] if self.tokenizer is None else [int(self.tokenizer.model_max_length)]
+        if settings is not None and settings.max_length is not None:
+            lengths = [settings.max_length]
         try:
             task = Embedding(
                 pooling=default_pooling if pooling is None else pooling,
                 normalize=normalize,
                 depth=layer % states,
-                max_length=self._embedded_length() if max_length is None else max_length,
+                max_length=min([self.config.usable_length, *lengths]) if max_length is None else max_length,
                 prompt=default_prompt if prompt is None else prompt,
                 lowercase=settings is not None and settings.lowercase,
             )
@@ -191,13 +192,6 @@ class Encoder(PretrainedModule):
             model = TaskModel(self.hf_config, task)
         model.encoder, model.tokenizer, model.columns = self.encoder, self.tokenizer, self.columns
         return model.train(self.training)
-
-    def _embedded_length(self) -> int:
-        """Tokens after which sentence-transformers would cut a text."""
-        settings, longest = self.sentence_settings, self.config.usable_length
-        if settings is not None and settings.max_length is not None:
-            return min(longest, settings.max_length)
-        return longest if self.tokenizer is None else min(longest, int(self.tokenizer.model_max_length))
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes config.json, model.safetensors and the tokenizer's files; ``AutoModel`` opens the folder."""

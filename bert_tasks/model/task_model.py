@@ -220,13 +220,12 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """A new model that has copies of some of the layers, of the embeddings and of the head: a smaller student.
 
         Args:
-            layers: which, counted from 0, in any order; "every-other": 0, 2, 4 and so on; default: all.
-            family: makes it a model of another family, such as "distilbert" of a BERT. One without segments gets
-                segment 0 of the table added to its positions, so that it computes the same for a single text. A head
-                that differs between the families is new.
+            layers: Layers, counted from 0, in any order; "every-other": 0, 2, 4 and so on. Default: all.
+            family: Another family, such as "distilbert" for a BERT. If it has no segments, segment 0 is added to its
+                positions, so that it computes the same for a single text. A head that differs between families is new.
 
         Raises:
-            UsageError: there is no such layer or family, the layers share their weights, or the family computes
+            UsageError: There is no such layer or family, the layers share their weights, or the family computes
                 something else.
         """
         self.check_parameters()
@@ -322,19 +321,19 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             dtype=dtype,
             copy=copy,
         )
-        tensors, report = matched.tensors, matched.report
-        # What transformers has no name for is in task_head.safetensors.
+        report = matched.report
+        # Parameters that transformers has no name for are in task_head.safetensors.
         head_state = {key: value for key, value in state.items() if key not in names}
         if head_state:
             saved, expected = read_head_tensors(folder.path), {key: value.shape for key, value in head_state.items()}
             if saved is not None and {key: value.shape for key, value in saved.items()} == expected:
-                tensors = tensors | checked_tensors(saved, {key: value.dtype for key, value in head_state.items()})
+                saved = checked_tensors(saved, {key: value.dtype for key, value in head_state.items()})
                 report = replace(report, loaded=tuple(sorted([*report.loaded, *head_state])))
+                matched = CheckpointMatch(tensors=matched.tensors | saved, report=report)
             elif head_may_be_new:
-                report = replace(report, new=tuple(sorted([*report.new, *head_state])))
+                matched = replace(matched, report=replace(report, new=tuple(sorted([*report.new, *head_state]))))
             else:
                 raise CheckpointError(f"{folder.path}: task_head.safetensors is missing or does not fit the task")
-        matched = CheckpointMatch(tensors=tensors, report=report)
         return with_label_order(matched, folder.labels, self.task.labels, self.head.label_dims, names)
 
     def _hf_names(self) -> dict[str, tuple[str, ...]]:
@@ -352,18 +351,13 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         with torch.device("meta"):
             head = self.task.head(self.config)
         head_shapes = {f"head.{name}": value.shape for name, value in head.state_dict().items()}
-        expected, actual = self._encoder_shapes | head_shapes, {k: v.shape for k, v in self.state_dict().items()}
-        differences = {
-            "missing": expected.keys() - actual.keys(),
-            "not known": actual.keys() - expected.keys(),
-            "of another shape": {key for key in expected.keys() & actual.keys() if expected[key] != actual[key]},
-        }
-        if any(differences.values()):
-            listed = "; ".join(f"{kind}: {first_few(sorted(names), 3)}" for kind, names in differences.items() if names)
+        actual = {name: value.shape for name, value in self.state_dict().items()}
+        differing = dict((self._encoder_shapes | head_shapes).items() ^ actual.items())
+        if differing:
             raise UsageError(
-                "the model can be neither trained nor saved: its parameters are not those of its configuration and "
-                f"task ({listed}). A library has wrapped or replaced modules: undo that first. Adapters of peft "
-                "are merged by model = peft_model.merge_and_unload()"
+                "the model can be neither trained nor saved: its parameters do not fit its configuration and task "
+                f"({first_few(sorted(differing), 3)}). A library has wrapped or replaced modules: undo that first. "
+                "Adapters of peft are merged by model = peft_model.merge_and_unload()"
             )
 
     @property
@@ -383,10 +377,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
     @torch.no_grad()
     def draw_new_head(self, seed: int) -> None:
-        """Draws the weights of a new head again, from a seed and independent of torch's global generator.
-
-        Weights that were trained or set since the model was loaded stay as they are, and so do weights of a file.
-        """
+        """Draws the weights of a new head again from a seed, unless they were trained or set since it was made."""
         state = self.state_dict()
         if any(not torch.equal(state[name].to(drawn), drawn) for name, drawn in self._drawn.items()):
             return
@@ -399,10 +390,10 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
     def parameter_depths(self) -> dict[str, int]:
         """The place of each parameter from the input: embeddings 0, layer i (its last use) i + 1, the head one more."""
-        last = len(self.encoder.layer_order)
-        depths = {"head": last + 1, "encoder.norm": last, "encoder.embeddings": 0}
-        depths |= {"encoder.positions": 0, "encoder.convolution": 1}
-        depths |= {f"encoder.layers.{index}": place for place, index in enumerate(self.encoder.layer_order, start=1)}
+        order = self.encoder.layer_order
+        depths = {"encoder.embeddings": 0, "encoder.positions": 0, "encoder.convolution": 1}
+        depths |= {f"encoder.layers.{index}": depth for depth, index in enumerate(order, start=1)}
+        depths |= {"encoder.norm": len(order), "head": len(order) + 1}
         return {
             name: next(depth for prefix, depth in depths.items() if name.startswith(f"{prefix}."))
             for name, _ in self.named_parameters()

@@ -186,9 +186,9 @@ def resize(model: TaskModel) -> None:
 
 CHANGES = {
     "encoder": (wrap_encoder, "encoder.layers.0.intermediate.base_layer.bias"),
-    "head": (wrap_head, "missing: head.dense.bias"),
+    "head": (wrap_head, "head.dense.bias"),
     "parametrised": (parametrise, "head.output.parametrizations.weight.original0"),
-    "resized": (resize, "of another shape: encoder.embeddings.position.weight"),
+    "resized": (resize, "encoder.embeddings.position.weight"),
 }
 
 
