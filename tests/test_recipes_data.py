@@ -1,4 +1,4 @@
-"""The small data sets under recipes/data: as their README describes them, and without near-duplicates.
+"""The small data sets under recipes/data: as their README describes them.
 
 Reads the files with the standard library only, so that a fault in the package's readers cannot hide one in the data.
 That answers, tags and labels are valid is for `check`, which tests/init runs on them.
@@ -9,8 +9,6 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -19,17 +17,6 @@ FOLDER = Path(__file__).parents[1] / "recipes" / "data"
 RECIPES = sorted(FOLDER.parent.rglob("*.toml"))
 FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*"))
 TAGGED = ("custom/entities.conll", "custom/slots.jsonl")
-# The texts of a task, which may be spread over files; none may be half another one.
-TASK_TEXTS = {
-    "feedback": {"feedback/train.csv": ("text",), "feedback/validation.csv": ("text",)},
-    "reviews": {"custom/reviews.csv": ("review",)},
-    "tickets": {"custom/tickets.csv": ("text",)},
-    "pairs": {"custom/pairs.csv": ("first", "second")},
-    "questions": {"custom/questions.csv": ("question",)},
-    "contexts": {"custom/questions.csv": ("context",)},
-    "queries": {"custom/answers.csv": ("question",), "custom/answers_validation.csv": ("question",)},
-    "candidates": {"custom/answers.csv": ("candidate",), "custom/answers_validation.csv": ("candidate",)},
-}
 
 
 def text_of(name: str) -> str:
@@ -48,15 +35,6 @@ def sentences(name: str) -> list[tuple[list[str], list[str]]]:
     tables = [[line.split("\t") for line in block.splitlines()] for block in text_of(name).split("\n\n")]
     rows = [tuple(map(list, zip(*table, strict=True))) for table in tables if table and table[0][0] != "-DOCSTART-"]
     return [(words, tags) for words, tags in rows]
-
-
-def near_duplicates(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Pairs of texts whose sets of words have a Jaccard index of 0.5 or more."""
-    sets = [(text, frozenset(re.findall(r"[\w']+", text.lower()))) for text in texts]
-    for (one, left), (other, right) in combinations(sets, 2):
-        common = len(left & right)
-        if 2 * common >= len(left) + len(right) - common:
-            yield one, other
 
 
 def row_count(name: str) -> int:
@@ -108,24 +86,6 @@ def test_tags_are_counted_in_the_readme(name: str) -> None:
 def test_the_two_files_of_answers_share_no_question() -> None:
     train, validation = (csv_rows(f"custom/{name}.csv") for name in ("answers", "answers_validation"))
     assert not {row["question"] for row in train} & {row["question"] for row in validation}
-
-
-@pytest.mark.parametrize("task", [*TASK_TEXTS, *TAGGED, "corpus/workshop.txt"])
-def test_no_text_is_half_another_one(task: str) -> None:
-    columns = TASK_TEXTS.get(task, {})
-    texts = [row[column] for name, names in columns.items() for row in csv_rows(name) for column in names]
-    if task in TAGGED:
-        texts = [" ".join(words) for words, _ in sentences(task)]
-    elif task not in TASK_TEXTS:
-        texts = [line for line in text_of(task).splitlines() if line]
-    assert len(texts) > 30
-    is_repeated = task in ("contexts", "queries")  # one per question or candidate
-    assert list(near_duplicates(dict.fromkeys(texts) if is_repeated else texts)) == []
-
-
-def test_near_duplicates_are_found() -> None:
-    texts = ["one two three four five six seven", "six seven one two three", "eight nine"]
-    assert list(near_duplicates(texts)) == [(texts[0], texts[1])]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.profile import percentile, pieces, profile
 from bert_tasks.errors import CheckpointError, DataError, UsageError
@@ -25,18 +24,10 @@ from bert_tasks.recipe.schema import build_task, load_recipe
 from bert_tasks.tasks.shared.detection import UserHints
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.training.run import check
-from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 
 MOODS = ("calm", "glad", "sad")
 SINGLE, SEVERAL = "single_label_classification", "multi_label_classification"
-
-
-@pytest.fixture(scope="module")
-def base(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("albert")
-    save_checkpoint(folder, "albert", unigram_tokenizer)
-    return str(folder)
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], delimiter: str = ",") -> Path:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.checks import DataReport
 from bert_tasks.errors import DataError, UsageError
@@ -18,20 +17,12 @@ from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks import TASK_NAMES
 from bert_tasks.tasks.shared.detection import Detection
 from bert_tasks.training.run import check
-from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 
 MOODS = ("calm", "glad", "sad")
 SINGLE, SEVERAL = "single_label_classification", "multi_label_classification"
 ROWS = 30
 Init = Callable[..., tuple[RecipeDraft, DataReport]]
-
-
-@pytest.fixture(scope="module")
-def base(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("albert")
-    save_checkpoint(folder, "albert", unigram_tokenizer)
-    return str(folder)
 
 
 @pytest.fixture
