@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from bert_tasks.data.formats import named_format
-from bert_tasks.data.problems import missing_path
 from bert_tasks.data.readers import ReadOptions, read_hub, read_table
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.data.table import RowTable
@@ -67,10 +66,14 @@ def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
         DataError: The test rows cannot be read.
     """
     run, folder = Path(run), Path(folder)
-    spec = _spec(run)
+    if not (run / "metrics.json").is_file():
+        raise UsageError(f"{run} holds no finished run: no metrics.json")
+    spec = load_recipe(run / "recipe.toml").data
+    if spec.format is None or spec.format not in TEST_SETS:
+        raise UsageError(f"{run}: its data has the format {spec.format!r}, expected one of {', '.join(TEST_SETS)}")
     model = TaskModel.from_pretrained(run / "model")
     rows = {}
-    for name, test_set in TEST_SETS[str(spec.format)].items():
+    for name, test_set in TEST_SETS[spec.format].items():
         table = _test_rows(spec, test_set, model)
         if table is None:
             continue
@@ -80,18 +83,6 @@ def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
             temporary.write_text(text, "utf-8")
         rows[name] = len(table)
     return rows
-
-
-def _spec(run: Path) -> DataSpec:
-    """The data of a finished run on a GLUE recipe."""
-    if not run.exists():
-        raise UsageError(f"{run}: {missing_path(run, 'folder')}; expected the output folder of a finished run")
-    if not (run / "recipe.toml").is_file() or not (run / "metrics.json").is_file():
-        raise UsageError(f"{run} holds no finished run: no recipe.toml and metrics.json")
-    spec = load_recipe(run / "recipe.toml").data
-    if spec.format is None or spec.format not in TEST_SETS:
-        raise UsageError(f"{run}: its data has the format {spec.format!r}, expected one of {', '.join(TEST_SETS)}")
-    return spec
 
 
 def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable | None:

@@ -21,7 +21,7 @@ LINES = {
     "report": (1965, 1700),
     "cards": (544, 380),
     "serving": (945, 800),
-    "glue_submission": (135, 150),
+    "glue_submission": (126, 150),
     "experiments": (1672, 1200),
     "training": (3868, 2700),
     "inference": (1753, 1150),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 38_246  # of 29,000
-TOTAL_STATEMENTS = 21_546  # of 15,800
+TOTAL_LINES = 38_237  # of 29,000
+TOTAL_STATEMENTS = 21_539  # of 15,800
 TASK_MEMBERS = 14
 
 
