@@ -128,11 +128,7 @@ def evaluate_samples(
     Args:
         tune: Choose the task's thresholds on these predictions, and report the metrics with them.
         forward_fn: Computes a batch's logits instead of the model.
-        stop: Asked before each batch.
-
-    Raises:
-        BertTasksError: not every sample came back exactly once, which is a defect.
-        GivenUpError: on every process, if ``stop`` was true on one.
+        stop: Asked before each batch. If it is true on one process, all raise GivenUpError.
     """
     batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
     mine = batches[accelerator.process_index :: accelerator.num_processes]

@@ -226,15 +226,7 @@ class Chunk(NamedTuple):
 
 
 class PredictionRun:
-    """One prediction with an output: rows -> chunks -> writer, on one process or several.
-
-    Args:
-        model: The model.
-        destination: Where the output goes.
-        writing: What is written for each row.
-        dtype: The precision.
-        progress: See ``predict_file``.
-    """
+    """One prediction with an output: rows -> chunks -> writer, on one process or several."""
 
     def __init__(
         self,
@@ -448,11 +440,7 @@ class PredictionRun:
         return Chunk(counts, "".join(self._line(*pair) for pair in pairs).encode(), ())
 
     def _line(self, row: Row, prediction: Prediction) -> str:
-        """Returns the JSON line of a row: the columns to keep, then the prediction.
-
-        A column that the prediction repeats in a field of the same name is left out; any other one with such a name is
-        called ``input.NAME``.
-        """
+        """Returns the JSON line of a row: the kept columns that the prediction does not repeat, then the prediction."""
         task, keep, kept = self.model.task, self.writing.keep_columns, row.get(PASSTHROUGH, row)
         if keep == "none":
             kept = {}

@@ -101,15 +101,8 @@ def stream_rows(
 ) -> Iterator[tuple[Iterator[Row], Mapping[str, str]]]:
     """Opens rows that come one by one, validated; a row that cannot be used has its ``ROW_ERROR``.
 
-    Args:
-        source: What is read, once.
-        model: The model that predicts the rows.
-        reading: How to read them.
-        keep_columns: The columns of the source that rows carry along.
-        before_wait: See ``StandardInput``.
-
     Returns:
-        The rows, and the task's columns -> the source's, if they differ.
+        The rows, which carry ``keep_columns`` along, and the task's columns -> the source's, if they differ.
     """
     path = _StreamPath("/dev/stdin")
     path.content = StandardInput(source, before_wait)

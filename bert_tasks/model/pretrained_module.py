@@ -87,10 +87,7 @@ def padded_inputs(
 
 
 def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:
-    """``[B, T]`` column index; where positions have an offset (RoBERTa), ids that are not padding are counted.
-
-    As ``create_position_ids_from_input_ids`` in transformers: padding gets ``pad_token_id``.
-    """
+    """``[B, T]`` column index; for RoBERTa as ``create_position_ids_from_input_ids`` in transformers."""
     if not config.position_offset:
         return torch.arange(input_ids.shape[1], device=input_ids.device)[None]
     real = (input_ids != config.pad_token_id).long()
@@ -105,13 +102,9 @@ def finite(scores: Any) -> Any:
 
 
 class PretrainedModule(nn.Module):
-    """What ``Encoder`` and ``TaskModel`` have in common: a configuration, the encoder's modules and a tokenizer.
+    """What ``Encoder`` and ``TaskModel`` have in common: a configuration, the encoder's modules and a tokenizer."""
 
-    Attributes:
-        no_weights_reason: why a model has no modules of its own, for messages; empty: it has them.
-    """
-
-    no_weights_reason: ClassVar[str] = ""
+    no_weights_reason: ClassVar[str] = ""  # why a model has no modules of its own, for messages
 
     def __init__(self, hf_config: Mapping[str, Any]) -> None:
         super().__init__()

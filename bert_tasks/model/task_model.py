@@ -284,12 +284,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         )
 
     def restore(self, folder: str | Path) -> None:
-        """Takes the weights, all of them, from a folder that this model was saved to; task and tokenizer stay.
-
-        Raises:
-            CheckpointError: a weight is missing or of another shape.
-            UsageError: as for ``save_pretrained``.
-        """
+        """Takes all weights from a folder that this model was saved to; raises CheckpointError if they do not fit."""
         self.check_parameters()
         dtype = self.encoder.embeddings.word.weight.dtype
         opened = CheckpointFolder.open(Path(folder))
@@ -473,16 +468,15 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         logits: bool = False,
         explain: bool = False,
     ) -> Iterator[PredictionT]:
-        """Predictions as a stream; labels of the rows are not read.
+        """Predictions as a stream; see ``predict``.
 
         Args:
-            rows: mappings with the task's columns or with those of the training data.
+            rows: Mappings with the columns of the task or of the training data.
             forward_fn: Computes a batch's logits instead of the model (``model.precision.logits_of``).
-            logits: give the predictions their logits.
-            explain: give the predictions their explanations.
+            logits, explain: see ``predict``.
 
         Raises:
-            DataError: a row lacks a column or a value is of the wrong kind.
+            DataError: A row lacks a column or a value is of the wrong kind.
             CheckpointError, UsageError: see ``predict_chunk``.
         """
         valid = valid_rows(rows, self.input_columns, names=self.columns)
@@ -500,13 +494,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     ) -> tuple[list[PredictionT], Sequence[Feature]]:
         """The predictions of valid rows, with the task's columns, and the features of these rows.
 
-        Args:
-            rows, forward_fn, logits, explain: see ``predict_rows``.
-
         Raises:
-            UsageError: the model has no tokenizer, gives no logits or no explanations, or its task gives ids that have
-                no embedding.
-            CheckpointError: the model gives logits that are not finite.
+            UsageError: The model has no tokenizer, no logits or no explanations, or an id has no embedding.
+            CheckpointError: The logits are not finite.
         """
         explainable = explainable_task(self, self.task) if explain else None
         tokenizer, task = self.require_tokenizer(), self.task
@@ -553,7 +543,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
     @property
     def batch_tokens(self) -> int:
-        """How many tokens prediction runs together: fewer for a CRF, whose logits hold a matrix for each."""
+        """Number of tokens that prediction runs together: fewer for a CRF, with a matrix of logits for each."""
         most = CPU_BATCH_TOKENS if self.device.type == "cpu" else BATCH_TOKENS
         return max(1, min(most, _BATCH_LOGITS // self.head.outputs_per_token))
 
@@ -572,7 +562,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         return collate(features, position_offset=offset, pad_groups=pad_groups).to(self.device)
 
     def reduce(self, batch: PackedBatch, logits: Any, features: Sequence[Feature]) -> tuple[Tensor, ...]:
-        """What the task keeps of the logits of each feature (``Task.compact_logits``), on the CPU."""
+        """The result of ``Task.compact_logits`` for each feature, on the CPU."""
         with torch.inference_mode():
             parts = logits.split(list(batch.layout.gather_counts)) if self.head.per_token else logits.unbind()
             return tuple(part.cpu() for part in self.task.compact_logits(parts, features))
