@@ -23,13 +23,13 @@ LINES = {
     "serving": (945, 800),
     "glue_submission": (126, 150),
     "experiments": (1672, 1200),
-    "training": (3868, 2700),
+    "training": (3856, 2700),
     "inference": (1730, 1150),
     "recipe": (1375, 1000),
     "init": (548, 650),
     "model": (2113, 1950),
     "export": (750, 700),
-    "tasks": (7094, 4900),
+    "tasks": (7081, 4900),
     "checkpoints": (1734, 1450),
     "tensorflow": (686, 600),
     "families": (1224, 1250),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 38_197  # of 29,000
-TOTAL_STATEMENTS = 21_539  # of 15,800
+TOTAL_LINES = 38_172  # of 29,000
+TOTAL_STATEMENTS = 21_519  # of 15,800
 TASK_MEMBERS = 14
 
 

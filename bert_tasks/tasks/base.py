@@ -35,10 +35,10 @@ NOT_WRITTEN: Mapping[str, Any] = MappingProxyType({"exclude": True})  # pydantic
 ON_REQUEST = ("logits", "explanation")  # fields of predictions that only some calls compute
 
 
-def require(condition: bool, message: str) -> None:
-    """Raises ValueError with the message if a setting does not hold its condition."""
+def require(condition: bool, message: str, error: Callable[[str], Exception] = ValueError) -> None:
+    """Raises an error with this message if the condition does not hold."""
     if not condition:
-        raise ValueError(message)
+        raise error(message)
 
 
 def float_list(vector: NDArray[np.float32]) -> list[float]:
@@ -199,13 +199,13 @@ class Task(ABC, Generic[PredictionT]):
             value = getattr(self, name)
             if get_origin(annotation) is Literal and value not in get_args(annotation):
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(annotation)))}")
-        if isinstance(self.labels, str):
-            raise ValueError(f"labels is the text {self.labels!r}, expected a tuple of names")
-        repeated = sorted({label for label in self.labels if self.labels.count(label) > 1})
-        if repeated:
-            raise ValueError(f"labels: {', '.join(map(repr, repeated))} appears more than once")
-        if self.max_length < 3:
-            raise ValueError(f"max_length is {self.max_length}, expected at least 3 (two special tokens and one more)")
+        require(not isinstance(self.labels, str), f"labels is the text {self.labels!r}, expected a tuple of names")
+        repeated = sorted({repr(label) for label in self.labels if self.labels.count(label) > 1})
+        require(not repeated, f"labels: {', '.join(repeated)} appears more than once")
+        require(
+            self.max_length >= 3,
+            f"max_length is {self.max_length}, expected at least 3 (two special tokens and one more)",
+        )
 
     @property
     @abstractmethod

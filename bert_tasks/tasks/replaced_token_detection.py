@@ -1,9 +1,8 @@
-"""Replaced-token detection, the pre-training of ELECTRA: which tokens of a text replace others.
+"""Replaced-token detection, the pre-training of ELECTRA (Clark et al., arXiv:2003.10555): which tokens replace others.
 
-Owns the settings, loss, predictions and metrics of the task (Clark et al., arXiv:2003.10555). A small masked language
-model, the generator, makes the inputs of training; training/replaced_tokens.py runs both.
+A small masked language model, the generator, makes the inputs of training.
 
-Shape legend: B windows, N tokens, R masked tokens, V vocabulary.
+Shape legend: B windows, T tokens of a window, R masked tokens, V vocabulary.
 """
 
 import math
@@ -24,7 +23,7 @@ from bert_tasks.encoder.heads import UNIFORM, ReplacedTokenHead, ReplacedTokenOu
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.formulas import MetricFormula, replaced_token_measure
-from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction
+from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction, require
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
 from bert_tasks.tasks.shared.corpus import CorpusTask
@@ -113,19 +112,30 @@ class ReplacedReport(Report):
         return [score > 0.5 for score in prediction.scores]
 
     def sections(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> ReportSections:
-        pairs = [(row, one) for row, one in zip(rows, predictions, strict=True) if one.measured]
-        tokens = [token for _, one in pairs for token in one.measured]
+        pairs = [(row, each) for row, each in zip(rows, predictions, strict=True) if each.measured]
+        tokens = [token for _, each in pairs for token in each.measured]
         figures = {
             "tokens": len(tokens),
             "masked": sum(masked for _, _, masked in tokens),
             "replaced": sum(replaced for _, replaced, _ in tokens),
         }
+        worst = sorted(pairs, key=lambda pair: -pair[1].worst)[:MOST_EXAMPLES]
+        examples = Examples(
+            word="Replaced tokens",
+            title="Texts with the worst mistakes",
+            lead=(
+                f"Of {figures['tokens']:,} tokens {figures['masked']:,} were masked, and {figures['replaced']:,} of "
+                "these replaced by another token. Each text is shown as the model read it; the numbers are the "
+                "probabilities that it gave to replaced tokens of being so."
+            ),
+            items=tuple(replace(each.example, line=row.get("line")) for row, each in worst if each.example is not None),
+        )
         return ReportSections(
-            measure=_measure([one for _, one in pairs]),
+            measure=_measure([each for _, each in pairs]),
             unit="texts",
             headline=("auc", "precision", "recall", "generator_accuracy"),
-            results=tuple(_result(row, one) for row, one in pairs),
-            examples=_examples(pairs, figures),
+            results=tuple(_result(row, each) for row, each in pairs),
+            examples=examples if examples.items else None,
             figures=figures,
         )
 
@@ -152,10 +162,9 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.generator_size <= 1:
-            raise ValueError(f"generator_size is {self.generator_size}, expected a share above 0 and at most 1")
-        if not self.discriminator_weight > 0:
-            raise ValueError(f"discriminator_weight is {self.discriminator_weight}, expected more than 0")
+        size, weight = self.generator_size, self.discriminator_weight
+        require(0 < size <= 1, f"generator_size is {size}, expected a share above 0 and at most 1")
+        require(weight > 0, f"discriminator_weight is {weight}, expected more than 0")
 
     def head(self, config: EncoderConfig) -> ReplacedTokenHead:
         return ReplacedTokenHead(config)
@@ -175,10 +184,9 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         masked = mask_features(features, keys, corpus, tokenizer, self.rule)
         prepared: list[Feature] = []
         for feature, number in zip(masked, keys.numbers, strict=True):
-            positions = feature.get("gather_positions")
-            count = 0 if positions is None else len(positions)
-            generator = np.random.default_rng((keys.seed, keys.epoch, number, 1))
-            prepared.append({**feature, "fields": {UNIFORM: generator.random(count).tolist()}})
+            labels, generator = feature.get("labels"), np.random.default_rng((keys.seed, keys.epoch, number, 1))
+            uniforms = generator.random(0 if labels is None else len(labels))
+            prepared.append({**feature, "fields": {UNIFORM: uniforms.tolist()}})
         return prepared
 
     # The loss.
@@ -197,14 +205,12 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
             return tuple(LossTerm(name=name, total=zero, count=zero.detach(), weight=weight) for name, weight in names)
         masked = logits.generator.cross_entropy(batch.labels.long())
         replaced = F.binary_cross_entropy_with_logits(logits.logits, logits.replaced.to(logits.dtype), reduction="sum")
+        counts = [
+            total.new_full((), len(each)) for total, each in ((masked, logits.generator), (replaced, logits.logits))
+        ]
         return (
-            LossTerm(name=GENERATOR, total=masked, count=masked.new_full((), len(logits.generator)).detach()),
-            LossTerm(
-                name=DISCRIMINATOR,
-                total=replaced,
-                count=replaced.new_full((), len(logits.logits)).detach(),
-                weight=self.discriminator_weight,
-            ),
+            LossTerm(name=GENERATOR, total=masked, count=counts[0].detach()),
+            LossTerm(name=DISCRIMINATOR, total=replaced, count=counts[1].detach(), weight=self.discriminator_weight),
         )
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
@@ -222,18 +228,17 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
 
         The last three are -1 in predictions, for which nothing is replaced.
         """
-        parts = []
+        tables = []
         for table, feature in zip(logits, features, strict=True):
             word_ids, positions, labels = feature["word_ids"], feature.get("gather_positions"), feature.get("labels")
             words = [] if word_ids is None else [float(word != NO_WORD) for word in word_ids]
-            ids = list(feature["input_ids"])
+            ids = dict(enumerate(feature["input_ids"]))
             if positions is not None and labels is not None:
-                for position, label in zip(positions, labels, strict=True):
-                    ids[position] = int(label)
-            originals = torch.tensor([ids, words], dtype=table.dtype).t().to(table.device)
+                ids |= zip(positions, map(int, labels), strict=True)
+            originals = torch.tensor([[*ids.values()], words], dtype=table.dtype).t().to(table.device)
             unknown = table if table.shape[1] == 4 else F.pad(table, (0, 3), value=_UNKNOWN)
-            parts.append(torch.cat([originals, unknown], dim=1))
-        return parts
+            tables.append(torch.cat([originals, unknown], dim=1))
+        return tables
 
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
@@ -307,21 +312,3 @@ def _example(prediction: ReplacedTokenPrediction, tokenizer: PreTrainedTokenizer
             if was:
                 remarks.append(Remark(name=f"{text} {was}", value=score, tone="good" if is_right else "bad"))
     return Example(line=None, excerpt=tuple(segments), remarks=tuple(remarks))
-
-
-def _examples(pairs: Sequence[tuple[Row, ReplacedTokenPrediction]], figures: Mapping[str, int]) -> Examples | None:
-    """The texts with the worst mistakes."""
-    worst = sorted(pairs, key=lambda pair: -pair[1].worst)[:MOST_EXAMPLES]
-    items = [replace(one.example, line=row.get("line")) for row, one in worst if one.example is not None]
-    if not items:
-        return None
-    return Examples(
-        word="Replaced tokens",
-        title="Texts with the worst mistakes",
-        lead=(
-            f"Of {figures['tokens']:,} tokens {figures['masked']:,} were masked, and {figures['replaced']:,} of these "
-            "replaced by another token. Each text is shown as the model read it; the numbers are the probabilities "
-            "that it gave to replaced tokens of being so."
-        ),
-        items=tuple(items),
-    )

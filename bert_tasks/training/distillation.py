@@ -1,8 +1,5 @@
 """Distillation: a student learns from a teacher beside the labels of its rows.
 
-Owns which teachers can teach a model, the parts of the loss that compare the two (logits, states of the last layer,
-relations of queries, keys and values), and the logits of a teacher that are computed once and kept in the cache.
-
 Shape legend: N tokens, B sequences, T tokens of a group's longest sequence, H hidden, A relation heads, D their size.
 """
 
@@ -10,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -32,7 +30,7 @@ from bert_tasks.model.precision import float32
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.storage import sha256, sha256_file, sha256_json
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, is_dynamic
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, is_dynamic, require
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.outputs import DISTILLATION, check_teachable, distillation_count, distillation_loss
 from bert_tasks.tasks.shared.report import Report
@@ -50,15 +48,15 @@ _MASKED = -1e30  # a score of padding; an infinite one would make the divergence
 class Distillation(Objective):
     """The loss of the task, and how far the student is from a teacher that reads the same inputs.
 
-    The loss is ``(1 - weight)`` times that of the task plus ``weight`` times the distance of the logits, which also
-    rows without labels have, plus the distances of hidden states and of relations where they are asked for. The
-    teacher is not trained, is no part of checkpoints, and stays in evaluation mode.
+    The loss is ``(1 - weight)`` times the loss of the task plus ``weight`` times the distance of the logits, which rows
+    without labels have, too, plus the distances of hidden states and of relations. The teacher is not trained, is no
+    part of checkpoints, and stays in evaluation mode.
 
     Attributes:
-        model: the student.
-        teacher: a model of the same task; see ``check_teacher``.
-        section: how it teaches.
-        relation_heads: into how many heads queries, keys and values are cut to be compared; 0: they are not compared.
+        model: The student.
+        teacher: A model of the same task; see ``check_teacher``.
+        section: How it teaches.
+        relation_heads: Number of heads in which queries, keys and values are compared. 0: they are not compared.
     """
 
     allows_graphs: ClassVar[bool] = True
@@ -67,40 +65,43 @@ class Distillation(Objective):
         """Checks that the teacher can teach the model.
 
         Args:
-            model: the student.
-            teacher: a trained model.
-            section: a recipe's ``[teacher]``, whose name and revision are not used; default: the section's defaults.
+            model: The student.
+            teacher: A trained model.
+            section: A recipe's ``[teacher]``. Its name and revision are not used. Default: the section's defaults.
 
         Raises:
-            UsageError: the teacher has another task, other labels or another tokenizer, the task cannot learn from
-                one, or the section asks for what these two models do not have.
+            UsageError: The teacher has another task, other labels or another tokenizer, the task cannot learn from a
+                teacher, or the section asks for what these two models do not have.
         """
         super().__init__(model)
-        self.section = TeacherSection(name="teacher") if section is None else section
+        self.section = section = TeacherSection(name="teacher") if section is None else section
         self._unregistered = (teacher.eval(),)
         self._cached: Dataset | None = None
         check_teacher(teacher, model)
+        reject = partial(require, error=UsageError)
         widths = (teacher.config.hidden_size, model.config.hidden_size)
-        relations = self.section.relations
-        self.relation_heads = teacher.config.num_attention_heads if relations is True else int(relations)
-        if self.section.hidden != "none" and widths[0] != widths[1]:
-            raise UsageError(
-                f"teacher.hidden = {self.section.hidden!r} compares states of one width: the teacher has {widths[0]}, "
-                f"the model {widths[1]}. Set it to 'none'; teacher.relations compares models of any width"
+        self.relation_heads = heads = (
+            teacher.config.num_attention_heads if section.relations is True else int(section.relations)
+        )
+        reject(
+            section.hidden == "none" or widths[0] == widths[1],
+            f"teacher.hidden = {section.hidden!r} compares states of one width: the teacher has {widths[0]}, "
+            f"the model {widths[1]}. Set it to 'none'; teacher.relations compares models of any width",
+        )
+        reject(
+            not heads or math.gcd(*widths) % heads == 0,
+            f"teacher.relations: {heads} heads do not divide the widths of the teacher, {widths[0]}, "
+            f"and of the model, {widths[1]}: choose a divisor of {math.gcd(*widths)}",
+        )
+        if section.cache_logits:
+            reject(
+                not self._reads_states,
+                "teacher.cache_logits keeps logits alone; set teacher.hidden to 'none' and teacher.relations to false",
             )
-        if self.relation_heads and math.gcd(*widths) % self.relation_heads:
-            raise UsageError(
-                f"teacher.relations: {self.relation_heads} heads do not divide the widths of the teacher, {widths[0]}, "
-                f"and of the model, {widths[1]}: choose a divisor of {math.gcd(*widths)}"
-            )
-        if self.section.cache_logits and self._reads_states:
-            raise UsageError(
-                "teacher.cache_logits keeps logits alone; set teacher.hidden to 'none' and teacher.relations to false"
-            )
-        if self.section.cache_logits and is_dynamic(model.task):
-            raise UsageError(
+            reject(
+                not is_dynamic(model.task),
                 f"teacher.cache_logits: {model.task.name} changes its inputs in each epoch, so that a teacher's logits "
-                "cannot be kept; set it to false"
+                "cannot be kept; set it to false",
             )
 
     @property
@@ -113,7 +114,6 @@ class Distillation(Objective):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """See ``Objective.settings``; the digest tells a changed teacher of the same name."""
         origin = {} if self.teacher.origin is None else dict(vars(self.teacher.origin))
         options = self.section.model_dump(exclude={"name", "revision"})
         return {"teacher": {**origin, "digest": weights_digest(self.teacher.state_dict()), **options}}
@@ -135,13 +135,11 @@ class Distillation(Objective):
         return self
 
     def begin(self, features: "Dataset", device: torch.device) -> None:
-        """See ``Objective.begin``; computes the logits of a teacher that are to be kept, or finds them."""
         if self.section.cache_logits:
             self.teacher.to(device)
             self._cached = cached_logits(self.teacher, features, self._of_teacher)
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
-        """See ``Objective.agreement``; a set whose predictions cannot be compared is left out."""
         task, teacher_task, shares = self.model.task, self.teacher.task, {}
         self.teacher.task = task
         try:
@@ -184,10 +182,9 @@ class Distillation(Objective):
         else:
             # The position ids that the teacher's family gives the same tokens.
             shift = self.teacher.config.position_offset - self.model.config.position_offset
+            inputs = replace(batch, position_ids=batch.position_ids + shift) if shift else batch
             with torch.no_grad():
-                teacher, teacher_states = self._outputs(
-                    self.teacher, replace(batch, position_ids=batch.position_ids + shift) if shift else batch
-                )
+                teacher, teacher_states = self._outputs(self.teacher, inputs)
         with torch.autocast(student.device.type, enabled=False):
             terms = [replace(term, weight=term.weight * (1 - section.weight)) for term in task.loss(student, batch)]
             distance = distillation_loss(task, self.model.head, student, teacher, batch, section.temperature)
@@ -233,48 +230,49 @@ class Distillation(Objective):
 
 
 def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
-    """Rejects a teacher whose logits do not mean for the same tokens what the student's mean.
+    """Rejects a teacher whose logits do not mean the same for the same tokens as the student's logits.
 
     Raises:
-        UsageError: it is the student itself, has another task, other labels or another tokenizer, or reads fewer
-            tokens.
+        UsageError: The teacher is the student itself, has another task, other labels or another tokenizer, or reads
+            fewer tokens.
     """
     task, other = model.task, teacher.task
+    reject = partial(require, error=UsageError)
     check_teachable(task)
-    if teacher is model:
-        raise UsageError("the teacher is the model itself; load the teacher a second time")
-    if teacher.no_weights_reason:
-        raise UsageError(f"the teacher cannot teach: {teacher.no_weights_reason}")
-    if type(task) is not type(other):
-        raise UsageError(f"the teacher's task is {other.name}, the model's is {task.name}; both need the same task")
+    reject(teacher is not model, "the teacher is the model itself; load the teacher a second time")
+    reject(not teacher.no_weights_reason, f"the teacher cannot teach: {teacher.no_weights_reason}")
+    reject(
+        type(task) is type(other),
+        f"the teacher's task is {other.name}, the model's is {task.name}; both need the same task",
+    )
     check_teachable(other)
-    if task.labels != other.labels:
-        labels = [", ".join(each.labels) if each.labels else "none" for each in (other, task)]
-        raise UsageError(
-            f"the teacher's labels are {labels[0]}, the model's are {labels[1]}; both need the same in one order"
-        )
-    if HFConfig.of(task).entries != HFConfig.of(other).entries:
-        raise UsageError("the teacher's logits mean something else: its task has other settings, such as problem_type")
-    if not same_token_ids(teacher.require_tokenizer(), model.require_tokenizer()):
-        raise UsageError(
-            "the teacher has another tokenizer than the model: both read the same token ids, so distil from a teacher "
-            "with the model's tokenizer, or make the student of the teacher's layers"
-        )
-    if teacher.config.usable_length < task.max_length:
-        raise UsageError(
-            f"max_length = {task.max_length}, but the teacher has {teacher.config.usable_length} positions"
-        )
+    labels, other_labels = (", ".join(each.labels) if each.labels else "none" for each in (task, other))
+    reject(
+        task.labels == other.labels,
+        f"the teacher's labels are {other_labels}, the model's are {labels}; both need the same in one order",
+    )
+    reject(
+        HFConfig.of(task).entries == HFConfig.of(other).entries,
+        "the teacher's logits mean something else: its task has other settings, such as problem_type",
+    )
+    reject(
+        same_token_ids(teacher.require_tokenizer(), model.require_tokenizer()),
+        "the teacher has another tokenizer than the model: both read the same token ids, so distil from a teacher "
+        "with the model's tokenizer, or make the student of the teacher's layers",
+    )
+    length = teacher.config.usable_length
+    reject(length >= task.max_length, f"max_length = {task.max_length}, but the teacher has {length} positions")
 
 
 def relation_divergence(student: Tensor, teacher: Tensor, layout: Packed, *, heads: int) -> Tensor:
-    """How far a student's relations between tokens are from a teacher's, as in MiniLMv2 (arXiv:2012.15828).
+    """Returns how far a student's relations between tokens are from a teacher's, as in MiniLMv2 (arXiv:2012.15828).
 
-    Queries, keys and values are cut into ``heads`` relation heads, whatever the heads of attention. Each of the three
-    is compared with itself: softmax of the scaled products of a token with all tokens of its sequence.
+    Queries, keys and values are cut into ``heads`` relation heads. Each of the three is compared with itself by the
+    softmax of the scaled products of a token with all tokens of its sequence.
 
     Args:
-        student, teacher: ``[N, 3, H]``, widths of their own.
-        layout: of the rows.
+        student, teacher: ``[N, 3, H]``, with widths of their own.
+        layout: The layout of the rows.
 
     Returns:
         0-dimensional: the Kullback-Leibler divergence of the student's relations from the teacher's, mean over the
@@ -301,10 +299,9 @@ def relation_divergence(student: Tensor, teacher: Tensor, layout: Packed, *, hea
 
 
 def cached_logits(teacher: TaskModel, features: "Dataset", of_teacher: Callable[[Feature], Feature]) -> "Dataset":
-    """The teacher's logits of every feature, float32 and flat, memory-mapped from the cache.
+    """Returns the teacher's logits of every feature, float32 and flat, memory-mapped from the cache.
 
-    The key is made of the teacher's weights and of the content of the features, so that another teacher, other rows or
-    other settings compute them anew.
+    The key contains the teacher's weights and the content of the features.
     """
     from datasets import Features, List, Value
 

@@ -1,10 +1,4 @@
-"""What a run minimises: an objective gives the loss terms of a batch and names the model that is evaluated and saved.
-
-Owns the interface between the training loop and the loss. ``Supervised``, the loss of the task, is what ``fit`` and
-recipes use; distillation.py adds the distance from a teacher.
-
-Shape legend: N tokens; totals and counts of loss terms are 0-dimensional.
-"""
+"""What a run minimises: an objective computes the loss terms of a batch and names the model that is saved."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -33,9 +27,8 @@ class Objective(nn.Module, ABC):
     times an output, because processes that train together wait for each other's gradients.
 
     Attributes:
-        model: what is evaluated and saved.
-        allows_graphs: Whether CUDA graphs may run the layers; a subclass sets it again. Then a forward pass has at most
-            one backward pass, the step's. Other gradients of the embeddings would be added to the parameters' too.
+        model: The model that is evaluated and saved.
+        allows_graphs: True if CUDA graphs may run the layers. Then a forward pass has at most one backward pass.
     """
 
     allows_graphs: ClassVar[bool] = False
@@ -85,10 +78,9 @@ class Objective(nn.Module, ABC):
 
     @property
     def reads_all_embeddings(self) -> bool:
-        """Whether a step may read word embeddings of tokens that are not in the features of the training rows.
+        """True if a step may read word embeddings of tokens that are not in the features of the training rows.
 
-        So it is where a head is tied to their table, or where tokens are drawn. An objective that reads them in another
-        way overrides this.
+        This is so if a head is tied to their table, or if tokens are drawn.
         """
         models = [module for module in self.modules() if isinstance(module, TaskModel)]
         return any(model.head.reads_embeddings or is_dynamic(model.task) for model in models)
@@ -120,7 +112,6 @@ class Supervised(Objective):
     allows_graphs: ClassVar[bool] = True
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """See ``Objective.forward``."""
         logits = float32(self.model(batch))
         with torch.autocast(logits.device.type, enabled=False):
             return self.model.task.loss(logits, batch)

@@ -262,7 +262,7 @@ def test_a_report_shows_replaced_tokens(folder: Path, tmp_path: Path) -> None:
         assert sum(segment.label != "" for segment in one.example.excerpt) == sum(changed)
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "Texts with the worst mistakes" in page
-    assert " in place of " in page
+    assert " instead of " in page
 
 
 def test_areas_of_resampled_rows_are_scikit_learns() -> None:
