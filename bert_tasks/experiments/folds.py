@@ -279,12 +279,7 @@ def dry_run_folds(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
 
 
 def fold_group(recipe: Recipe, *, overwrite: bool = False) -> RunGroup:
-    """Returns the runs of a recipe, whose folders are checked; arguments as in ``train_folds``.
-
-    Raises:
-        RecipeError: The recipe has no folder or no folds, or names one of them.
-        UsageError: A folder cannot be used, or holds runs of other folds.
-    """
+    """Returns the runs of a recipe, whose folders are checked; arguments as in ``train_folds``."""
     section = recipe.folds
     if section is None:
         raise RecipeError("no folds: set folds.count in the recipe, or pass --folds 5")

@@ -23,7 +23,7 @@ from bert_tasks.training import files as outputs
 from bert_tasks.training.loop import Trainer
 from bert_tasks.training.objectives import weights_digest
 from bert_tasks.training.run import build_trainer, prepare
-from bert_tasks.training.start import run_environment
+from bert_tasks.training.state import run_environment
 
 _TIMES = ("train_seconds", "tokens_per_second")
 _SHOWN = 20  # differences in a table for people
@@ -83,18 +83,13 @@ class Reproduction:
 def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress: bool = True) -> Reproduction:
     """Repeats a finished run from its folder, and compares the results.
 
-    The number of threads is set to the run's while it trains. Trackers are left out. Call it again to resume a
-    repetition that was interrupted; a finished one is only compared.
+    The number of threads is set to the run's while it trains. Trackers are not used. Call it again to resume a
+    repetition that was interrupted; a finished one is only compared. It raises the errors of ``train``.
 
     Args:
-        run: the folder of a finished run of a recipe.
-        output_dir: the folder of the second run; default: the run's, with ``-reproduced`` at its end.
-        progress: report on standard error, including what differs before training begins.
-
-    Raises:
-        UsageError: there is no finished run of a recipe, or ``output_dir`` is the run's own folder or in use.
-        DataError: rows are not the run's; the file is named.
-        RecipeError, CheckpointError, DivergedError, StoppedError: as ``train``.
+        run: The folder of a finished run of a recipe.
+        output_dir: The folder of the second run. Default: the run's, with ``-reproduced`` at its end.
+        progress: Report on standard error, including what differs before training begins.
     """
     folder = Path(run)
     metadata = _metadata(folder)

@@ -169,17 +169,12 @@ def search(
     recipe a complete search is extended.
 
     Args:
-        recipe: a recipe with ``[search]`` and ``run.output_dir``, or the path of its TOML file.
-        compare_random: also search with random values in as many trials, to see what the sampler is worth.
-        overwrite: search again, in place of what is in the folder.
-        progress: report on standard error.
+        recipe: A recipe with ``[search]`` and ``run.output_dir``, or the path of its TOML file.
+        compare_random: Also search with random values in as many trials, to see what the sampler is worth.
+        overwrite: Search again, and replace the search in the folder.
+        progress: Report on standard error.
 
-    Raises:
-        UsageError: Optuna is not installed, or the folder is in use or holds something else or a search with other
-            settings or rows.
-        RecipeError: the recipe has no ``[search]``, or values that do not go together.
-        DataError, CheckpointError, StoppedError: as ``train``. A trial that diverges, or whose values the model
-            refuses, is one without a score.
+    A trial that diverges, or whose values the model rejects, has no score. Other errors end the search.
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if loaded.search is None:

@@ -213,13 +213,6 @@ def train_seeds(
         seeds: Default: the recipe's ``run.seeds``.
         overwrite: Repeat all runs, and replace runs of other recipes.
         progress: Report on standard error.
-
-    Raises:
-        RecipeError, DataError, CheckpointError, UsageError: as ``train``; all folders are checked before the first run
-            starts.
-
-    Example:
-        >>> train_seeds("recipe.toml", [1, 2, 3]).metrics["accuracy"].mean  # doctest: +SKIP
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     group = seed_group(loaded, seeds, overwrite=overwrite)
@@ -267,12 +260,7 @@ def dry_run_seeds(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwri
 
 
 def seed_group(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite: bool = False) -> RunGroup:
-    """Returns the runs of a recipe, whose folders are checked; arguments as in ``train_seeds``.
-
-    Raises:
-        RecipeError: There is no folder or no seed, or a seed is out of range or appears twice.
-        UsageError: A folder cannot be used, also of the last run.
-    """
+    """Returns the runs of a recipe, whose folders are checked first. See ``train_seeds``."""
     numbers = recipe.run.seeds
     if seeds is not None:
         options = {"seeds": tuple(seeds)}
@@ -324,8 +312,7 @@ def _earlier_runs(group: RunGroup, recipe: Recipe, notes: list[str]) -> list[See
 
 def _check_settings(metadata: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raises UsageError if a run was made with other settings, except the seed and the rows that it selects."""
-    before, now = metadata["settings"], current["settings"]
-    differing = {name for name in {*before, *now} if before.get(name) != now.get(name)}
+    differing = {change.name for change in outputs.differences(metadata["settings"], current["settings"])}
     differing -= {"run.seed", *silent_settings()}
     if _validation(metadata) != _validation(current):  # validation rows taken from the training rows differ
         differing = {name for name in differing if not name.startswith("data.")}

@@ -17,7 +17,7 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.recipe.search import Sampler, SearchSection, Space
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import sha256
-from bert_tasks.training.files import Change
+from bert_tasks.training.files import differences
 
 if TYPE_CHECKING:
     import optuna
@@ -58,14 +58,9 @@ class Study:
 
     Args:
         path: The SQLite file, which may hold the studies of other samplers, too.
-        sampler: What suggests values; it need not be the section's.
-        search: The space and the pruner.
+        search: The space and the pruner; its sampler need not be this one.
         start: The values of trial 0, if they are known.
         seed: Seed of all suggestions.
-        lower_is_better: The direction of scores.
-
-    Raises:
-        CheckpointError: The file cannot be read or written.
     """
 
     def __init__(
@@ -98,23 +93,12 @@ class Study:
         self._storage.engine.dispose()
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Compares what all trials must have in common, such as the rows, with what the first trial had.
-
-        Args:
-            facts: A name for people -> plain value.
-
-        Raises:
-            UsageError: Something differs; the message names it.
-        """
+        """Raises UsageError if what all trials must have in common, such as the rows, is not as in the first trial."""
         with self._file_errors():
             if not self._study.get_trials(deepcopy=False):
                 self._study.set_user_attr("facts", dict(facts))
             before = dict(self._study.user_attrs["facts"])
-        changes = [
-            str(Change(name=name, before=before.get(name, "not set"), now=facts.get(name, "not set")))
-            for name in sorted({*before, *facts})
-            if before.get(name) != facts.get(name)
-        ]
+        changes = list(map(str, differences(before, facts)))
         if changes:
             raise UsageError(
                 f"{self.path.parent} holds a search with other settings: {'; '.join(changes[:_SHOWN])}. "
@@ -162,11 +146,7 @@ class Study:
             return number, {key: _suggest(self._trial, key, values) for key, values in space.items()}
 
     def prunes(self, scores: Sequence[float]) -> bool:
-        """Returns True if the suggested trial is to end.
-
-        Args:
-            scores: Its scores so far, as in ``Trial``; the decisions about scores of earlier calls are stored.
-        """
+        """Returns True if the suggested trial with these scores so far is to end. Earlier decisions are stored."""
         with self._file_errors():
             decisions = list(self._trial.user_attrs.get("decisions", []))
             for number in range(len(decisions), len(scores)):

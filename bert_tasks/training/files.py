@@ -240,18 +240,23 @@ class Change:
         return f"{self.name} = {now} (was {before})"
 
 
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Returns the values that differ by name; a setting without a value is one that is not set."""
+    return [
+        Change(name=name, before=before.get(name, _ABSENT), now=now.get(name, _ABSENT))
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+
+
 def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """What differs between two run.json of what bit-equal results depend on, as far as both record it."""
+    """Returns what differs between two run.json of what bit-equal results depend on, as far as both record it."""
     old, new = (
         {name: metadata[name] for name in _ENVIRONMENT if name in metadata}
         | {f"versions.{name}": version for name, version in metadata.get("versions", {}).items()}
         for metadata in (before, now)
     )
-    return [
-        Change(name=name, before=old[name], now=value)
-        for name, value in new.items()
-        if name in old and old[name] != value
-    ]
+    return [change for change in differences(old, new) if change.name in old and change.name in new]
 
 
 def flat_settings(
@@ -275,12 +280,7 @@ def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, 
         UsageError: Settings differ that must not. The message names them.
     """
     effects = resume_effects()
-    differing = [
-        Change(name=name, before=before.get(name, _ABSENT), now=now.get(name, _ABSENT))
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)  # a setting without a value is one that is not set
-        and effects.get(name) != "silent"
-    ]
+    differing = [change for change in differences(before, now) if effects.get(change.name) != "silent"]
     rejected = [change for change in differing if change.name not in effects]
     if finished and not any(effects.get(change.name) == "extending" for change in differing):
         rejected = differing

@@ -42,8 +42,15 @@ from bert_tasks.training.evaluation import Validation, check_metric, evaluate_al
 from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.optim import OptimizerFactory, freeze, freeze_encoder, load_factory, set_sparse_gradients
 from bert_tasks.training.progress import Clock, MetricsLogger, Reporter
-from bert_tasks.training.start import run_metadata, start_notes
-from bert_tasks.training.state import ExistingRun, FitResult, RunFolder, TrainerState, load_state
+from bert_tasks.training.state import (
+    ExistingRun,
+    FitResult,
+    RunFolder,
+    TrainerState,
+    load_state,
+    run_metadata,
+    start_notes,
+)
 from bert_tasks.training.step import OptimizerSteps, StepLog, StepResult, read_step_metrics
 
 # Machines may store the weights in different places; DDP sends those of the main process.
@@ -350,8 +357,8 @@ class Trainer:
             rank_of(evaluation.metrics, metadata),
             task=evaluation.task,
             collapse=evaluation.collapses[split_key(metadata["best"], metadata["sets"])[0]],
-            patience=self.run.early_stopping_patience,
         )
+        state.update_early_stopping(self.run.early_stopping_patience)
         epoch = self.steps.order.epoch_of(state.step - 1)
         record = {"event": "evaluation", "step": state.step, "epoch": epoch + 1, "metrics": evaluation.metrics}
         broadcast_from_main(self.accelerator, self.logger.record, record)

@@ -56,11 +56,7 @@ class Clock:
 class Reporter:
     """Reports a run on standard error: a progress bar on a terminal, else lines without control characters.
 
-    Args:
-        total_steps: Number of steps of the run.
-        logging_steps: Number of steps between lines.
-        visible: False to report nothing.
-        console: Where to report. Default: standard error.
+    A line is written every ``logging_steps`` steps, and nothing if it is not ``visible``.
     """
 
     def __init__(
@@ -128,11 +124,7 @@ def check_installed(names: Sequence[str]) -> None:
 class MetricsLogger:
     """Where the main process records a run: metrics.jsonl, and the trackers, which get copies of its records.
 
-    Args:
-        folder: The folder of the run.
-        trackers: Their names.
-        project: The project's name at the trackers.
-        silent: Suppress messages of the trackers.
+    ``project`` is the project's name at the trackers. ``silent`` suppresses their messages.
     """
 
     def __init__(self, folder: Path, *, trackers: Sequence[str], project: str, silent: bool) -> None:
@@ -151,15 +143,8 @@ class MetricsLogger:
 
         A tracker that does not have the run yet gets all points of metrics.jsonl. One that has it gets those that were
         not in metrics.jsonl before: the points between the checkpoint and the kill were logged once, and training them
-        again gives the same values. With other settings the values differ, and the tracker begins another run.
-
-        Args:
-            metadata, settings: See ``tracker_config``.
-            step: The step from which training resumes.
-            changed: Settings differ from those of the run so far.
-
-        Raises:
-            UsageError: A tracker cannot start before the first step. Later the run continues without it.
+        again gives the same values. With other settings (``changed``) the tracker begins another run. A tracker that
+        cannot start ends a run at step 0. Later the run continues without it.
         """
         disable_telemetry()
         stored: dict[str, dict[str, str]] = {}  # the identifiers of the run in each tracker
@@ -178,11 +163,7 @@ class MetricsLogger:
         outputs.write_json(self._folder / outputs.TRACKERS, {**stored, **started})
 
     def record(self, event: Mapping[str, Any]) -> None:
-        """Adds a record to metrics.jsonl and sends it to the trackers. A tracker that fails is dropped.
-
-        Raises:
-            CheckpointError: It cannot be written.
-        """
+        """Adds a record to metrics.jsonl and sends it to the trackers. A tracker that fails is dropped."""
         outputs.append_event(self._folder, event)
         for name in tuple(self._trackers):
             with self._survived(name, f"failed at step {event['step']}"):

@@ -1,13 +1,15 @@
 """The state of a run, its result, and what a run writes into its folder.
 
-Owns ``TrainerState``, its translation to and from the ``RunState`` of a checkpoint, and ``RunFolder``. A run needs no
-loader state: the order of the samples and the random numbers of a step are functions of seed, epoch and step.
+Owns ``TrainerState``, its translation to and from the ``RunState`` of a checkpoint, ``RunFolder``, and the content of
+run.json. A run needs no loader state: the order of the samples and the random numbers of a step are functions of seed,
+epoch and step.
 """
 
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,9 +22,12 @@ from bert_tasks.data.checks import named_splits
 from bert_tasks.data.columns import ROW_ERROR
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.splits import Splits
-from bert_tasks.distributed import on_main_process
+from bert_tasks.distributed import on_main_process, thread_hint, usable_cores
+from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
+from bert_tasks.model.inputs import input_notes
+from bert_tasks.recipe.schema import RunSection
 from bert_tasks.storage import remove_temporaries
 from bert_tasks.tasks import typed_setting
 from bert_tasks.tasks.base import Task
@@ -32,8 +37,10 @@ from bert_tasks.tasks.shared.windows import Windows
 from bert_tasks.training import checkpoints as checkpointing
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import RunState
+from bert_tasks.training.evaluation import metric_metadata
 from bert_tasks.training.files import Change
-from bert_tasks.training.objectives import Objective
+from bert_tasks.training.objectives import Objective, weights_digest
+from bert_tasks.training.optim import attention_kernel, count_trained
 from bert_tasks.training.records import StateRecord, check_record
 from bert_tasks.training.step import OptimizerSteps
 
@@ -83,16 +90,10 @@ class TrainerState:
         *,
         task: Task,
         collapse: str | None,
-        patience: int | None,
     ) -> bool:
         """Adds the evaluation after ``step``; True if it is the best so far. Of equal ones the first is the best.
 
-        Args:
-            metrics: Metrics of all validation sets.
-            rank: See ``rank_of``.
-            task: The task as this evaluation tuned it.
-            collapse: See ``Report.collapse``.
-            patience: See ``update_early_stopping``.
+        ``rank``: see ``rank_of``. ``task`` is the task as this evaluation tuned it.
         """
         value, loss = rank
         is_best = (value, -loss) > (self.best_value, -self.best_loss) or not self.best
@@ -101,7 +102,6 @@ class TrainerState:
         if is_best:
             self.best, self.best_step, self.task = metrics, self.step, task
             self.best_value, self.best_loss, self.best_collapse = value, loss, collapse
-        self.update_early_stopping(patience)
         return is_best
 
     def update_early_stopping(self, patience: int | None) -> None:
@@ -181,11 +181,9 @@ class FitResult:
 
 
 def state_dict(steps: OptimizerSteps, state: TrainerState) -> RunState:
-    """Returns the run after ``state.step`` optimizer steps. Write the tensors before the next step changes them.
+    """Returns the run after ``state.step`` optimizer steps, with all weights up to date.
 
-    Args:
-        steps: The steps, whose model has all its weights up to date.
-        state: The progress of the run.
+    Write the tensors before the next step changes them.
     """
     scaler = steps.accelerator.scaler
     moments, other = steps.optimizer.state_dict()
@@ -373,3 +371,70 @@ class RunFolder:
             model.task = untuned
         for name, further in self.objective.further_models.items():
             further.save_pretrained(self.path / name)
+
+
+def run_environment(accelerator: Accelerator, task: Task) -> dict[str, Any]:
+    """Returns what bit-equal results depend on besides the settings and the data."""
+    device = accelerator.device
+    return {
+        **outputs.environment(Windows.of(task).libraries),
+        "processes": accelerator.num_processes,
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+    }
+
+
+def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict[str, Any]:
+    """Returns the content of run.json: what bit-equal results depend on, and what a reader of the metrics must know."""
+    model, task = steps.objective.model, steps.objective.model.task
+    vocabulary, adapters = steps.optimizer.vocabulary, steps.optimizer.adapters
+    rows = None if vocabulary is None else {"trained": len(vocabulary.ids), "all": model.config.vocab_size}
+    return {
+        **run_environment(steps.accelerator, task),
+        "seed": steps.seed,
+        "attention": attention_kernel(model, steps.optim.mixed_precision),
+        "model": {} if model.origin is None else dict(vars(model.origin)),
+        "task": task.name,
+        "labels": list(task.labels),
+        "metrics": metric_metadata(task, run, list(splits.validation)),
+        "data": outputs.data_metadata(splits),
+        "rows": len(splits.train),
+        "steps": steps.plan.total,
+        "vocabulary_rows": rows,  # of the word embeddings; None: all that the settings do not freeze
+        "trained_parameters": count_trained(steps.objective, adapters),
+        "initial_weights": weights_digest(steps.objective.checkpoint_parameters()),
+        # With adapters the checkpoints do not hold them: a resumed run needs the same ones.
+        "encoder_weights": None if adapters is None else weights_digest(model.encoder.state_dict()),
+    }
+
+
+def start_notes(steps: OptimizerSteps, splits: Splits, attention: str) -> Iterator[str]:
+    """Yields sentences for people: what begins, and what may be unexpected in the data."""
+    accelerator, objective, optimizer = steps.accelerator, steps.objective, steps.optimizer
+    model = objective.model
+    yield (
+        f"{accelerator.num_processes} x {accelerator.device.type}, attention {attention}, "
+        f"mixed precision {steps.optim.mixed_precision}"
+    )
+    if accelerator.device.type == "cpu":
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun: the processes on this machine
+        processes = int(local) if local.isdecimal() else accelerator.num_processes
+        hint = thread_hint(torch.get_num_threads(), processes, usable_cores())
+        if hint is not None:
+            yield f"note: {hint}"
+        slow = slow_bfloat16() if steps.optim.mixed_precision == "bf16" else None
+        if slow is not None:
+            yield f'note: {slow}; set optim.mixed_precision = "no"'
+    if model.load_report is not None:
+        yield model.load_report.summary()
+    if optimizer.adapters is not None:
+        trained = count_trained(objective, optimizer.adapters)
+        yield f"low-rank adapters and the head are trained: {trained:,} parameters"
+    yield from optimizer.notes
+    yield from objective.notes
+    tables = {f"validation {name}".strip(): table for name, table in splits.validation.items()}
+    for name, table in {"train": splits.train, **tables}.items():
+        for text in table.notes:
+            yield f"{name}: {text}"
+    for text in input_notes(steps.samples, model, rows=len(splits.train)):
+        yield f"train: {text}"

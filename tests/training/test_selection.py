@@ -65,7 +65,7 @@ def test_the_best_has_the_highest_value_then_the_lowest_loss_then_came_first(eva
     for step, (value, loss) in enumerate(evaluations):
         state.step = step
         metrics = {"accuracy": value, "loss": loss}
-        state.add_evaluation(metrics, rank(metrics), task=TASK, collapse=str(step), patience=None)
+        state.add_evaluation(metrics, rank(metrics), task=TASK, collapse=str(step))
     worst = (-math.inf, math.inf)
     numbers = [tuple(w if math.isnan(x) else x for x, w in zip(pair, worst, strict=True)) for pair in evaluations]
     assert state.best_step == min(range(len(numbers)), key=lambda step: (-numbers[step][0], numbers[step][1], step))

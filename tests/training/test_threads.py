@@ -8,7 +8,7 @@ import torch
 
 from bert_tasks import fit
 from bert_tasks.distributed import thread_hint, usable_cores
-from bert_tasks.training import start
+from bert_tasks.training import state
 from support.training_runs import load_model, make_rows
 
 
@@ -43,6 +43,6 @@ def test_the_quota_of_a_container_counts(tmp_path, monkeypatch, quota, cores):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="only a run on the CPU is told")
 @pytest.mark.parametrize(("cores", "times"), [(8.0, 0), (0.5, 1)])
 def test_a_run_is_told_once_at_its_start(checkpoint, tmp_path, monkeypatch, capfd, cores, times):
-    monkeypatch.setattr(start, "usable_cores", lambda: cores)
+    monkeypatch.setattr(state, "usable_cores", lambda: cores)
     fit(load_model(checkpoint), make_rows(4), make_rows(2), output_dir=tmp_path / "run", epochs=1)
     assert capfd.readouterr().err.count("threads share 0.5 cores") == times
