@@ -43,10 +43,7 @@ _FIXED = frozenset({"crf", "labels", "pooling", "problem_type"})
 
 
 def names_other_file(content: bytes) -> bool:
-    """Returns True if an ONNX file may have values in another file, which onnxruntime would read from any path.
-
-    Such a tensor has an entry with the key "location". A name that holds this word counts, too.
-    """
+    """Returns True if an ONNX file has the key "location" of values in another file, which may have any path."""
     return b"location" in content
 
 
@@ -141,9 +138,9 @@ class GraphModel:
 
 
 def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
-    """The lengths of the sequences that are padded together, in row order; at most an eighth is padding.
+    """The lengths of the sequences that are padded together, in row order: at most an eighth is padding.
 
-    They are small, so that the output of a layer stays in the processor's cache.
+    The output of a layer stays in the processor's cache.
     """
     groups, _ = group_rows(row_lengths)
     for group, lengths in zip(groups, torch.split(row_lengths, [group.sequences for group in groups]), strict=True):

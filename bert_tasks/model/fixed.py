@@ -1,7 +1,4 @@
-"""A model that predicts, but has no weights of its own: an exported one, or the mean of several.
-
-Owns what such a model refuses.
-"""
+"""A model that predicts, but has no weights of its own: an exported one, or the mean of several."""
 
 from collections.abc import Mapping
 from typing import Any, Self

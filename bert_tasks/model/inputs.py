@@ -158,11 +158,7 @@ def renamed(
 
 
 def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, task: Task, source: str = "rows") -> list[Row]:
-    """Rows in memory, each of which may be the text that it consists of, or a tuple of its texts.
-
-    Raises:
-        DataError: naming the first that is none of these, counted from 0; or ``data`` holds no rows.
-    """
+    """Rows in memory as mappings; see ``as_row`` and ``rows_in_memory`` for their forms and errors."""
     columns = [column for column in task.columns if not column.is_label]
     return [as_row(row, columns, number) for number, row in enumerate(rows_in_memory(data, source))]
 
@@ -242,13 +238,13 @@ def input_notes(samples: Samples, model: TaskModel, *, rows: int) -> tuple[str, 
 
 
 def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
-    """The table's features, from the cache where the same rows were tokenised in the same way before.
+    """The table's features, from the cache if the same rows were tokenised in the same way before.
 
-    Those of a part are the whole table's, unless the features of a row depend on the rows around it.
+    A part has the features of the whole table, unless the features of a row depend on the rows around it.
 
     Raises:
-        DataError: a window is longer than the model's positions.
-        UsageError: an id of a feature has no embedding.
+        DataError: A window is longer than the model's positions.
+        UsageError: An id of a feature has no embedding.
     """
     if table.part is not None and not Windows.of(task).needs_document_context:
         whole, rows = table.part

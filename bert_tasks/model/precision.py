@@ -1,7 +1,4 @@
-"""Prediction in another precision than float32: an encoder in bfloat16, or an int8 graph.
-
-Owns the choice that ``predict``, ``evaluate`` and ``serve`` share. The package ``export`` makes and runs the graph.
-"""
+"""Device and precision of a prediction: float32, an encoder in bfloat16, or an int8 graph."""
 
 import copy
 import logging
@@ -35,26 +32,23 @@ def check_dtype(dtype: str) -> None:
 def logits_of(model: TaskModel, dtype: DType) -> ForwardFn:
     """The function that computes a batch's logits: the model itself, its int8 graph, or it with an encoder in bfloat16.
 
-    Of an ensemble it is the mean of those of its models.
     Graph and bfloat16 have copies of the weights, which do not follow later changes. A graph takes seconds to make.
 
     Raises:
-        UsageError: the dtype is unknown, or the model is an exported one; for int8 also as in ``exported_graph``.
+        UsageError: The dtype is unknown, or the model is an exported one. For int8 see also ``exported_graph``.
     """
     check_dtype(dtype)
     if dtype == "float32":
         return model.packed_logits
     if model.no_weights_reason and not isinstance(model, EnsembleModel):
         raise UsageError(f"it cannot be converted: {model.no_weights_reason}")
-    of_one = _bfloat16_logits if dtype == "bf16" else _int8_logits
-    if isinstance(model, EnsembleModel):
-        run = model.joined([of_one(cast("TaskModel", one)) for one in model.models])
-    else:
-        run = of_one(model)
     slow = slow_bfloat16() if dtype == "bf16" and model.device.type == "cpu" else None
     if slow is not None:
         _log.warning("%s", slow)
-    return run
+    convert = _bfloat16_logits if dtype == "bf16" else _int8_logits
+    if isinstance(model, EnsembleModel):
+        return model.joined([convert(cast("TaskModel", fold)) for fold in model.models])
+    return convert(model)
 
 
 def float32(logits: Any) -> Any:
@@ -64,8 +58,10 @@ def float32(logits: Any) -> Any:
 
 def _bfloat16_logits(model: TaskModel) -> ForwardFn:
     """Linear layers of the encoder have weights in bfloat16; sums, norms and softmax, and the head, are in float32."""
-    stack = copy.deepcopy(model.encoder, {id(parameter): parameter for parameter in model.encoder.parameters()}).eval()
-    for layer in stack.modules():
+    encoder = copy.deepcopy(
+        model.encoder, {id(parameter): parameter for parameter in model.encoder.parameters()}
+    ).eval()
+    for layer in encoder.modules():
         if isinstance(layer, nn.Linear):
             layer.weight = nn.Parameter(layer.weight.detach().bfloat16(), requires_grad=False)
 
@@ -73,7 +69,7 @@ def _bfloat16_logits(model: TaskModel) -> ForwardFn:
         selection = model.head.select(batch.layout)
         with torch.autocast(model.device.type, torch.bfloat16):
             ids = batch.input_ids, batch.position_ids, batch.token_type_ids
-            hidden = stack(*ids, batch.layout, selection=selection, depth=model.head.depth)
+            hidden = encoder(*ids, batch.layout, selection=selection, depth=model.head.depth)
         logits: Tensor = model.head(hidden.float(), batch.layout, model.encoder.embeddings.word.weight)
         return logits
 
