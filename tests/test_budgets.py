@@ -23,13 +23,13 @@ LINES = {
     "serving": (945, 800),
     "glue_submission": (126, 150),
     "experiments": (1624, 1200),
-    "training": (3821, 2700),
+    "training": (3814, 2700),
     "inference": (1730, 1150),
     "recipe": (1375, 1000),
     "init": (548, 650),
     "model": (2102, 1950),
     "export": (747, 700),
-    "tasks": (7081, 4900),
+    "tasks": (7008, 4900),
     "checkpoints": (1734, 1450),
     "tensorflow": (686, 600),
     "families": (1224, 1250),
@@ -40,7 +40,7 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 38_075  # of 29,000
+TOTAL_LINES = 37_995  # of 29,000
 TOTAL_STATEMENTS = 21_507  # of 15,800
 TASK_MEMBERS = 14
 

@@ -1,7 +1,4 @@
-"""Embeddings: a vector for each text, from the hidden states of an encoder that is used as it is.
-
-It is a task so that texts are read, batched and written as predictions are. It has no labels, no loss and no weights of
-its own, so it is not in ``TASKS``: no recipe trains it and no folder stores it.
+"""Embeddings: a vector for each text, from the hidden states of an encoder. No recipe trains this task.
 
 Shape legend: H hidden.
 """

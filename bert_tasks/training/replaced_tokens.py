@@ -1,7 +1,4 @@
-"""The objective of ELECTRA: a generator fills in masked tokens, and the model tells which tokens it replaced.
-
-Owns how the generator is made, and what the two share. The losses are the task's.
-"""
+"""The objective of ELECTRA: a generator fills in masked tokens, and the model tells which tokens it replaced."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -75,14 +72,10 @@ class ReplacedTokenDetection(Objective):
 
 
 def make_generator(model: TaskModel, *, seed: int) -> TaskModel:
-    """A new generator for a model, with a share of its width, as many layers, and the tables of its embeddings.
-
-    Args:
-        model: the discriminator, whose task says how large the generator is.
-        seed: of its weights.
+    """Returns a new generator with a share of the width of a model, as many layers, and the tables of its embeddings.
 
     Raises:
-        UsageError: the task has no generator.
+        UsageError: The task has no generator.
     """
     wanted = Fitting.of(model.task).generator()
     if wanted is None:

@@ -129,12 +129,7 @@ class Explainable(Part):
 
 
 class TextWords:
-    """The words of a text, and which word each token belongs to.
-
-    Args:
-        text: the text.
-        spans: the first and last + 1 character of the tokens that the model read of it.
-    """
+    """The words of a text, and the word of each token. ``spans`` are the characters of the tokens that were read."""
 
     def __init__(self, text: str, spans: Iterable[tuple[int, int]]) -> None:
         self._text = text
@@ -168,12 +163,7 @@ class TextWords:
 def word_contributions(
     texts: Mapping[str, str], tokens: Sequence[tuple[TokenSpan, float]]
 ) -> tuple[WordContribution, ...]:
-    """Sums over words.
-
-    Args:
-        texts: column -> text.
-        tokens: the tokens that are read of them, several times where windows overlap, with their contributions.
-    """
+    """Sums contributions of tokens over words. Tokens occur several times if windows overlap."""
     contributions: list[WordContribution] = []
     for column, text in texts.items():
         column_tokens = [(span, contribution) for span, contribution in tokens if span.column == column]

@@ -49,10 +49,10 @@ def encoded_texts(
     """The tokenizer's encoding of texts, or of pairs. Special tokens written in a text stay plain characters.
 
     Args:
-        texts: the texts, or the first and the second of each pair.
-        max_length: what is longer is cut.
-        overlap: how many tokens the windows of a text share; None: each text is one window.
-        offsets: give the characters of each token, too.
+        texts: The texts, or the first and the second text of each pair.
+        max_length: Maximum length in tokens. Longer texts are cut.
+        overlap: Number of tokens that windows of a text share. None: each text is one window.
+        offsets: Return the characters of each token, too.
     """
     return tokenizer(
         *texts,

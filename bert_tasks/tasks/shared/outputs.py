@@ -1,11 +1,7 @@
 """What follows from the meaning of the logits (``Task.output_kind``): distillation, means of models, shown logits.
 
-Divergences are sums, so that a step divides them by a count over all processes and micro-batches, and the gradient goes
-to the student. They are multiplied by the square of the temperature, which keeps the size of the gradient (Hinton,
-Vinyals and Dean, arXiv:1503.02531).
-
-The mean of several models averages probabilities, not logits: a model whose logits are far apart counts no more than
-another. The means are returned as logits, for the loss, decoding and thresholds of one model.
+Divergences are sums, multiplied by the square of the temperature, which keeps the size of the gradient (Hinton, Vinyals
+and Dean, arXiv:1503.02531). The mean of several models averages probabilities, and is returned as logits.
 
 Shape legend: N tokens, B sequences (windows), S samples, R rows of logits, C choices, L labels, T tokens of the longest
 window.
@@ -42,12 +38,7 @@ def windows_by_row(features: Sequence[Feature]) -> list[list[int]]:
 
 
 def sample_logits(logits: Tensor, windows: Collection[int]) -> Tensor:
-    """``[B, L] -> [S, L]`` Returns the mean over the windows of each sample.
-
-    Args:
-        logits: The logits of all windows.
-        windows: Number of windows of each sample.
-    """
+    """``[B, L] -> [S, L]`` Returns the mean over the windows of each sample."""
     if len(windows) == logits.shape[0]:
         return logits
     return torch.segment_reduce(logits, "mean", lengths=device_tensor([*windows], logits.device), unsafe=True)
@@ -143,12 +134,8 @@ def _distributions(task: Task, head: Head, logits: Tensor, batch: PackedBatch) -
 def softmax_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Returns the Kullback-Leibler divergence of the student's distribution from the teacher's, summed over all rows.
 
-    Args:
-        student, teacher: ``[R, L]`` logits. ``NO_LOGIT`` in the same places of both has no share.
-        temperature: Divides the logits before the softmax.
-
-    Returns:
-        0-dimensional: the sum over rows of KL(teacher || student), times ``temperature`` squared.
+    ``[R, L], [R, L] -> []`` KL(teacher || student) times ``temperature`` squared. ``NO_LOGIT`` in the same positions of
+    both has no share.
     """
     log_student = F.log_softmax(student / temperature, dim=-1)
     log_teacher = F.log_softmax(teacher / temperature, dim=-1)
@@ -159,12 +146,7 @@ def softmax_divergence(student: Tensor, teacher: Tensor, temperature: float) -> 
 def sigmoid_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Returns the divergence of labels that are present or absent, summed over rows and labels.
 
-    Args:
-        student, teacher: ``[R, L]`` logits.
-        temperature: Divides the logits before the sigmoid.
-
-    Returns:
-        0-dimensional: the sum of KL(teacher || student) of two outcomes, times ``temperature`` squared.
+    ``[R, L], [R, L] -> []`` KL(teacher || student) of two outcomes, times ``temperature`` squared.
     """
     target, scaled = teacher / temperature, student / temperature
     probability = target.sigmoid()
@@ -252,12 +234,6 @@ def with_logits(
     task: Task, predictions: Sequence[Any], compact: Sequence[Tensor], features: Sequence[Feature]
 ) -> Sequence[Any]:
     """Returns predictions with the logits that they were made of: of each label, choice, or word and label.
-
-    Args:
-        task: The task.
-        predictions: Predictions of ``Task.decode`` for all rows of the features.
-        compact: The result of ``Task.compact_logits`` for each feature.
-        features: The features.
 
     Raises:
         UsageError: A prediction of the task has no such logits.

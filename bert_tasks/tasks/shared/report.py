@@ -42,12 +42,11 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Confusion:
-    """How often each class was predicted for rows of each class.
+    """How often each class was predicted for rows (or words: the ``unit``) of each class.
 
     Attributes:
-        unit: what is counted: rows or words.
-        labels: the classes that occur in labels or predictions, in their order; all classes where there are few.
-        pairs: (label, prediction, count), the most frequent first; correct predictions are among them.
+        labels: The classes that occur, in their order. All classes if they are few.
+        pairs: (label, prediction, count), the most frequent first, with correct predictions.
     """
 
     unit: str
@@ -56,14 +55,7 @@ class Confusion:
 
     @classmethod
     def of(cls, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str], unit: str) -> Self:
-        """Counts the pairs.
-
-        Args:
-            labels: of each row or word.
-            predictions: of each row or word.
-            names: of all classes, in their order.
-            unit: what is counted.
-        """
+        """Counts the pairs of label and prediction. ``names`` are all classes in their order."""
         counts = Counter(zip(labels, predictions, strict=True)).most_common()
         occurring = {*labels, *predictions}
         shown = tuple(name for name in names if len(names) <= SHOWN_CLASSES or name in occurring)
@@ -109,12 +101,7 @@ class Confusion:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What an axis shows, and its range; a range of values that are equal up to rounding is widened.
-
-    Attributes:
-        low, high: the ends.
-        scale: ``whole``: only whole numbers have a tick.
-    """
+    """An axis from ``low`` to ``high``, widened if they are equal. With the scale ``whole`` ticks are whole numbers."""
 
     name: str
     low: float
@@ -162,13 +149,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line and its entry in the legend.
-
-    Attributes:
-        points: (x, y), with a gap where y is None.
-        style: the number of its colour and dashes.
-        marked: draw a mark at each point, if they are few.
-    """
+    """A line through (x, y), with a gap if y is None. ``style`` is the number of its colour and dashes."""
 
     name: str
     points: Sequence[Point]
@@ -178,15 +159,13 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart of lines and points.
+    """A chart of lines and of points (x, y, radius).
 
     Attributes:
-        description: what the chart shows, in words, for those who cannot see it.
-        points: (x, y, radius).
-        rule: a vertical line at an x, and what it marks.
-        note: a sentence below the title.
-        is_fitted: what the note is about was chosen on validation rows; the report adds on which ("; it was chosen on
-            these questions").
+        description: The content of the chart, for readers who cannot see it.
+        rule: A vertical line at an x, and its label.
+        note: A sentence below the title.
+        is_fitted: True if the note is about a value that was chosen on validation rows. The report adds on which rows.
     """
 
     title: str
@@ -202,11 +181,7 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A piece of a text: what its label and what the prediction marks it as, "" for neither.
-
-    Attributes:
-        hue: the number of the colour of a mark, below ``HUES``.
-    """
+    """A piece of a text with the marks of its label and prediction. ``hue`` is a number of a colour below ``HUES``."""
 
     text: str
     label: str = ""
@@ -228,10 +203,10 @@ class Shading:
     """How much each word of an example contributed to its prediction.
 
     Attributes:
-        label: what was predicted; None for a number.
-        texts: name of a column, and its text in pieces: (piece, contribution), None for what is between words.
-        largest: the largest contribution without its sign; not 0.
-        total: the sum of all contributions.
+        label: The predicted label. None for a number.
+        texts: The name of a column, and its text in pieces: (piece, contribution), None between words.
+        largest: The largest contribution without its sign. Not 0.
+        total: The sum of all contributions.
     """
 
     label: str | None
@@ -366,15 +341,9 @@ class Report(Part):
         None if the predictions differ, if all labels are equal, and for tasks without ``truths``. Rows without labels
         do not count.
         """
-        pairs = [
-            (prediction, truths)
-            for prediction, row in zip(predictions, rows, strict=True)
-            if (truths := self.truths(row))
-        ]
+        pairs = [(each, self.truths(row)) for each, row in zip(predictions, rows, strict=True)]
         labels = {label for _, truths in pairs for label in truths}
-        decisions = (
-            {decision for prediction, _ in pairs for decision in self.decisions(prediction)} if labels else set()
-        )
+        decisions = {decision for prediction, truths in pairs if truths for decision in self.decisions(prediction)}
         return f"predicts {self.describe(decisions.pop())}" if len(decisions) == 1 and len(labels) > 1 else None
 
     def same(self, predictions: Sequence[Any], others: Sequence[Any]) -> list[bool]:

@@ -1,7 +1,5 @@
 """How words become windows of tokens: sub-words, windows cut at word borders, the document around them.
 
-Owns which sub-words a word has, which window holds it, and in which window it is read.
-
 Shape legend: W words of a row, N tokens of a window.
 """
 
@@ -279,10 +277,7 @@ def read_words(starts: Sequence[int], windows: Sequence[range]) -> list[range]:
 
 
 def context_sizes(first: int, end: int, *, length: int, room: int, context: int) -> tuple[int, int]:
-    """How many tokens around ``first`` to ``end - 1`` of a text of ``length`` fit on the left and on the right.
-
-    At most ``context`` each; they share the room evenly, and one side takes what the other cannot use.
-    """
+    """Returns how many tokens fit before ``first`` and after ``end - 1``, at most ``context`` on each side."""
     left, right, spare = min(context, first), min(context, length - end), room - (end - first)
     taken = min(left, max(spare // 2, spare - right))
     return taken, min(right, spare - taken)
