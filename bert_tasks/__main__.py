@@ -1,6 +1,6 @@
 """``python -m bert_tasks``, which launchers such as torchrun start: the console script, with the same import path.
 
-Python puts the working directory first for ``-m``; a ``torch.py`` lying there would run in place of the library.
+Python puts the working directory first for ``-m``; a ``torch.py`` lying there would run instead of the library.
 """
 
 import sys

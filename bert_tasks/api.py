@@ -70,8 +70,8 @@ def fit(
         report: Whether to write ``output_dir/report.html`` at the end, as the command ``train`` does.
         overwrite: Whether to replace an earlier run in ``output_dir`` instead of resuming it.
         progress: Whether to show progress on standard error.
-        settings: Keys of a recipe: those of ``[optim]`` and ``[run]``, ``gradient_checkpointing``, ``document``,
-            ``validation_share``, ``on_error``, those of ``[teacher]`` after the prefix ``teacher_``, and how to read
+        settings: Keys of a recipe: all keys of ``[optim]`` and ``[run]``, ``gradient_checkpointing``, ``document``,
+            ``validation_share``, ``on_error``, keys of ``[teacher]`` after the prefix ``teacher_``, and how to read
             the data: ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and ``label_separator``.
 
     Returns:
@@ -174,8 +174,8 @@ def _split_arguments(settings: Mapping[str, object]) -> tuple[ReadOptions, dict[
         UsageError: An argument is unknown. The message suggests ours for one of transformers', or a similar name.
     """
     keys, options = fit_keys(), ReadingArguments.__annotations__
-    known = [*inspect.signature(fit).parameters, *keys, *options]
-    unknown = [f"unknown argument '{name}'{hf_hint(name, known)}" for name in settings if name not in {*keys, *options}]
+    names = [*inspect.signature(fit).parameters, *keys, *options]
+    unknown = [f"unknown argument '{name}'{hf_hint(name, names)}" for name in settings if name not in {*keys, *options}]
     if unknown:
         raise UsageError(f"fit: {'; '.join(unknown)}")
     reading: dict[str, Any] = {name: value for name, value in settings.items() if name in {*options, "document"}}

@@ -242,10 +242,10 @@ def out_of_fold(parts: Sequence[FoldPredictions]) -> tuple[list[Row], list[int],
     """
     table = parts[0].table if parts[0].table.part is None else parts[0].table.part[0]
     of_row: dict[int, tuple[int, Prediction]] = {}
-    for part in parts:
-        if part.table.part is not None:
-            pairs = zip(part.table.part[1].tolist(), part.predictions, strict=True)
-            of_row |= {index: (part.fold, prediction) for index, prediction in pairs}
+    for fold in parts:
+        if fold.table.part is not None:
+            pairs = zip(fold.table.part[1].tolist(), fold.predictions, strict=True)
+            of_row |= {index: (fold.fold, prediction) for index, prediction in pairs}
     if len(of_row) != len(table):
         raise BertTasksError(f"the folds have {len(of_row)} of {len(table)} rows: please report this")
     rows: list[Row] = list(table)
@@ -259,7 +259,7 @@ def out_of_fold(parts: Sequence[FoldPredictions]) -> tuple[list[Row], list[int],
 def write_predictions(result: FoldsResult) -> None:
     """Writes a line for each row: its line (and its file, of several), its columns, its fold and its prediction.
 
-    As in ``predict``, a column that the prediction repeats is left out, and another one with the name of a field of the
+    As in ``predict``, a column that the prediction repeats is skipped, and another one with the name of a field of the
     prediction is called ``input.NAME``.
     """
     labels = {column.name: column.is_label for column in result.task.columns}

@@ -110,13 +110,13 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
             expected = metadata["data"].get(name, now)["fingerprint"]
             if now["fingerprint"] != expected:
                 raise DataError(
-                    f"{now['source']}: the rows of {name} are not those of the run (fingerprint "
+                    f"{now['source']}: the rows of {name} differ from the run's (fingerprint "
                     f"{now['fingerprint'][:12]}, expected {expected[:12]}): restore the file as it was"
                 )
         trainer = build_trainer(prepared)
         surroundings = tuple(_environment_differences(metadata, trainer))
         if progress and accelerator.is_main_process:
-            same = f"versions, machine, {metadata.get('threads', '?')} threads, data and weights are those of the run"
+            same = f"versions, machine, {metadata.get('threads', '?')} threads, data and weights are the run's"
             notes = [f"differs: {each}" for each in surroundings]
             for line in [*notes, "the result may differ in its last digits or more"] if notes else [same]:
                 write_message(line)

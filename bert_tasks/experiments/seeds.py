@@ -306,7 +306,7 @@ def _earlier_runs(group: RunGroup, recipe: Recipe, notes: list[str]) -> list[See
                 result = FitResult.from_summary(summary, output_dir=folder, task=task, validation_sets=sets)
             earlier.append(SeedRun(seed=seed, output_dir=folder, result=result, failure=failure))
         except BertTasksError as error:
-            notes.append(f"the run of seed {seed} is left out: {error}")
+            notes.append(f"the run of seed {seed} does not count: {error}")
     return earlier
 
 

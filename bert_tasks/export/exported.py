@@ -70,7 +70,7 @@ class GraphModel:
         """Loads a graph of this model, to be run on the CPU with torch's number of threads.
 
         Raises:
-            CheckpointError: onnxruntime rejects it, or its inputs and outputs are not those of the model.
+            CheckpointError: onnxruntime rejects it, or its inputs and outputs differ from the model's.
         """
         onnxruntime = import_onnxruntime()
         options = onnxruntime.SessionOptions()
@@ -234,7 +234,7 @@ def _checked_graph(path: Path) -> bytes:
     content = checked_file(path, GRAPH).read_bytes()
     if sha256(content) != digest:
         raise CheckpointError(
-            f"{path / GRAPH}: damaged or changed, its sha256 is not that of {RECORD}: export the model again"
+            f"{path / GRAPH}: damaged or changed, its sha256 is not the one in {RECORD}: export the model again"
         )
     if names_other_file(content):
         raise CheckpointError(

@@ -14,7 +14,7 @@ from bert_tasks.errors import RecipeError
 from bert_tasks.recipe.hf_names import HF_ARGUMENTS
 from bert_tasks.recipe.toml import KeyPath, key_lines
 
-# Section -> its keys; the empty string -> those of the top level.
+# Section -> its keys; the empty string -> the keys of the top level.
 KnownKeys = Mapping[str, Sequence[str]]
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
@@ -59,24 +59,24 @@ def recipe_error(problems: Iterable[Problem], *, file: str, text: str, options: 
     return RecipeError("\n".join(message for _, message in sorted(lines, key=itemgetter(0))))
 
 
-def nearest_or_all(word: str, known: Iterable[str]) -> str:
+def nearest_or_all(word: str, names: Iterable[str]) -> str:
     """The end of a message: the most similar known word, or all known words."""
-    known = list(known)
-    nearest = did_you_mean(word, known)
-    return f"; known: {', '.join(known)}" if known and not nearest else nearest
+    names = list(names)
+    nearest = did_you_mean(word, names)
+    return f"; known: {', '.join(names)}" if names and not nearest else nearest
 
 
-def hf_hint(name: str, known: Iterable[str]) -> str:
+def hf_hint(name: str, keys: Iterable[str]) -> str:
     """The end of a message: what does the same as an argument of transformers, or the most similar known word."""
     ours = HF_ARGUMENTS.get(name)
     if ours is None:
-        return nearest_or_all(name, known)
+        return nearest_or_all(name, keys)
     if ours.startswith("nothing: "):
         return f"; {ours.removeprefix('nothing: ')}"
     return f"; transformers' {name} is {ours}"
 
 
-def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known: KnownKeys) -> Iterator[Problem]:
+def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known_keys: KnownKeys) -> Iterator[Problem]:
     """Yields one problem per key of a value that pydantic rejected.
 
     A value of a union type fails once for each type. These failures become one problem at the deepest key, because the
@@ -85,26 +85,26 @@ def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known: 
     located: list[tuple[KeyPath, ErrorDetails]] = []
     for details in error.errors():
         path, inside = list(prefix), value
-        for part in details["loc"]:  # the keys that lead to the failure, and names of the types that pydantic tried
-            if part in inside if isinstance(inside, Mapping) else isinstance(part, int):
-                inside = inside[part]
+        for piece in details["loc"]:  # the keys that lead to the failure, and names of the types that pydantic tried
+            if piece in inside if isinstance(inside, Mapping) else isinstance(piece, int):
+                inside = inside[piece]
             elif details["type"] != "missing":
                 continue
-            path.append(part)
+            path.append(piece)
         located.append((tuple(path), details))
     for _, field in groupby(located, key=lambda pair: pair[0][:2]):
         failures = list(field)
         deepest = max(len(path) for path, _ in failures)
         for key in dict.fromkeys(key for key, _ in failures if len(key) == deepest):
-            yield _problem(key, [details for other, details in failures if other == key], known)
+            yield _problem(key, [details for other, details in failures if other == key], known_keys)
 
 
-def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known: KnownKeys) -> Problem:
+def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known_keys: KnownKeys) -> Problem:
     first = failures[0]
     if first["type"] in _UNKNOWN:
-        return Problem(path, unknown_key(path, known, is_table=isinstance(first["input"], Mapping)))
+        return Problem(path, unknown_key(path, known_keys, is_table=isinstance(first["input"], Mapping)))
     if first["type"] == "missing":
-        return Problem(path, missing_key(path, known))
+        return Problem(path, missing_key(path, known_keys))
     if first["type"] == "value_error":
         return Problem(path, f"{f'[{_dotted(path)}]: ' if path else ''}{first['ctx']['error']}")
     expected: dict[str, None] = {}
@@ -119,25 +119,25 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known: KnownKeys) 
     return Problem(path, f"{key} = {value}: expected {' or '.join(expected)}")
 
 
-def unknown_key(path: KeyPath, known: KnownKeys, *, is_table: bool = False) -> str:
+def unknown_key(path: KeyPath, known_keys: KnownKeys, *, is_table: bool = False) -> str:
     """The message for a key that is not known at its place, with the key that was probably meant."""
     section, key = _dotted(path[:-1]), str(path[-1])
-    home = next((name for name, keys in known.items() if key in keys and name != section), None)
+    home = next((name for name, keys in known_keys.items() if key in keys and name != section), None)
     if home is not None:
         return f"'{key}' belongs in [{home}]" if home else f"'{key}' belongs at the top, before the first section"
     if is_table and not section:
-        return f"unknown section [{key}]{nearest_or_all(key, filter(None, known))}"
+        return f"unknown section [{key}]{nearest_or_all(key, filter(None, known_keys))}"
     ours = HF_ARGUMENTS.get(key, "").partition(",")[0].partition("=")[0]
-    is_argument = any(ours in keys for keys in known.values())
-    hint = hf_hint(key, ()) if is_argument else nearest_or_all(key, known.get(section, ()))
+    is_argument = any(ours in keys for keys in known_keys.values())
+    hint = hf_hint(key, ()) if is_argument else nearest_or_all(key, known_keys.get(section, ()))
     return f"unknown key '{key}'{f' in [{section}]' if section else ''}{hint}"
 
 
-def missing_key(path: KeyPath, known: KnownKeys) -> str:
+def missing_key(path: KeyPath, known_keys: KnownKeys) -> str:
     """The message for a key that is missing."""
     if len(path) > 1:
         return f"missing key '{path[-1]}' in [{path[0]}]"
-    return f"missing section [{path[0]}]" if path[0] in known else f"missing key '{path[0]}'"
+    return f"missing section [{path[0]}]" if path[0] in known_keys else f"missing key '{path[0]}'"
 
 
 def _dotted(path: KeyPath) -> str:

@@ -34,9 +34,9 @@ def recipe_schema(task: str | None = None) -> Schema:
     schema["$defs"]["DataSpec"]["oneOf"] = [{"required": [name]} for name in _SOURCES]
     properties = schema["properties"]
     if task is not None:
-        kind = load_task_class(task)
-        properties["task"] = {"const": task} if ":" in task else {"enum": list(task_names(kind))}
-        properties["settings"] = _settings(kind)
+        task_class = load_task_class(task)
+        properties["task"] = {"const": task} if ":" in task else {"enum": list(task_names(task_class))}
+        properties["settings"] = _settings(task_class)
         schema["required"] += ["settings"] if properties["settings"].get("required") else []
     else:
         properties["task"] = {"anyOf": [{"enum": list(TASK_NAMES)}, _OWN_TASK]}
@@ -57,12 +57,12 @@ def schema_text(schema: Mapping[str, Any]) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def _settings(kind: "type[Task]") -> Schema:
+def _settings(task_class: "type[Task]") -> Schema:
     """The fields of a task that a recipe may state, described by the docstrings of the class and of its parents."""
-    hints, descriptions = get_type_hints(kind, include_extras=True), field_descriptions(kind)
+    hints, descriptions = get_type_hints(task_class, include_extras=True), field_descriptions(task_class)
     properties: Schema = {}
     required = []
-    for name, field in stated_fields(kind).items():
+    for name, field in stated_fields(task_class).items():
         properties[name] = _without_null(TypeAdapter[Any](hints[name]).json_schema())
         if name in descriptions:
             properties[name]["description"] = descriptions[name]
@@ -74,10 +74,10 @@ def _settings(kind: "type[Task]") -> Schema:
     return {**schema, "required": required} if required else schema
 
 
-def field_descriptions(kind: "type[Task]") -> dict[str, str]:
+def field_descriptions(task_class: "type[Task]") -> dict[str, str]:
     """Field -> its text under ``Attributes:`` in the docstring of the class or of its nearest parent."""
     descriptions: dict[str, str] = {}
-    for parent in reversed(kind.__mro__):
+    for parent in reversed(task_class.__mro__):
         written = None if parent.__module__ == "builtins" else parent.__doc__
         text = "" if written is None else inspect.cleandoc(written)
         _, _, attributes = text.partition("Attributes:\n")

@@ -129,7 +129,7 @@ class ModelSection(BaseModel):
     family: Annotated[str, Field(min_length=1)] | None = None
     """Train the checkpoint as a model of another family that computes the same, such as "distilbert" of a BERT."""
     config: dict[str, Any] | None = None
-    """Train a new model, with random weights drawn from `run.seed`, in place of `name`: `family`, and fields of
+    """Train a new model, with random weights drawn from `run.seed`, instead of `name`: `family`, and fields of
     transformers' configuration of that family, such as `hidden_size`. Others have the defaults of transformers;
     `vocab_size` and the ids of special tokens are the tokenizer's."""
     tokenizer: Annotated[str, Field(min_length=1)] | None = None
@@ -140,8 +140,8 @@ class ModelSection(BaseModel):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.name is None) == (self.config is None):
-            stated = "both are given" if self.name is not None else "neither is given"
-            raise ValueError(f"expected either name, a checkpoint, or config, a new model; {stated}")
+            problem = "both are given" if self.name is not None else "neither is given"
+            raise ValueError(f"expected either name, a checkpoint, or config, a new model; {problem}")
         if self.config is None:
             if self.tokenizer is not None:
                 raise ValueError("tokenizer belongs to config: a checkpoint has its own")
@@ -175,12 +175,12 @@ class TeacherSection(BaseModel):
     hidden_weight: NotNegative = 1.0
     """Weight of the states in the loss."""
     relations: bool | Count = False
-    """Also compare the relations between tokens in the last layer's queries, keys and values, in so many heads; true:
-    as many as the teacher's attention has. Widths and heads of the models may differ (MiniLMv2)."""
+    """Also compare the relations between tokens in the last layer's queries, keys and values, in this number of heads;
+    true: as many as the teacher's attention has. Widths and heads of the models may differ (MiniLMv2)."""
     relations_weight: NotNegative = 1.0
     """Weight of the relations in the loss."""
     cache_logits: bool = False
-    """Compute the teacher's logits once and keep them in the cache, in place of running the teacher in each step."""
+    """Compute the teacher's logits once and keep them in the cache, instead of running the teacher in each step."""
 
 
 class OptimSection(BaseModel):
@@ -198,18 +198,18 @@ class OptimSection(BaseModel):
     epochs: Annotated[int, Field(ge=1, le=100_000), OnResume("extending")] = 3
     """How often each sample is used."""
     max_steps: Annotated[Count | None, OnResume("extending")] = None
-    """Number of optimizer steps in place of `epochs`."""
+    """Number of optimizer steps instead of `epochs`."""
     batch_size: Count | None = 32
     """Samples per optimizer step, over all devices."""
     batch_tokens: Count | None = None
-    """Tokens per optimizer step, over all devices, in place of `batch_size`: as many samples of similar length as fit,
+    """Tokens per optimizer step, over all devices, instead of `batch_size`: as many samples of similar length as fit,
     one at least. Needs `max_steps`, because epochs then differ in their number of steps."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1), OnResume("noted")] = 0.0
     """Share of the steps in which the learning rate rises from 0."""
     decay_ratio: Annotated[float, Field(gt=0, le=1), OnResume("noted")] = 0.1
     """Share of the steps, the last ones, in which "wsd" lowers the learning rate."""
     weight_decay: Annotated[NotNegative, OnResume("noted")] = 0.0
-    """Weight decay of all weights except those of layer norms and biases."""
+    """Weight decay of all weights except layer norms and biases."""
     max_grad_norm: Annotated[Norm, OnResume("noted")] = 1.0
     """Larger gradients are scaled to this norm; 0 or "none": no limit."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1), OnResume("noted")] = 0.9
@@ -234,7 +234,7 @@ class OptimSection(BaseModel):
     freeze_layers: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Number of layers, counted from the embeddings, that are not trained."""
     lora_rank: Count | None = None
-    """Train low-rank adapters (LoRA) of this rank and the task's head, in place of all weights. The saved model has the
+    """Train low-rank adapters (LoRA) of this rank and the task's head, instead of all weights. The saved model has the
     adapters in its weights."""
     lora_alpha: Positive | None = None
     """The changes that adapters make are multiplied by `lora_alpha / lora_rank`; default: `lora_rank`."""
@@ -248,15 +248,15 @@ class OptimSection(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_size(cls, given: Any) -> Any:
+    def _one_size(cls, section: Any) -> Any:
         """Leaves ``batch_size`` out where ``batch_tokens`` replaces it."""
-        if not isinstance(given, Mapping) or given.get("batch_tokens") is None:
-            return given
-        if given.get("batch_size") is not None:
+        if not isinstance(section, Mapping) or section.get("batch_tokens") is None:
+            return section
+        if section.get("batch_size") is not None:
             raise ValueError("batch_tokens replaces batch_size: remove one of them")
-        if given.get("max_steps") is None:
+        if section.get("max_steps") is None:
             raise ValueError("batch_tokens needs max_steps, because epochs then differ in their number of steps")
-        return {**given, "batch_size": None}
+        return {**section, "batch_size": None}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -308,7 +308,7 @@ class FoldsSection(BaseModel):
 
     model_config = _CLOSED
     count: Annotated[int, Field(ge=2, le=1000)] = 5
-    """Number of folds, each of which is one run, in `output_dir/fold-N`."""
+    """Number of folds. Each is one run, in `output_dir/fold-N`."""
     group: Annotated[str, Field(min_length=1)] | None = None
     """A column of the training rows, such as the author's: rows with the same value there are in one fold, and a row
     without a value is a group of its own. Without it, questions on one article or context and sentences of one document
@@ -345,7 +345,7 @@ class Recipe(BaseModel):
     teacher: TeacherSection | None = None
     """A trained model to learn from."""
     folds: FoldsSection | None = None
-    """Cross-validation in place of one run."""
+    """Cross-validation instead of one run."""
     search: SearchSection | None = None
     """A search for better values of some keys."""
 
@@ -516,7 +516,7 @@ def _validated(
 
 
 def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe, and the problems of its keys, without those of what a search would change."""
+    """The recipe, and the problems of its keys, without problems of keys that a search would change."""
     problems: list[Problem] = []
     task_class = None
     if isinstance(document.get("task"), str):
@@ -524,7 +524,7 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
             task_class = load_task_class(document["task"])
         except RecipeError as error:
             problems.append(Problem(("task",), str(error)))
-    known: KnownKeys = {
+    known_keys: KnownKeys = {
         **{name: tuple(section.model_fields) for name, section in _SECTIONS.items()},
         "data": tuple(field.name for field in dataclasses.fields(DataSpec)),
         "settings": () if task_class is None else tuple(stated_fields(task_class)),
@@ -533,17 +533,17 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
     search = section_of(document, "search")
     unknown = [name for name in search if name not in SearchSection.model_fields | OptimSection.model_fields]
     if unknown:
-        problems += [Problem(("search", name), not_searchable(name, known)) for name in unknown]
+        problems += [Problem(("search", name), not_searchable(name, known_keys)) for name in unknown]
         document = {name: value for name, value in document.items() if name != "search"}
     settings = section_of(document, "settings")
     if task_class is not None:
-        settings, wrong = _checked_settings(settings, task_class, known)
+        settings, wrong = _checked_settings(settings, task_class, known_keys)
         problems += wrong
     recipe = None
     try:  # strict validation takes lists and integers for tuples and floats only when the input is JSON
         recipe = Recipe.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as error:
-        problems += schema_problems(error, document, (), known)
+        problems += schema_problems(error, document, (), known_keys)
     if recipe is None:
         return None, problems
     name = recipe.task if task_class is None or ":" in recipe.task else task_class.name  # aliases are replaced
@@ -558,26 +558,26 @@ def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]
     return {field.name: field for field in dataclasses.fields(task_class) if field.init and field.name not in fitted}
 
 
-def _checked_settings(settings: Document, task_class: "type[Task]", known: KnownKeys) -> tuple[Document, list[Problem]]:
+def _checked_settings(settings: Document, task_class: "type[Task]", keys: KnownKeys) -> tuple[Document, list[Problem]]:
     """The settings, converted to the types of the task's fields, and the problems."""
     from bert_tasks.tasks import typed_setting
 
     fields = stated_fields(task_class)
     checked: Document = {}
     problems = [
-        Problem(("settings", name), missing_key(("settings", name), known))
+        Problem(("settings", name), missing_key(("settings", name), keys))
         for name, field in fields.items()
         if field.default is field.default_factory is dataclasses.MISSING and name not in settings
     ]
     for name, value in settings.items():
         path: KeyPath = ("settings", name)
         if name not in fields:
-            problems.append(Problem(path, unknown_key(path, known)))
+            problems.append(Problem(path, unknown_key(path, keys)))
             continue
         try:
             checked[name] = typed_setting(task_class, name, value)
         except ValidationError as error:
-            problems += schema_problems(error, value, path, known)
+            problems += schema_problems(error, value, path, keys)
     if not problems:
         try:
             task_class(**checked)

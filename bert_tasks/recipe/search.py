@@ -44,7 +44,7 @@ class Space(BaseModel):
     log: bool = False
     """Draw the logarithm evenly, which suits learning rates."""
     choices: Annotated[tuple[Any, ...] | None, BeforeValidator(as_tuple)] = None
-    """The values themselves, in place of low and high."""
+    """The values themselves, instead of low and high."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -177,16 +177,16 @@ def changed(document: Document, values: Mapping[str, Any]) -> Document:
     return result
 
 
-def not_searchable(name: str, known: KnownKeys) -> str:
+def not_searchable(name: str, known_keys: KnownKeys) -> str:
     """The message for a key of ``[search]`` that is neither its own nor one of ``[optim]``."""
     if name in ("seed", "run"):
         return f"'{name}' cannot be searched: each trial has the same seeds, and the best values get fresh ones"
-    section = next((section for section in ("settings", "model") if name in known[section]), None)
+    section = next((section for section in ("settings", "model") if name in known_keys[section]), None)
     if section is not None:
         return f"'{name}' is a key of [{section}]: write {section}.{name}"
-    if name in known:
+    if name in known_keys:
         return f"'{name}': only keys of [optim], [settings] and [model] can be searched"
-    keys = (*SearchSection.model_fields, *known["optim"])
+    keys = (*SearchSection.model_fields, *known_keys["optim"])
     return f"unknown key '{name}' in [search]{did_you_mean(name, keys)}"
 
 

@@ -82,7 +82,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _first_path(document: Document) -> tuple[str, ...]:
-    """Returns the keys of nested tables with one key each, as those of a single key-value pair."""
+    """Returns the keys of nested tables with one key each, as the keys of a single key-value pair."""
     path, value = list[str](), document
     while isinstance(value, dict) and len(value) == 1:
         ((key, value),) = value.items()

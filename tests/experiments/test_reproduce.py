@@ -64,7 +64,7 @@ def test_equal_bits(
         f"equal, bit for bit: {original} and {again}",
         "compared: metrics.json, metrics.jsonl, model/model.safetensors",
     ]
-    assert "versions, machine, 1 threads, data and weights are those of the run" in done.err
+    assert "versions, machine, 1 threads, data and weights are the run's" in done.err
     assert (events(again), digests(again)) == (events(original), digests(original))
     finished = reproduce(original, output_dir=again, progress=False)  # it is there: nothing is trained
     assert finished.equal
@@ -117,7 +117,7 @@ def test_differences_are_a_table_and_exit_5(
 def test_changed_rows_are_refused_by_the_name_of_their_file(copied: Path) -> None:
     data = copied.parent / "dev.csv"
     data.write_text(data.read_text("utf-8") + "a wonderful ferry,positive\n", "utf-8")
-    with pytest.raises(DataError, match=r"dev\.csv: the rows of validation are not those of the run") as error:
+    with pytest.raises(DataError, match=r"dev\.csv: the rows of validation differ from the run's") as error:
         reproduce(copied, progress=False)
     assert error.value.exit_code == 3
     assert not copied.with_name("run-reproduced").exists()

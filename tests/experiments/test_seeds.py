@@ -98,7 +98,7 @@ def test_runs_of_other_seeds_stay_part_of_the_comparison(folder, monkeypatch):
     monkeypatch.setattr(module, "train", train)
     assert [run.seed for run in train_seeds(recipe(folder), [1], progress=False).runs] == [1, 3]
     assert (
-        "the run of seed 2 is left out: it has other settings (optim.epochs, optim.learning_rate)"
+        "the run of seed 2 does not count: it has other settings (optim.epochs, optim.learning_rate)"
         in summary(folder)["notes"]
     )
 
@@ -114,11 +114,11 @@ def test_runs_that_cannot_be_compared_are_left_out(folder):
     (folder / "out" / "seed-4" / "metrics.json").write_text("{}")
     result = train_seeds(wanted, [2], progress=False)
     assert [run.seed for run in result.failed] == [1, 2]
-    assert [note.partition(":")[0] for note in result.notes] == [f"the run of seed {n} is left out" for n in (4, 6)]
+    assert [note.partition(":")[0] for note in result.notes] == [f"the run of seed {n} does not count" for n in (4, 6)]
     (folder / "out" / "seeds.json").unlink()
     result = train_seeds(wanted, [2], progress=False)
     assert [run.seed for run in result.runs] == [2]
-    assert "the run of seed 1 is left out: it is not finished; train with that seed to resume it" in result.notes
+    assert "the run of seed 1 does not count: it is not finished; train with that seed to resume it" in result.notes
 
 
 def test_an_interrupted_run_goes_on(folder, monkeypatch):
