@@ -111,7 +111,7 @@ def fit(
     result = trainer.train(overwrite=overwrite, progress=progress)
     rows = GivenRows(validation=splits.validation, task=type(model.task))
     lacks_report = not (result.reused and (result.output_dir / REPORT).exists())
-    write_after_run(result.output_dir, report=report and lacks_report, given=rows)
+    write_after_run(result.output_dir, report=report and lacks_report, fit_rows=rows)
     return result
 
 

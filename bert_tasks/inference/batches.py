@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ERROR = "error"  # the column that says why a row could not be predicted
 UNTYPED = "prediction"  # the column of JSON of a task that does not say what its predictions hold
 
-_MOST_LOADED = 4  # models of one process, of which the oldest is dropped
+_MOST_LOADED = 4  # models of one process; the oldest is dropped
 _FAULTS_SHOWN = 5
 _SIMPLE = {str: "string", float: "float64", int: "int64", bool: "bool_"}  # Python's types -> Arrow's
 # (id of the process, key of the predictor) -> a model. A process that was forked loads its own.
@@ -62,16 +62,16 @@ def batch_predictor(
     """A function that predicts batches of columns, for Ray Data, Spark, ``datasets.map`` and the like.
 
     Only the name of the model is sent to other processes: each of them loads the model at its first batch, once, and on
-    a GPU if it sees one. Predictions are those of ``predict``, row by row.
+    a GPU if it sees one. Predictions equal ``predict``'s, row by row.
 
     Args:
         model: a folder, a hub id, ``package:NAME/PATH`` or an exported folder, which every process can read under this
             name. Its configuration is read at once; a hub id stands for the commit that it has now.
         task, settings, revision, dtype: see ``evaluate``.
-        columns: the task's columns -> those of the batches, where the names differ.
+        columns: the task's columns -> the columns of the batches, where the names differ.
         keep_columns: the columns of a batch that are returned before the prediction: "all", "none", or names. One with
             the name of a field that predictions of the task can have is called ``input.NAME``, as by ``predict``; one
-            that the prediction repeats is left out.
+            that the prediction repeats is skipped.
         on_error: "skip" keeps the place of rows that cannot be used: the columns of their prediction are null, and
             ``error`` says why. It is null for all other rows.
         threads: torch's threads during a batch. An engine starts several processes; together they should not have more
@@ -158,8 +158,8 @@ class BatchPredictor:
             batch: a dict of lists or of arrays, a pandas DataFrame, or a pyarrow Table or RecordBatch.
 
         Returns:
-            The columns that are kept, then those of the predictions, of the same kind as the batch and with as many
-            rows in the same order.
+            The kept columns, then the predictions' columns, of the same kind as the batch, with as many rows in the
+            same order.
 
         Raises:
             DataError: the batch lacks a column, or, with ``on_error="fail"``, rows cannot be used; it names them.

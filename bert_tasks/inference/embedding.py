@@ -34,7 +34,7 @@ def embed_file(
     """Writes a row with its ``embedding`` for every row of a file, as ``predict_file`` writes predictions.
 
     Args:
-        model: an encoder, or the folder or name of one, or of a trained model, whose head is left out.
+        model: an encoder, or the folder or name of one, or of a trained model, whose head is not used.
         output: .parquet (the column ``embedding`` holds lists of fixed size of float32), .jsonl, or .npy (an array
             ``[rows, H]`` of float32, and nothing else).
         pooling, normalize, layer, max_length, prompt: see ``Encoder.embed``.
@@ -82,7 +82,7 @@ def _notes(encoder: Encoder, task: Embedding, pooling: EmbeddingPooling | None) 
     if task.lowercase:
         notes.append("texts in lower case (sentence_bert_config.json)")
     if settings.unsupported is not None:
-        notes.append(f"the model's {settings.unsupported}, which is left out")
+        notes.append(f"the model's {settings.unsupported}, which is ignored")
     elif pooling is not None and pooling != settings.pooling:
         notes.append(f"the model's {settings.source} asks for {settings.pooling} pooling")
     return notes

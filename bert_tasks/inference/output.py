@@ -56,7 +56,7 @@ class WriteOptions:
 
     Attributes:
         keep_columns: which of the input's columns are written before the prediction. One with the name of a field of
-            the prediction is called ``input.NAME`` there; one that the prediction repeats is left out.
+            the prediction is called ``input.NAME`` there; one that the prediction repeats is skipped.
         on_error: ``skip`` leaves out rows that cannot be used, and gives every other row its ``line``.
         rejects: the file for rows that were left out; default: the output's name followed by ``.rejects.jsonl``.
         csv_raw: write texts that a spreadsheet would take for a formula unchanged.
@@ -129,7 +129,7 @@ def reserved_names(task: Task) -> set[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """What became of a prediction.
+    """The result of a prediction.
 
     Attributes:
         rows: the number of rows that were predicted. ``truncated`` of them were not read as a whole; ``cuts`` are the
@@ -178,7 +178,7 @@ class OutputDestination:
 
     Attributes:
         form: jsonl, csv, tsv, parquet, npy, or a task's own extension (``rendered``).
-        rejects: The file for rows that are left out; None: none are.
+        rejects: The file for skipped rows; None: none are.
 
     Raises:
         UsageError: An option has an invalid value, or options exclude each other.
@@ -223,7 +223,7 @@ class OutputDestination:
         if self.rejects is None and isinstance(output, str | Path) and self.path is not None:
             self.rejects = _linked_file(Path(output).with_name(f"{Path(output).name}.rejects.jsonl"))
         if self.rejects is None:
-            raise UsageError("name a file for the rows that are left out: --rejects FILE")
+            raise UsageError("name a file for the skipped rows: --rejects FILE")
 
     def check_places(self) -> None:
         """Checks the disk; only for the process that writes.

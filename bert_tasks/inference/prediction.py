@@ -186,7 +186,7 @@ def predict_file(
     reading: ReadOptions | None = None,
     progress: Progress = lambda completed, total: None,
 ) -> Predicted:
-    """``predict`` with an output, and what became of it.
+    """``predict`` with an output, and its result.
 
     Args:
         progress: gets, on the first process, the number of rows that are completed, and of all rows; None: of a stream.

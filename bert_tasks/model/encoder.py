@@ -118,11 +118,11 @@ class Encoder(PretrainedModule):
         Args:
             texts: a list of texts, or one text.
             pooling: ``mean`` over the tokens of a text, special tokens included; ``cls``, its first token; or ``max``,
-                the largest value of each number. Default: that of the folder's sentence-transformers files, else mean.
+                the largest value of each number. Default: as in the folder's sentence-transformers files, else mean.
             normalize: scale each vector to length 1 (L2 norm), so that the dot product of two is their cosine.
             layer: which of transformers' hidden states: -1 the last layer, -2 the one before, 0 the embeddings of the
                 tokens. Layers after it do not run.
-            max_length: tokens, special tokens included, after which a text is cut. Default: that of the
+            max_length: tokens, special tokens included, after which a text is cut. Default: the limit of the
                 sentence-transformers files, else of the tokenizer, at most the positions of the checkpoint.
             prompt: text to put in front of each text. Default: the default prompt of the sentence-transformers files,
                 else none. ``""``: no prompt.

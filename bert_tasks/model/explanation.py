@@ -37,7 +37,7 @@ from bert_tasks.tasks.shared.explanation import (
 )
 
 FEWEST_STEPS, MOST_STEPS = 16, 512
-BATCH_TOKENS = 2048  # of which the activations of all layers are kept for the backward pass
+BATCH_TOKENS = 2048  # whose activations of all layers are kept for the backward pass
 _SMALLEST_DIFFERENCE = 1e-4  # of logits in float32, whose last digits are noise
 
 _log = logging.getLogger("bert_tasks")
@@ -189,7 +189,7 @@ class _InputGradients:
         return sums
 
     def integrate(self, paths: Sequence[_RowPath], steps: int) -> None:
-        """Sets the contributions of rows to the sum over the nodes of the Gauss-Legendre formula with so many steps."""
+        """Sets the contributions of rows by the Gauss-Legendre formula with this number of nodes."""
         nodes, weights = np.polynomial.legendre.leggauss(steps)
         for path in paths:
             path.steps = steps

@@ -69,8 +69,8 @@ def load_trained(
     options: dict[str, Any] = {
         "task": task,
         "revision": revision,
-        "given": {} if settings is None else settings,
-        "served_as": lambda kind: _task_of_columns(kind, data, reading),
+        "options": {} if settings is None else settings,
+        "served_as": lambda task: _task_of_columns(task, data, reading),
     }
     if ensembles and is_ensemble(model):
         return load_ensemble(model, **options)
@@ -93,22 +93,22 @@ def trained_task(
     return folder_task(folder, task, fields, lambda head: _task_of_columns(head, None, reading))[0], folder.columns
 
 
-def _task_of_columns(kind: type[Task], data: Data | None, reading: ReadOptions) -> type[Task]:
-    """Returns the task with the head of ``kind`` that reads most of the columns which are named or are in the data."""
+def _task_of_columns(default: type[Task], data: Data | None, reading: ReadOptions) -> type[Task]:
+    """Returns the task with the head of ``default`` that reads most of the columns that are named or in the data."""
     present: set[str] = set()
     if isinstance(data, str | Path) and data != "-":
         present = set(column_names(Path(data), reading))
     elif data is not None and data != "-":
         first = next(iter(data if isinstance(data, RowTable) else rows_in_memory(data)), {})
         present = set(first) if isinstance(first, Mapping) else set()
-    tasks = tasks_with_head(HFConfig.of(kind).default_head)
+    tasks = tasks_with_head(HFConfig.of(default).default_head)
     needs = {task: {column.name for column in task().columns if column.required} for task in tasks}
     fitting = (
         task
         for task, needed in needs.items()
-        if needed > needs[kind] and all(reading.has(name) or name in present for name in needed - needs[kind])
+        if needed > needs[default] and all(reading.has(name) or name in present for name in needed - needs[default])
     )
-    return next(fitting, kind)
+    return next(fitting, default)
 
 
 def renamed(
@@ -221,7 +221,7 @@ def load_table(
 
 
 def vocabulary_name(model: TaskModel) -> str:
-    """Returns the name under which people know a model's vocabulary: that of the model, or of the tokenizer."""
+    """Returns the name under which people know a model's vocabulary: the model's name, or the tokenizer's."""
     tokenizer = str(model.require_tokenizer().name_or_path)
     return model.origin.name if model.origin is not None else tokenizer if tokenizer else "the tokenizer"
 

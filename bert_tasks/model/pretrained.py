@@ -89,7 +89,7 @@ class CheckpointFolder:
 def folder_task(
     folder: CheckpointFolder,
     task: str | Task | type[Task] | None,
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
     served_as: Callable[[type[Task]], type[Task]] | None = None,
 ) -> tuple[Task, bool]:
     """The task to load from a folder, and whether it is the folder's own, whose head must be complete.
@@ -99,7 +99,7 @@ def folder_task(
     Args:
         folder: The folder.
         task: The task, its name or its class; None: the task of the folder.
-        given: Fields of the task.
+        options: Fields of the task.
         served_as: Replaces the class that the head of a folder without our key serves.
 
     Raises:
@@ -107,7 +107,7 @@ def folder_task(
         UsageError: The task or a field is unknown, or a field does not fit the others.
     """
     if isinstance(task, Task):
-        if given:
+        if options:
             raise UsageError("pass either a task, or a task's name with labels and settings")
         return task, False
     example = f"pass task={next(iter(TASKS))!r} (or another)"
@@ -125,21 +125,21 @@ def folder_task(
         task_class = named_task(task)
     elif served := tasks_with_head(folder.head):
         task_class = served[0] if served_as is None else served_as(served[0])
-    elif given:
+    elif options:
         raise UsageError(f"labels and settings need a task: {example} too")
     else:
         raise CheckpointError(
             f"{folder.path} has no task head this package knows (architectures: "
             f"{folder.hf_config.get('architectures')}); {example} for a new one"
         )
-    is_own = task is None or (not given and folder.task == stored_name(task_class))
-    return _merged_task(folder, task_class, given), is_own
+    is_own = task is None or (not options and folder.task == stored_name(task_class))
+    return _merged_task(folder, task_class, options), is_own
 
 
 def stated_task(
     folder: CheckpointFolder,
     task: str | Task | type[Task] | None = None,
-    given: Mapping[str, Any] = MappingProxyType({}),
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Task:
     """The task that a folder of this package states, with the given fields; ``task`` is its class if not built in.
 
@@ -148,7 +148,7 @@ def stated_task(
         UsageError: A field is not one of the task's.
     """
     if folder.stored is not None and not isinstance(task, Task):
-        built, _ = folder_task(folder, task, given)
+        built, _ = folder_task(folder, task, options)
         if folder.task == stored_name(type(built)):
             return built
     raise CheckpointError(f"{folder.path}: config.json says its task is {folder.task!r}; only that one can be run")

@@ -90,9 +90,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         initialize(self.encoder, self.config)
         self.head = task.head(self.config)
         family = family_of(hf_config)
-        kind = HFConfig.of(task).head
-        if kind is not None and kind not in family.heads:
-            raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {kind!r}")
+        head_kind = HFConfig.of(task).head
+        if head_kind is not None and head_kind not in family.heads:
+            raise UsageError(f"{task.name}: {family.model_type} models have no head of the head_kind {head_kind!r}")
         if self.head.reads_embeddings and hf_config.get("tie_word_embeddings") is False:
             raise CheckpointError(
                 f"config.json: tie_word_embeddings = false is not supported by {task.name}: the decoder of its head is "
@@ -127,7 +127,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
             UsageError: an unknown task or setting, or one text as the labels, which would be taken for its letters.
         """
-        return cls.load(name, task=task, revision=revision, given=_task_fields(settings, labels))
+        return cls.load(name, task=task, revision=revision, options=_task_fields(settings, labels))
 
     @classmethod
     def from_config(
@@ -182,12 +182,12 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         *,
         task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
         revision: str | None,
-        given: Mapping[str, Any],
+        options: Mapping[str, Any],
         served_as: Callable[[type[Task]], type[Task]] | None = None,
     ) -> Self:
-        """As ``from_pretrained``, with all fields of the task in ``given``. For ``served_as`` see ``folder_task``."""
+        """As ``from_pretrained``, with all fields of the task in ``options``. For ``served_as`` see ``folder_task``."""
         folder = CheckpointFolder.open(resolve(name, revision=revision))
-        model = cls._from_folder(folder, task, given, served_as)
+        model = cls._from_folder(folder, task, options, served_as)
         model.origin = origin(name, folder.path, revision=revision)
         model.columns = folder.columns
         model.tokenizer = load_tokenizer(folder.path, vocab_size=model.config.vocab_size)
@@ -333,9 +333,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
     def _hf_names(self) -> dict[str, tuple[str, ...]]:
         """Parameter -> transformers' names for it; without parameters of a head that transformers lacks."""
-        kind = HFConfig.of(self.task).head
+        head_kind = HFConfig.of(self.task).head
         return parameter_map(
-            family_of(self.hf_config), self.config, head="base" if kind is None else kind, pooler=False
+            family_of(self.hf_config), self.config, head="base" if head_kind is None else head_kind, pooler=False
         )
 
     def check_parameters(self) -> None:
@@ -448,8 +448,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
         Args:
             inputs: one or several of: a text (``"a fine film"``), a tuple of the texts that a row of the task needs
-                (``("a premise", "a hypothesis")``), or a mapping with the task's columns or with those of the training
-                data (``{"text": "a fine film"}``).
+                (``("a premise", "a hypothesis")``), or a mapping with the task's columns or the training data's
+                (``{"text": "a fine film"}``).
             logits: give the predictions their ``logits``, in the order of the labels.
             explain: give the predictions their ``explanation``: how much each word contributed to the predicted label,
                 number or span. It takes as long as about 100 predictions.

@@ -114,7 +114,7 @@ def make_report(
     label_issues: str | Path | None = None,
     explain: int = 0,
     reading: ReadOptions | None = None,
-    given: GivenRows | None = None,
+    fit_rows: GivenRows | None = None,
 ) -> Report:
     """Writes one self-contained HTML file: no scripts, no network, light and dark.
 
@@ -134,7 +134,7 @@ def make_report(
         explain: Number of examples of each data set whose words are shaded by their contributions to the prediction;
             for one run only.
         reading: How ``data`` is read.
-        given: The validation rows of a run of ``fit``, which has no recipe.
+        fit_rows: The validation rows of a run of ``fit``, which has no recipe.
 
     Returns:
         What was written, and the figures on it.
@@ -171,7 +171,7 @@ def make_report(
             raise UsageError(f"{folders[0]} holds a search. {_ONE_RUN}: name one of its runs")
         outputs.write_text(page_path, search_page(folders[0]))
         return Report(output=page_path)
-    gathered = gather(folders, given)
+    gathered = gather(folders, fit_rows)
     if len(gathered) > 1:
         if is_for_one_run:
             raise UsageError(f"{_ONE_RUN}, not for {len(gathered)}: name one of them")

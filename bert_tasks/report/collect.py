@@ -124,12 +124,12 @@ class Run:
         return {split: data["fingerprint"] for split, data in self.metadata["data"].items() if split != "train"}
 
 
-def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]:
+def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[Run]:
     """Returns the runs in some folders; a folder of ``train --seeds`` stands for all of its runs.
 
     Args:
         folders: Output folders of ``train``.
-        given: The validation rows of a run of ``fit``, which has no recipe.
+        fit_rows: The validation rows of a run of ``fit``, which has no recipe.
 
     Raises:
         UsageError: a folder holds no run, or is named twice.
@@ -152,7 +152,7 @@ def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]
         names = list(map(str, homes))
     metadata = list(map(_metadata, homes))  # of all runs, before any model predicts
     return [
-        _cross_validation(home, name, record) if (home / FOLDS).is_file() else _run(home, name, record, given)
+        _cross_validation(home, name, record) if (home / FOLDS).is_file() else _run(home, name, record, fit_rows)
         for home, name, record in zip(homes, names, metadata, strict=True)
     ]
 

@@ -307,8 +307,8 @@ def cached_logits(teacher: TaskModel, features: "Dataset", of_teacher: Callable[
 
     files = [sha256_file(Path(file["filename"])) for file in features.cache_files]
     rows = features.with_format("numpy", columns=["row"])[:]["row"]  # which ones of those in the files
-    chosen = sha256(np.asarray(rows, dtype=np.int64).tobytes())
-    key = sha256_json(_CACHE_VERSION, weights_digest(teacher.state_dict()), teacher.hf_config, files, chosen)
+    digest = sha256(np.asarray(rows, dtype=np.int64).tobytes())
+    key = sha256_json(_CACHE_VERSION, weights_digest(teacher.state_dict()), teacher.hf_config, files, digest)
 
     def compute(columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         inputs = [of_teacher(cast("Feature", feature)) for feature in rows_of(columns)]

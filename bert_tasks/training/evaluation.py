@@ -57,7 +57,7 @@ def evaluate_all(
 
 def check_metric(
     model: TaskModel,
-    wanted: str,
+    metric: str,
     validation: Mapping[str, RowTable],
     accelerator: Accelerator,
     forward_fn: ForwardFn | None = None,
@@ -67,15 +67,15 @@ def check_metric(
     Evaluates one row, and all of them if that is not enough: some metrics exist only if there is a row of some class.
     """
     model.to(accelerator.device)
-    known: list[str] = []
+    metric_names: list[str] = []
     for tables in ({name: table.select(range(1)) for name, table in validation.items()}, validation):
         samples = {name: (tokenized(table, model.task, model), table) for name, table in tables.items()}
         # One row may not be enough to compute any metric.
         with nullcontext() if tables is validation else suppress(DataError):
-            known = list(evaluate_all(model, samples, accelerator, forward_fn=forward_fn).metrics)
-        if wanted in known:
+            metric_names = list(evaluate_all(model, samples, accelerator, forward_fn=forward_fn).metrics)
+        if metric in metric_names:
             return
-    raise UsageError(f"metric_for_best_model = {wanted!r}: there are {', '.join(known)}")
+    raise UsageError(f"metric_for_best_model = {metric!r}: there are {', '.join(metric_names)}")
 
 
 def metric_metadata(task: Task, run: RunSection, sets: Sequence[str]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ from bert_tasks.training.state import (
 )
 from bert_tasks.training.step import OptimizerSteps, StepLog, StepResult, read_step_metrics
 
-# Machines may store the weights in different places; DDP sends those of the main process.
+# Machines may store the weights in different places; DDP sends the main process's weights.
 _OWN_TO_PROCESS = ("model.name", "model.revision", "teacher.name", "teacher.revision")
 
 
@@ -232,9 +232,9 @@ class Trainer:
 
     def _check_agreement(self) -> None:
         """Compares labels, settings, rows and tokenizer over all processes; see ``check_agreement``."""
-        own = {name: value for name, value in self.folder.settings.items() if name not in _OWN_TO_PROCESS}
-        own["tokenizer"] = tokenizer_content(self.model.require_tokenizer())
-        values = {name: json.dumps(value, ensure_ascii=False) for name, value in own.items()}
+        portable = {name: value for name, value in self.folder.settings.items() if name not in _OWN_TO_PROCESS}
+        portable["tokenizer"] = tokenizer_content(self.model.require_tokenizer())
+        values = {name: json.dumps(value, ensure_ascii=False) for name, value in portable.items()}
         check_agreement(values, found_in_data=("settings.labels", "data."))
 
     def _begin(self, existing: ExistingRun | None, stack: ExitStack, *, progress: bool) -> None:
@@ -436,8 +436,8 @@ class Trainer:
 
     def _reuse(self, summary: Mapping[str, Any]) -> FitResult:
         """The result of a run that is complete already, with its model and the task tuned with it."""
-        folder, kind = self.output_dir / outputs.MODEL, type(self.model.task)
-        task, _ = broadcast_from_main(self.accelerator, lambda: folder_task(CheckpointFolder.open(folder), kind, {}))
+        folder, cls = self.output_dir / outputs.MODEL, type(self.model.task)
+        task, _ = broadcast_from_main(self.accelerator, lambda: folder_task(CheckpointFolder.open(folder), cls, {}))
         self.model.task = task
         self._load_best()
         sets = tuple(self.splits.validation)

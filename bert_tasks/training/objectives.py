@@ -63,12 +63,12 @@ class Objective(nn.Module, ABC):
         """Called once before the first step, on the main process first, with the features of the training rows."""
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
-        """Validation set -> share of the predictions that are those of another model, such as a teacher."""
+        """Validation set -> share of the predictions that equal another model's, such as a teacher's."""
         return {}
 
     @property
     def forward_fn(self) -> ForwardFn | None:
-        """What runs a batch in evaluation in place of the model; None: the model."""
+        """What runs a batch in evaluation instead of the model; None: the model."""
         return None
 
     @property
@@ -99,7 +99,7 @@ class Objective(nn.Module, ABC):
         return {name: depths.get(name, max(depths.values())) for name, _ in self.named_parameters()}
 
     def checkpoint_parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters under their names in checkpoints: those of the model under their names in the model."""
+        """All parameters under their names in checkpoints: the model's parameters under their names in the model."""
         return {
             name.removeprefix("model.") if name.startswith("model.") else f"objective.{name}": parameter
             for name, parameter in self.named_parameters()

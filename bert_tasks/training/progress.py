@@ -190,7 +190,7 @@ class MetricsLogger:
     def _start(self, name: str, key: str | None, config: Mapping[str, Any]) -> None:
         """Begins the run in a tracker, or resumes the one with this identifier."""
         folder = self._folder.absolute()
-        # The displayed name is that of the folder, after its parent's name for runs of several seeds.
+        # The displayed name is the folder's, after its parent's name for runs of several seeds.
         shown = f"{folder.parent.name}-{folder.name}" if re.fullmatch(r"seed-\d+", folder.name) else folder.name
         new_key = f"{shown}-{uuid.uuid4().hex[:8]}" if key is None else key
         options: dict[str, Any] = {"run_name": self._project}
@@ -235,7 +235,7 @@ class MetricsLogger:
 
 
 def points(event: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of an event: ``train/loss``, ``validation/accuracy``; one that is not finite is left out."""
+    """The numbers of an event: ``train/loss``, ``validation/accuracy``; without numbers that are not finite."""
     if event["event"] == "step":
         shown = {name: value for name, value in event.items() if name not in ("event", "step", "terms")}
         values = {f"train/{name}": value for name, value in {**shown, **event.get("terms", {})}.items()}

@@ -198,5 +198,5 @@ def check_record(content: object, record: type[BaseModel]) -> None:
         record.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place} = {shortened(first['input'])}: {first['msg']}") from None
+        location = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{location} = {shortened(first['input'])}: {first['msg']}") from None

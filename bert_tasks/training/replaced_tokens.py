@@ -33,18 +33,18 @@ class ReplacedTokenDetection(Objective):
     allows_graphs: ClassVar[bool] = True
 
     def __init__(self, model: TaskModel, generator: TaskModel) -> None:
-        """Ties the embeddings of the generator to those of the model.
+        """Ties the embeddings of the generator to the model's.
 
         Raises:
             UsageError: their embeddings differ in shape.
         """
         super().__init__(model)
-        own, theirs = model.encoder.embeddings, generator.encoder.embeddings
+        shared, theirs = model.encoder.embeddings, generator.encoder.embeddings
         for name in ("word", "position", "token_type", "norm"):
-            shapes = [[value.shape for value in getattr(one, name).parameters()] for one in (own, theirs)]
+            shapes = [[value.shape for value in getattr(one, name).parameters()] for one in (shared, theirs)]
             if shapes[0] != shapes[1]:
                 raise UsageError(f"the generator's {name} embeddings are not of the model's size")
-            setattr(theirs, name, getattr(own, name))
+            setattr(theirs, name, getattr(shared, name))
         self.generator = generator.eval()  # until a run trains it
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
@@ -66,9 +66,9 @@ class ReplacedTokenDetection(Objective):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        own = sum(value.numel() for name, value in self.named_parameters() if name.startswith("generator."))
+        generator_size = sum(value.numel() for name, value in self.named_parameters() if name.startswith("generator."))
         width = self.generator.config.hidden_size
-        return (f"generator: hidden size {width}, {own:,} parameters beside the embeddings of the model",)
+        return (f"generator: hidden size {width}, {generator_size:,} parameters beside the embeddings of the model",)
 
 
 def make_generator(model: TaskModel, *, seed: int) -> TaskModel:
@@ -77,10 +77,10 @@ def make_generator(model: TaskModel, *, seed: int) -> TaskModel:
     Raises:
         UsageError: The task has no generator.
     """
-    wanted = Fitting.of(model.task).generator()
-    if wanted is None:
+    generator_task = Fitting.of(model.task).generator()
+    if generator_task is None:
         raise UsageError(f"{model.task.name} has no generator")
-    task, share = wanted
+    task, share = generator_task
     config, fields = model.config, family_of(model.hf_config).fields
     width = max(1, round(share * config.hidden_size))
     heads = next(count for count in range(max(1, width // _HEAD_SIZE), 0, -1) if width % count == 0)

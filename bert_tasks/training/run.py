@@ -46,7 +46,7 @@ class LoadedRecipe:
 def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> LoadedRecipe:
     """Reads and checks all rows and fixes the order of the labels.
 
-    The labels are the recipe's; else those of the format (GLUE's order); else those of the training rows, sorted.
+    The labels are the recipe's, else the format's (GLUE's order), else the training rows' labels, sorted.
 
     Args:
         recipe: The recipe, which says where the rows are.
@@ -122,18 +122,18 @@ def make_objective(
     if section is None:
         return Supervised(model)
     if teacher is None:
-        kind, labels = type(model.task), model.task.labels
+        task_class, labels = type(model.task), model.task.labels
         options = {"labels": labels} if labels else {}
         try:
-            teacher = TaskModel.from_pretrained(section.name, task=kind, revision=section.revision, **options)
+            teacher = TaskModel.from_pretrained(section.name, task=task_class, revision=section.revision, **options)
         except CheckpointError as error:
             raise CheckpointError(f"[teacher]: {error}") from error
         report = teacher.load_report
         if report is not None and report.new:
             reasons = "; ".join([*report.notes, f"{', '.join(report.new)} would be new"])
             raise CheckpointError(
-                f"teacher {section.name}: it has no trained head for {kind.name} with this run's labels ({reasons}). "
-                "Train it first, or name another teacher"
+                f"teacher {section.name}: it has no trained head for {task_class.name} with this run's labels "
+                f"({reasons}). Train it first, or name another teacher"
             )
     return Distillation(model, teacher, section)
 
@@ -226,7 +226,7 @@ class DryRun:
         return [
             *self.report.lines(),
             f"weights: {self.load_summary}",
-            f"parameters: {self.parameters:,}, of which {self.trained_parameters:,} are trained",
+            f"parameters: {self.parameters:,} ({self.trained_parameters:,} trained)",
             f"steps: {self.steps} ({self.warmup_steps} of warm-up), {self.tokens_per_epoch:,} tokens an epoch",
             f"first row of the first batch: {self.example}",
             f"output folder: {self.output_dir}: {self.state} (nothing was written)",

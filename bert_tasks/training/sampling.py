@@ -73,7 +73,7 @@ class SampleOrder:
         return bisect_right(self._first, step) - 1
 
     def ends_epoch(self, steps: int) -> bool:
-        """Whether an epoch is complete after so many steps."""
+        """Whether an epoch is complete after this number of steps."""
         return steps > 0 and self.first_step(self.epoch_of(steps)) == steps
 
     def epoch(self, epoch: int) -> list[list[int]]:
@@ -102,7 +102,7 @@ class SampleOrder:
         return batches
 
     def epochs(self, steps: int) -> float:
-        """How many epochs so many steps are."""
+        """How many epochs this number of steps is."""
         epoch = self.epoch_of(steps)
         first = self.first_step(epoch)
         return epoch + (steps - first) / (self.first_step(epoch + 1) - first)

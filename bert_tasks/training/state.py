@@ -58,7 +58,7 @@ class TrainerState:
 
     Attributes:
         task: The task of the best evaluation, with its tuned thresholds.
-        step: Optimizer steps completed; ``evaluated_step``: those of the last evaluation.
+        step: Optimizer steps completed; ``evaluated_step``: the steps before the last evaluation.
         best, last: Metrics of the best and of the last evaluation.
         best_value, best_loss: Rank of the best model; see ``rank_of``.
         best_step: Optimizer steps of the best model; 0: there is none yet.
@@ -116,13 +116,13 @@ class TrainerState:
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """Loads what ``state_dict`` returned. Raises ValueError if it is damaged; the message names the field."""
         check_record(stored, StateRecord)
-        values, kind = copy.deepcopy(dict(stored)), type(self.task)
+        values, task_class = copy.deepcopy(dict(stored)), type(self.task)
         tuned = values.pop("tuned")
-        if tuned.keys() - set(Fitting.of(kind).fields):
-            raise ValueError(f"tuned has other fields than {', '.join(Fitting.of(kind).fields)}")
+        if tuned.keys() - set(Fitting.of(task_class).fields):
+            raise ValueError(f"tuned has other fields than {', '.join(Fitting.of(task_class).fields)}")
         for name, value in tuned.items():
             try:
-                tuned[name] = typed_setting(kind, name, value)
+                tuned[name] = typed_setting(task_class, name, value)
             except ValidationError as error:
                 raise ValueError(f"tuned.{name} = {shortened(value)}: {error.errors()[0]['msg']}") from None
         self.task = replace(self.task, **tuned)
@@ -311,7 +311,7 @@ class RunFolder:
 
     @on_main_process
     def rewind(self, loaded: RunState | None, state: TrainerState, steps: OptimizerSteps) -> list[str]:
-        """Makes the files those of the step from which the run is resumed. Returns notes for people.
+        """Cuts the files back to the step from which the run is resumed. Returns notes for people.
 
         ``model/`` may be from after that step, so it is written again from the best checkpoint.
         """

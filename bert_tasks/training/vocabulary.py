@@ -33,17 +33,17 @@ _BLOCK = 2**15
 
 def token_ids(model: TaskModel, features: "Dataset") -> Tensor:
     """``[R]`` the ids of all tokens in the features, of the special tokens, and of a few others; ascending."""
-    found = np.zeros(model.config.vocab_size, dtype=bool)
+    is_used = np.zeros(model.config.vocab_size, dtype=bool)
     special = [] if model.tokenizer is None else model.tokenizer.all_special_ids
-    found[[number for number in (*special, model.config.pad_token_id) if number < len(found)]] = True
+    is_used[[number for number in (*special, model.config.pad_token_id) if number < len(is_used)]] = True
     for batch in features.with_format("arrow").select_columns(["input_ids"]).iter(batch_size=1000):
-        found[batch.column("input_ids").combine_chunks().flatten().to_numpy()] = True
-    found[np.flatnonzero(~found)[: -int(found.sum()) % _MULTIPLE]] = True
-    return torch.from_numpy(np.flatnonzero(found))
+        is_used[batch.column("input_ids").combine_chunks().flatten().to_numpy()] = True
+    is_used[np.flatnonzero(~is_used)[: -int(is_used.sum()) % _MULTIPLE]] = True
+    return torch.from_numpy(np.flatnonzero(is_used))
 
 
 class TrainedVocabulary:
-    """A smaller table in place of a model's word embeddings, with the rows that a run trains.
+    """A smaller table instead of a model's word embeddings, with the rows that a run trains.
 
     Outside ``attached`` the model has its whole table, whose rows are of an earlier step until ``update_table``.
 
@@ -110,22 +110,22 @@ class TrainedVocabulary:
         self._factors.clear()
 
 
-def remap_moment(moment: Tensor, stored: Tensor | None, wanted: Tensor | None, count: int) -> Tensor:
-    """Returns a moment of AdamW for the rows ``wanted`` of a table with ``count`` rows, from the ``stored`` rows.
+def remap_moment(moment: Tensor, stored: Tensor | None, wanted_ids: Tensor | None, count: int) -> Tensor:
+    """Returns a moment of AdamW for the rows ``wanted_ids`` of a table with ``count`` rows, from the ``stored`` rows.
 
     Rows are ascending ids; None: all of them. Raises CheckpointError if a row that is not wanted was trained.
     """
-    if stored is not None and wanted is not None and torch.equal(stored, wanted):
+    if stored is not None and wanted_ids is not None and torch.equal(stored, wanted_ids):
         return moment
     whole = moment
     if stored is not None:
         whole = moment.new_zeros(count, moment.shape[1]).index_copy_(0, stored, moment)
-    if wanted is None:
+    if wanted_ids is None:
         return whole
-    chosen = whole.index_select(0, wanted)
-    if chosen.count_nonzero() != whole.count_nonzero():
+    selected = whole.index_select(0, wanted_ids)
+    if selected.count_nonzero() != whole.count_nonzero():
         raise CheckpointError(
             "the checkpoint has trained embeddings of tokens that are not in the training rows: the tokenizer has "
             'changed. Set optim.vocabulary_rows = "all" to resume the run'
         )
-    return chosen
+    return selected

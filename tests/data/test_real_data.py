@@ -67,7 +67,7 @@ def test_init_leaves_answers_out_that_are_not_verbatim(tmp_path: Path) -> None:
     draft = init_recipe(tmp_path / "asked.csv", output=tmp_path / "recipe.toml", validation=None)
     assert (draft.guess.task, draft.guess.columns["answers"]) == ("span-extraction", "answer")
     recipe = load_recipe(draft.path)
-    assert (recipe.data.on_error, draft.trial.left_out) == ("skip", 238)
+    assert (recipe.data.on_error, draft.left_out) == ("skip", 238)
     splits = prepare(recipe).splits
     assert len(splits.train) + len(splits.validation[""]) == 1190 - 238
     assert "238 of 1190 rows (20%) cannot be used and will be skipped" in draft.text

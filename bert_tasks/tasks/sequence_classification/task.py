@@ -116,18 +116,18 @@ class TextFormats(Card, Rendering, HFConfig):
         fields = {"problem_type": problem, "max_length": min(self.task.max_length, usable_length)}
         return fields if problem == "regression" else {**fields, "labels": names}
 
-    def compatible_fields(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def compatible_fields(self, stored: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """Values for each label follow the labels' order; fields that the problem type does not have are skipped."""
-        compatible = super().compatible_fields(known, given)
-        if given.get("labels") and compatible.get("problem_type") == "regression":
+        compatible = super().compatible_fields(stored, options)
+        if options.get("labels") and compatible.get("problem_type") == "regression":
             del compatible["problem_type"]  # labels were given, so the model is a classifier
-        stored_problem = known.get("problem_type", self.task.problem_type)
-        problem = {**compatible, **given}.get("problem_type", self.task.problem_type)
+        stored_problem = stored.get("problem_type", self.task.problem_type)
+        problem = {**compatible, **options}.get("problem_type", self.task.problem_type)
         compatible = {name: value for name, value in compatible.items() if problem in _APPLY_TO.get(name, (problem,))}
-        if problem != stored_problem or given.get("class_weights", "balanced") != "balanced":
+        if problem != stored_problem or options.get("class_weights", "balanced") != "balanced":
             compatible.pop("balanced_weights", None)  # they were computed for other settings
-        known_labels = known.get("labels", ())
-        labels = given.get("labels", known_labels)
+        known_labels = stored.get("labels", ())
+        labels = options.get("labels", known_labels)
         if labels == known_labels:
             return compatible
         places = label_places(known_labels, labels)

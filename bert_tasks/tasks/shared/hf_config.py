@@ -59,9 +59,9 @@ class HFConfig(Part):
         length = {"max_length": min(self.task.max_length, usable_length)}
         return {"labels": labels, **length} if self.has_labels else length
 
-    def compatible_fields(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def compatible_fields(self, stored: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the known fields that remain valid beside the given fields. Default: all that are not given."""
-        return {name: value for name, value in known.items() if name not in given}
+        return {name: value for name, value in stored.items() if name not in options}
 
 
 def label_config(labels: Sequence[str]) -> dict[str, Any]:
