@@ -92,7 +92,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         family = family_of(hf_config)
         head_kind = HFConfig.of(task).head
         if head_kind is not None and head_kind not in family.heads:
-            raise UsageError(f"{task.name}: {family.model_type} models have no head of the head_kind {head_kind!r}")
+            raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {head_kind!r}")
         if self.head.reads_embeddings and hf_config.get("tie_word_embeddings") is False:
             raise CheckpointError(
                 f"config.json: tie_word_embeddings = false is not supported by {task.name}: the decoder of its head is "
