@@ -29,19 +29,19 @@ LINES = {
     "init": (548, 650),
     "model": (2102, 1950),
     "export": (747, 700),
-    "tasks": (7008, 4900),
+    "tasks": (7050, 4900),
     "checkpoints": (1734, 1450),
     "tensorflow": (686, 600),
     "families": (1224, 1250),
     "metrics": (1179, 1000),
-    "data": (5085, 2900),
+    "data": (5495, 2900),
     "encoder": (3081, 2300),
     "foundations": (857, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 37_995  # of 29,000
-TOTAL_STATEMENTS = 21_507  # of 15,800
+TOTAL_LINES = 38_447  # of 29,000
+TOTAL_STATEMENTS = 21_784  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -98,7 +98,7 @@ def test_test_rows_that_cannot_be_read_are_no_rows_to_skip(make_run: Run, tmp_pa
     (run / "recipe.toml").write_text(
         f'task = "pair-classification"\n[model]\nname = "unused"\n[data]\ndir = "{folder}"\nformat = "glue/qqp"\n'
     )
-    with pytest.raises(DataError, match=r"every test row needs a prediction, but 1 of 3 rows has too few cells"):
+    with pytest.raises(DataError, match=r"every test row needs a prediction, but 1 of 3 rows skipped: too few cells"):
         glue_submission(run, tmp_path / "x")
 
 

@@ -15,9 +15,11 @@ from typing import Annotated, Any, ClassVar, TypedDict
 from bert_tasks.data.cells import LABEL_SEPARATOR, label_name, label_parts, list_in_cell, numbered_columns, parse_text
 from bert_tasks.data.conll import is_chunk_tag, to_iob2
 from bert_tasks.data.problems import RowError, counted, first_few, shortened, suggestion
-from bert_tasks.data.words import word_spans
+from bert_tasks.data.spans import parse_spans, word_tags
+from bert_tasks.data.words import place_words, word_spans
 
 CONTEXT = "context"  # the column that answers and choices are about
+REMARKS = "remarks on the row"  # beside the columns of a row: what people should know of it
 UNKNOWN_START = -1  # of an answer whose start the source does not say
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LARGEST_START = 2**31
@@ -33,8 +35,9 @@ class Column:
     Args:
         name: The task's name of the column.
         kind: The name of a class of ``data/kinds.py``, which says what a valid value is: text, texts (a list of texts),
-            id, label (the name of a class), labels (a set of names), number, words, tags (one for each word), answers
-            (to the row's question), choices (texts; one is right), choice (which of them is right).
+            id, label (the name of a class), labels (a set of names), number, words, tags (one for each word), spans
+            (characters of a text that are entities), answers (to the row's question), choices (texts; one is right),
+            choice (which of them is right).
         required: The column must be in every file. Columns that are not required may be missing: labels if only
             predictions are wanted, all others always.
 
@@ -424,6 +427,9 @@ class Tags(_TextList, Labels):
             raise RowError(problem, "Give all tags of a sentence or none.")
         return self._parts(parts, self._tag)
 
+    def replacement(self, columns: Sequence[Column]) -> Column | None:
+        return next((column for column in columns if isinstance(column.type, Spans)), None)
+
     def _tag(self, value: Any) -> str:
         tag = value.strip() if isinstance(value, str) else value
         if tag == "":
@@ -460,6 +466,45 @@ class Tags(_TextList, Labels):
                 hint = f"Give each word of the sentence {start!r} one tag."
                 raise RowError(problem, hint, value=" ".join(value))
         return value
+
+
+class Spans(ColumnKind):
+    """Entities by their characters in the row's text: ``[[0, 5, "PER"]]``, and the other forms of ``parse_spans``.
+
+    They become tags of the row's words. A row that has both is read by its spans.
+    """
+
+    name = "spans"
+    is_label = True
+
+    def _parse(self, value: Any, separator: str) -> None:
+        """Returns no value, because ``complete`` has made tags of it."""
+
+    def complete(
+        self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        """Returns the cells with the words of the text and their tags.
+
+        Without a text the spans count the characters of all words with a space between them.
+        """
+        name = names.get(column.name, column.name)
+        if cells.get(name) in (None, ""):
+            return cells
+        sources = {other.kind: names.get(other.name, other.name) for other in columns}
+        text, tags = cells.get(sources["text"]), cells.get(sources["tags"])
+        try:
+            spans, words = parse_spans(cells[name]), KINDS["words"].parse(cells.get(sources["words"]))
+            text = " ".join(words) if text is None else parse_text(text)
+            places = place_words(words, text)
+            if places is None:
+                raise RowError("spans of a text that does not have the row's words")
+            span_tags, moved = word_tags(spans, places, text)
+        except RowError as error:
+            raise error.at(name, cells[name]) from None
+        remarks = ["changed: spans that begin or end within a word were moved to its borders"] if moved else []
+        if tags is not None and to_iob2(KINDS["tags"].parse(tags)) != span_tags:
+            remarks.append("changed: the spans replaced other tags")
+        return {**cells, sources["words"]: words, sources["tags"]: span_tags, REMARKS: remarks}
 
 
 class Number(ColumnKind):

@@ -240,7 +240,7 @@ def read_table(
         with path.open("rb") as file:
             if file.read(4) == b"PK\x03\x04":
                 raise DataError(f"{path}: a zip file or a spreadsheet; unpack it, or export it as csv")
-        digest = sha256_file(path)
+        digests = [sha256_file(file) for file in layout.files(path) if file.exists()]
     except OSError as error:
         raise DataError(f"{path}: the file cannot be read: {error.strerror}") from error
     settings = asdict(options) | {
@@ -252,7 +252,7 @@ def read_table(
         "document": options.document if layout.has_documents else None,
     }
     fields = [asdict(field) for field in validator.fields]
-    fingerprint = sha256_json(digest, settings, fields, labels, passthrough, skip_errors, _VERSION)
+    fingerprint = sha256_json(digests, settings, fields, labels, passthrough, skip_errors, _VERSION)
     records = layout.open(path, options, columns_to_read=columns_to_read)
     try:
         stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, validator, name))

@@ -46,7 +46,7 @@ class Record(NamedTuple):
         line: its line in the file, or its number, from 1.
         cells: the values by column name.
         fault: what is wrong with the row as a whole.
-        skip: the row is counted and not read.
+        skip: why the row is counted and not read; None: it is read.
         name: what identifies a row without a line of its own in messages.
         raw: the text of a row whose cells are not known.
     """
@@ -54,7 +54,7 @@ class Record(NamedTuple):
     line: int
     cells: Mapping[str, Any]
     fault: str | None = None
-    skip: bool = False
+    skip: str | None = None
     name: str | None = None
     raw: str | None = None
 
@@ -421,11 +421,25 @@ def _table_rows(
             hint = "double the quotes inside a quoted cell, or read an unquoted tab file as 'tsv/plain'"
             yield Record(line, {}, f"{error}; {hint}")
         elif skips_short_rows and len(cells) < len(columns):
-            yield Record(line, {}, skip=True)
+            yield Record(line, {}, skip="too few cells")
         else:
             fault = f"{counted(len(cells), 'cell')} where the {widest} has {len(columns)}"
             hint = f"; put a cell that holds {delimiter!r} in double quotes" if len(cells) > len(columns) else ""
             yield Record(line, {}, fault + hint, raw=delimiter.join(cells))
+
+
+def read_json(file: BoundedText, path: Path) -> Any:
+    """Returns the value that a file holds as JSON.
+
+    Raises:
+        DataError: It does not hold one. The message names the line.
+    """
+    try:
+        return json.loads(file.whole())
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}: not valid JSON at column {error.colno}: {error.msg}") from error
+    except (RecursionError, ValueError) as error:
+        raise DataError(f"{path}: JSON that cannot be read: {error}") from error
 
 
 def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
@@ -436,12 +450,7 @@ def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
     Raises:
         DataError: naming the place in the file where the nesting is not SQuAD's.
     """
-    try:
-        content = json.loads(file.whole())
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}: not valid JSON at column {error.colno}: {error.msg}") from error
-    except (RecursionError, ValueError) as error:
-        raise DataError(f"{path}: JSON that cannot be read: {error}") from error
+    content = read_json(file, path)
     number = 0
     for article, location in _members(content, "data", path, ""):
         for paragraph, inside in _members(article, "paragraphs", path, location):

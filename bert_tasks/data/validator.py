@@ -27,6 +27,7 @@ from bert_tasks.data.columns import (
     rename_row,
 )
 from bert_tasks.data.formats import Format
+from bert_tasks.data.kinds import REMARKS
 from bert_tasks.data.problems import RowError, RowErrors, counted, did_you_mean, first_few, shortened
 from bert_tasks.data.records import Record, Records
 from bert_tasks.errors import DataError
@@ -89,14 +90,17 @@ class RowValidator:
         if unknown is not None:
             raise DataError(unknown_column(unknown, task_columns))
         unread = read_for_others(columns, column_names, usual)
+        # Spans are labels, but tags may be there in their place.
+        sources = [column.type.replacement(columns) for column in columns]
+        needed = [c for c in columns if c.required or (c.is_label and require_labels and c not in sources)]
         self.fields = tuple(
             Field(
                 column=column,
                 name=column_names.get(column.name, usual.get(column.name, column.name)),
-                needed=column.required or (column.is_label and require_labels),
+                needed=column in needed,
             )
             for column in columns
-            if column.name not in unread or (column.is_label and require_labels)
+            if column.name not in unread or column in needed
         )
         usual_columns = () if layout is None else layout.default_passthrough
         self.passthrough = usual_columns if passthrough == "all" and usual_columns else passthrough
@@ -127,6 +131,8 @@ class RowValidator:
             cells = complete_row(cells, self._columns, self._names)
         except RowError as error:
             return row, [error]
+        if cells.get(REMARKS):
+            row[REMARKS] = cells[REMARKS]
         for field in self.fields:
             column_type, raw = field.column.type, cells.get(field.name)
             needed = field.needed and not column_type.may_be_missing
@@ -172,7 +178,7 @@ class RowValidator:
         return name if value is None else self._by_value.get(value, name)
 
     def rows(self, records: Records, source: str) -> Iterator[dict[str, Any]]:
-        """Yields the rows of a source with their ``line``; at their end ``notes`` names those that were skipped.
+        """Yields the rows of a source with their ``line``; at their end ``notes`` names the skipped and changed ones.
 
         Raises:
             RowErrors: At the end: rows that cannot be used, all of them. Rows that became a ``ROW_ERROR`` only if no
@@ -184,12 +190,13 @@ class RowValidator:
         present: dict[str, None] = dict.fromkeys(() if records.columns is None else records.columns)
         if records.columns is not None:
             self.check_columns(records.columns, source)
-        skipped: list[int] = []
-        count = bad = 0
+        noted: dict[str, list[int]] = {}  # what people should know of rows -> the lines of these rows
+        count = bad = skipped = 0
         for record in records.rows:
             count += 1
-            if record.skip:
-                skipped.append(record.line)
+            if record.skip is not None:
+                noted.setdefault(f"skipped: {record.skip}", []).append(record.line)
+                skipped += 1
                 continue
             row: dict[str, Any] = {"line": record.line}
             if record.fault is None:
@@ -199,6 +206,8 @@ class RowValidator:
                 for error in self._unknown_labels(values):
                     unknown_labels.add(source, record.line, error)
                     errors.add(source, record.line, error)
+                for remark in values.pop(REMARKS, ()):
+                    noted.setdefault(remark, []).append(record.line)
                 row |= values
                 if carried != "none":
                     kept = {k: v for k, v in record.cells.items() if carried == "all" or k in carried}
@@ -213,11 +222,11 @@ class RowValidator:
                 yield {"line": record.line, ROW_ERROR: _reject(record, row_errors)}
             elif record.fault is None:
                 yield row
-        if skipped:
-            were = "has too few cells and was" if len(skipped) == 1 else "have too few cells and were"
-            lines = first_few(map(str, skipped), 5)
-            self.notes = (f"{len(skipped)} of {counted(count, 'row')} {were} skipped (line {lines})",)
-        if count == len(skipped):
+        self.notes = tuple(
+            f"{len(lines)} of {counted(count, 'row')} {remark} (line {first_few(map(str, lines), 5)})"
+            for remark, lines in noted.items()
+        )
+        if count == skipped:
             below = "; it has a header or blank lines only" if present and not skipped else ""
             raise DataError(f"{source}: no rows{below}{''.join(f'; {note}' for note in self.notes)}")
         if present:

@@ -155,7 +155,7 @@ def _read(path: Path, layout: Format, options: Options) -> FileSample:
     count = 0
     with layout.open(path, ReadOptions(**{**options, "format": layout.name})) as records:
         for record in records.rows:
-            if record.skip:
+            if record.skip is not None:
                 continue
             if record.fault is not None:
                 faults.append(f"line {record.line}: {record.fault}")

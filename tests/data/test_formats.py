@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data import formats
-from bert_tasks.data.formats import Format, expected_files, files_of_split, register_format
+from bert_tasks.data.formats import Format, base, expected_files, files_of_split, register_format
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.records import BoundedText, ParseOptions, Record, Records
 from bert_tasks.data.table import RowTable
@@ -33,7 +32,7 @@ class KeyValues(Format):
 def key_values() -> Iterator[None]:
     register_format(KeyValues(name="kv", extensions=(".kv",), columns={"text": "review"}))
     yield
-    del formats._FORMATS["kv"]
+    del base._FORMATS["kv"]
 
 
 @pytest.mark.parametrize("name", ["rows.kv", "rows.kv.gz", "rows.data"])

@@ -108,7 +108,7 @@ def test_short_rows_of_qqp_are_skipped_and_counted(read: Read) -> None:
     for _ in range(2):  # parsed, and from the cache
         table = read(content, "train.tsv", format="glue/qqp", columns=COLUMNS)
         assert [row["line"] for row in table] == [2, 9]
-        note = "6 of 8 rows have too few cells and were skipped (line 3, 4, 5, 6, 7, ...)"
+        note = "6 of 8 rows skipped: too few cells (line 3, 4, 5, 6, 7, ...)"
         assert table.notes == (note,)
     report = data_report(Splits(train=table.select([0]), validation={}), columns=COLUMNS)
     assert report.splits[0].notes == (note,)
@@ -118,7 +118,7 @@ def test_short_rows_of_qqp_are_skipped_and_counted(read: Read) -> None:
 def test_only_short_rows_and_only_of_qqp_are_skipped(read: Read) -> None:
     with pytest.raises(RowErrors, match=r"train.tsv:2: 7 cells where the header has 6"):
         read(QQP + "1\t2\t3\ta\tb\t1\tmore\n", "train.tsv", format="glue/qqp", columns=COLUMNS)
-    with pytest.raises(DataError, match=r"train.tsv: no rows; 1 of 1 row has too few cells and was skipped \(line 2\)"):
+    with pytest.raises(DataError, match=r"train.tsv: no rows; 1 of 1 row skipped: too few cells \(line 2\)"):
         read(QQP + "1\t2\n", "train.tsv", format="glue/qqp", columns=COLUMNS)
     with pytest.raises(RowErrors, match="2 cells where the header has 4"):
         read("index\tsentence1\tsentence2\tlabel\n1\ta\n", "train.tsv", format="glue/rte", columns=COLUMNS)

@@ -1,12 +1,12 @@
 """Whether rows seem to be words with a tag for each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations, product
 from typing import ClassVar
 
-from bert_tasks.data.columns import Row
+from bert_tasks.data.columns import Column, Row, complete_row
 from bert_tasks.data.conll import detect_scheme, entities, to_iob2
-from bert_tasks.data.problems import counted
+from bert_tasks.data.problems import RowError, counted
 from bert_tasks.data.profile import ColumnProfile, listed, percentile, pieces
 from bert_tasks.tasks.shared.detection import (
     COMPARED_ROWS,
@@ -15,6 +15,7 @@ from bert_tasks.tasks.shared.detection import (
     TaskGuess,
     UserHints,
     cell_value,
+    count_pieces,
     other_columns,
     suggested_length,
 )
@@ -23,16 +24,44 @@ _MOST_TAGS = 200
 
 # Column names that people use, in lower case.
 _WORDS = ("words", "tokens", "form")
+_SPANS = ("entities", "spans")
 _TAGS = ("tags", "ner_tags", "upos", "pos_tags", "chunk_tags", "labels", "slots")
 
 
 class TokenDetection(Detection):
     """How ``init`` recognises rows of token classification."""
 
-    row_needs: ClassVar[str] = "as many words as tags in every row"
+    row_needs: ClassVar[str] = "as many words as tags in every row, or a text and spans of it"
     has_dense_labels: ClassVar[bool] = True
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
+        spans = self._guess_spans(profiles, rows, hints)
+        return self._guess_tags(profiles, rows, hints) if spans is None else spans
+
+    def _guess_spans(
+        self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
+    ) -> TaskGuess | None:
+        """A text, and a column of entities by its characters."""
+        texts = [column.name for column in profiles if column.is_text or column.known == "text"]
+        lists = [column for column in profiles if column.nested > 0 or column.lists > 0]
+        names = [column.name for column in sorted(lists, key=lambda column: column.known not in _SPANS)]
+        for text, spans in product(hints.texts or texts, names if hints.label is None else [hints.label]):
+            columns = {"text": text, "entities": spans}
+            tagged = _span_tags(rows[:COMPARED_ROWS], columns, self.task.columns)
+            types = sorted({entity.type for tags in tagged for entity in entities(tags)})
+            if types:
+                return TaskGuess(
+                    task=self.task.name,
+                    columns=columns,
+                    words=percentile([count_pieces(row, [text]) for row in rows]),
+                    labels=tuple(sorted({tag for tags in tagged for tag in tags})),
+                    reasons=(f"{text}, {spans}: characters of the text -> entities of the types {listed(types)}",),
+                    precedence=2,
+                )
+        return None
+
+    def _guess_tags(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
+        """Words, and a tag for each."""
         some = rows[:COMPARED_ROWS]
         if hints.task is not None and hints.label is not None and len(hints.texts) == 1:
             hinted = (hints.texts[0], hints.label)
@@ -86,6 +115,18 @@ class TokenDetection(Detection):
         overlap = min(self.task.doc_stride, suggested_length(words, longest) // 4)
         comment = "OVERLAP in tokens of two windows of a sentence"
         return [*super().settings(words, longest), Suggestion("doc_stride", overlap, comment)]
+
+
+def _span_tags(rows: Sequence[Row], names: Mapping[str, str], columns: Sequence[Column]) -> list[Sequence[str]]:
+    """Returns the tags that spans mark in each row; nothing if more than one row in ten cannot be read."""
+    tagged: list[Sequence[str]] = []
+    for row in rows:
+        try:
+            cells = complete_row({name: row.get(name) for name in names.values()}, columns, names)
+        except RowError:
+            continue
+        tagged.append(cells.get("tags", ()))
+    return tagged if len(tagged) >= 0.9 * len(rows) else []
 
 
 def _names(row: Row, column: str, kind_name: str) -> list[str]:

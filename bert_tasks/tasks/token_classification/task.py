@@ -223,6 +223,7 @@ class TokenClassification(Task[TokenPrediction]):
     columns: ClassVar[tuple[Column, ...]] = (
         Column(name="words", kind="words"),
         Column(name="tags", kind="tags", required=False),
+        Column(name="entities", kind="spans", required=False),  # instead of the tags
         Column(name="document", kind="id", required=False),
         Column(name="text", kind="text", required=False),  # instead of the words, or the text that they are from
     )

@@ -1,20 +1,15 @@
-"""File formats: how files are named, opened and parsed, and how the published GLUE files differ from plain ones.
-
-To add a format, derive a class from ``Format`` and call ``register_format`` with an instance.
-"""
+"""Tables, JSON, text, columns of words and Parquet, and how the published GLUE files differ from plain ones."""
 
 import csv
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import ClassVar
 
 from bert_tasks.data.columns import Column, first_column
 from bert_tasks.data.conll import conll_rows, conllu_rows
-from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.formats.base import FORMATS, Format
 from bert_tasks.data.records import (
     SENTENCES,
     TEXT,
@@ -22,7 +17,6 @@ from bert_tasks.data.records import (
     ParseOptions,
     Records,
     json_rows,
-    open_text,
     parquet_records,
     squad_rows,
     table_records,
@@ -30,96 +24,7 @@ from bert_tasks.data.records import (
 )
 from bert_tasks.errors import DataError, UsageError
 
-GZIP_EXTENSION = ".gz"
 _LARGEST_CELL = 2**31 - 1  # characters; the limit of a row is lower
-_START_LENGTH = 4096  # characters that tell formats with the same extension apart
-
-
-@dataclass(frozen=True, kw_only=True)
-class Format:
-    """A file format. A subclass implements ``records`` (for text) or ``open``.
-
-    Attributes:
-        name: Value of the option ``format``.
-        extensions: Extensions of the files, the usual one first. If formats share an extension, the format that was
-            registered first reads the file, unless ``matches`` of another one is true.
-        file_names: Other file names of a split. ``{split}`` is train, dev and so on, ``*`` is any text.
-        delimiter: Separator of cells; None if the format has no cells.
-        quoted: Whether the cells follow csv's quoting rules.
-        columns, hub_columns: The task's columns -> the columns of the files, and of the hub's data set.
-        label_names: Label ids in the files -> label names, in the order of the hub's data set.
-        default_passthrough: Columns that prediction keeps by default; empty: all columns.
-        validation, hub_validation: Names of several validation sets -> the file in a folder, and the split on the hub.
-        is_text: Whether files are text, which may be compressed with gzip.
-        can_stream: Whether rows can be read before the file is complete.
-        has_documents: Whether the option ``document`` applies.
-
-    Example:
-        >>> class KeyValues(Format):
-        ...     def records(self, lines, path, options):
-        ...         cells = (dict(pair.split("=") for pair in line.split()) for line in lines)
-        ...         return Records(None, (Record(number, row) for number, row in enumerate(cells, start=1)))
-        >>> register_format(KeyValues(name="kv", extensions=(".kv",)))
-    """
-
-    name: str
-    extensions: tuple[str, ...]
-    file_names: tuple[str, ...] = ()
-    delimiter: str | None = None
-    quoted: bool = False
-    columns: Mapping[str, str] = field(default_factory=dict)
-    hub_columns: Mapping[str, str] = field(default_factory=dict)
-    label_names: Mapping[str, str] = field(default_factory=dict)
-    default_passthrough: tuple[str, ...] = ()
-    validation: Mapping[str, str] = field(default_factory=dict)
-    hub_validation: Mapping[str, str] = field(default_factory=dict)
-
-    is_text: ClassVar[bool] = True
-    can_stream: ClassVar[bool] = True
-    has_documents: ClassVar[bool] = False
-
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
-        """Parses the lines of a text file.
-
-        Args:
-            lines: Lines of the file, with their ends.
-            path: File name in messages.
-            options: How to read the file.
-        """
-        raise NotImplementedError
-
-    def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
-        """Returns True if this format reads a file instead of the first registered format with the same extension.
-
-        Args:
-            start: First characters of the file; empty if it cannot be read.
-            columns: Columns of the task; None if the task is not known.
-        """
-        return False
-
-    @contextmanager
-    def open(
-        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
-    ) -> Iterator[Records]:
-        """Opens a file and parses it row by row.
-
-        Args:
-            path: The file.
-            options: How to read the file.
-            columns_to_read: Columns to read, for formats that store columns; None: all.
-
-        Raises:
-            DataError: The options do not fit the format, or the file cannot be read.
-        """
-        self.check_header(path, options)
-        with open_text(path, encoding=options.encoding, newline="" if self.quoted else "\n") as lines:
-            records = self.records(lines, path, options)
-            yield records._replace(rows=lines.rows(records.rows))
-
-    def check_header(self, path: Path, options: ParseOptions) -> None:
-        """Raises `DataError` if the option ``header`` does not apply."""
-        if options.header is False and self.delimiter is None:
-            raise DataError(f"{path}: header = false is for csv and tsv files; {self.name} has no header line")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,15 +172,6 @@ class StreamFormat(Format):
         return self.detect(lines.peek_line()).records(lines, path, options)
 
 
-_FORMATS: dict[str, Format] = {}
-FORMATS: Mapping[str, Format] = MappingProxyType(_FORMATS)
-
-
-def register_format(format: Format) -> None:
-    """Adds a format, which files with its extensions and the option ``format`` then have."""
-    _FORMATS[format.name] = format
-
-
 _ENTAILMENT = ("entailment", "neutral", "contradiction")
 # Name, columns of the files (the text or the two texts of a pair, and the label), columns on the hub if they differ,
 # and labels in the order of their ids.
@@ -311,7 +207,7 @@ def _glue(name: str, columns: str, hub_columns: str, labels: Sequence[str]) -> T
     )
 
 
-for _format in (
+ALL: tuple[Format, ...] = (
     TableFormat(name="csv", extensions=(".csv",), delimiter=",", quoted=True),
     TableFormat(name="tsv", extensions=(".tsv",), delimiter="\t", quoted=True),
     TableFormat(name="tsv/plain", extensions=(".tsv",), delimiter="\t"),
@@ -333,63 +229,4 @@ for _format in (
     ),
     SquadFormat(name="squad", extensions=(".json",), file_names=("{split}-v*.json",)),
     *(_glue(*row) for row in _GLUE),
-):
-    register_format(_format)
-
-
-def named_format(name: str) -> Format:
-    if name not in FORMATS:
-        raise DataError(f"unknown format {name!r}{did_you_mean(name, FORMATS)}; there are {', '.join(FORMATS)}")
-    return FORMATS[name]
-
-
-def file_format(name: str | None, path: Path, columns: Sequence[Column] | None = None) -> Format:
-    """Returns the format with a name, or else the format of the file's extension.
-
-    Args:
-        name: Name of the format; None: the extension decides, and ``Format.matches`` among formats that share it.
-        path: The file.
-        columns: Columns of the task; None if the task is not known.
-
-    Raises:
-        DataError: There is no such format, or none has the extension.
-    """
-    if name is not None:
-        return named_format(name)
-    extension = uncompressed(path).suffix.lower()
-    candidates = [format for format in FORMATS.values() if extension in format.extensions]
-    if not candidates:
-        raise DataError(f"{path}: no format belongs to the extension {extension!r}; state one of {', '.join(FORMATS)}")
-    if len(candidates) == 1:
-        return candidates[0]
-    try:
-        with open_text(path, encoding=None, newline="\n") as file:
-            start = file.read(_START_LENGTH)
-    except (OSError, DataError):  # the reader reports it
-        start = ""
-    return next((format for format in candidates[1:] if format.matches(start, columns)), candidates[0])
-
-
-def uncompressed(path: Path) -> Path:
-    """The path without ``.gz``, the extension of a compressed text file."""
-    return path.with_suffix("") if path.suffix.lower() == GZIP_EXTENSION else path
-
-
-def _names_of_split(split: str, format: str | None) -> tuple[list[str], list[str]]:
-    """The names that the files of a split may have, also compressed."""
-    formats = list(FORMATS.values()) if format is None else [named_format(format)]
-    names = [f"{split}{extension}" for row in formats for extension in row.extensions]
-    packed = [f"{split}{extension}{GZIP_EXTENSION}" for row in formats if row.is_text for extension in row.extensions]
-    return [*names, *(pattern.format(split=split) for row in formats for pattern in row.file_names)], packed
-
-
-def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
-    """The files in a folder that may hold a split, of the format or of any."""
-    names, packed = _names_of_split(split, format)
-    paths = (path for name in [*names, *packed] for path in sorted(folder.glob(name)))
-    return [path for path in dict.fromkeys(paths) if path.is_file()]
-
-
-def expected_files(split: str, format: str | None) -> str:
-    """The names that ``files_of_split`` looks for, in words."""
-    return " or ".join(dict.fromkeys(_names_of_split(split, format)[0]))
+)

@@ -1,0 +1,176 @@
+"""Files of annotation tools. Each class turns the tool's nesting into rows of a text with entities or labels.
+
+Sources: https://prodi.gy/docs/api-interfaces, https://labelstud.io/guide/export, https://spacy.io/api/data-formats and
+https://brat.nlplab.org/standoff.html. The lines of doccano need no format.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bert_tasks.data.columns import Column
+from bert_tasks.data.formats.base import Format
+from bert_tasks.data.records import BoundedText, ParseOptions, Record, Records, json_rows, open_text, read_json
+from bert_tasks.errors import DataError
+
+_IS_LIST = re.compile(r"\s*\[\s*[\[{]")
+_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
+def _label_cells(names: Sequence[str]) -> dict[str, Any]:
+    """Returns the cells of chosen labels, for tasks with one label and with several."""
+    return {"labels": list(names)} | ({"label": names[0]} if len(names) == 1 else {})
+
+
+class AnnotatedJson(Format):
+    """A list in JSON, whose items are rows after ``cells``."""
+
+    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+        items = read_json(lines, path)
+        if not isinstance(items, list):
+            raise DataError(f"{path}: not a list, which {self.name} writes")
+        return Records(None, (self.record(number, item) for number, item in enumerate(items, start=1)))
+
+    def record(self, number: int, item: Any) -> Record:
+        """Returns the row of an item."""
+        try:
+            cells = self.cells(item)
+        except _MALFORMED:
+            return Record(number, {}, f"not an item as {self.name} writes it", raw=str(item))
+        return Record(number, {}, skip=cells) if isinstance(cells, str) else Record(number, cells)
+
+    def cells(self, item: Any) -> Mapping[str, Any] | str:
+        """Returns the cells of an item, or why it is skipped."""
+        raise NotImplementedError
+
+
+class ProdigyFormat(AnnotatedJson):
+    """Lines of Prodigy. Answers other than "accept" are skipped."""
+
+    def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
+        return '"_task_hash"' in start
+
+    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+        rows = (self.record(row.line, row.cells) if row.fault is None else row for row in json_rows(lines, path))
+        return Records(None, rows)
+
+    def cells(self, item: Any) -> Mapping[str, Any] | str:
+        answer = item.get("answer", "accept")
+        if answer != "accept":
+            return f"the answer is {answer!r:.20}"
+        labels = _label_cells(item["accept"]) if isinstance(item.get("accept"), list) else {}
+        return {**labels, **item}
+
+
+class LabelStudioFormat(AnnotatedJson):
+    """Tasks of Label Studio with labels of a text or choices. The first annotation that was not cancelled is read."""
+
+    def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
+        return _IS_LIST.match(start) is not None and '"annotations"' in start and '"result"' in start
+
+    def cells(self, item: Any) -> Mapping[str, Any] | str:
+        used = next((annotation for annotation in item["annotations"] if not annotation.get("was_cancelled")), None)
+        if used is None:
+            return "not annotated"
+        regions = [(region["type"], region["value"]) for region in used["result"] if "value" in region]
+        choices = [name for kind, value in regions if kind == "choices" for name in value["choices"]]
+        spans = {"entities": [value for kind, value in regions if kind == "labels"]}
+        return {"id": item.get("id"), **item["data"], **(_label_cells(choices) if choices else spans)}
+
+
+class SpacyFormat(AnnotatedJson):
+    """JSON of spaCy: what ``Doc.to_json()`` returns, or pairs ``["Ada slept.", {"entities": [[0, 3, "PER"]]}]``."""
+
+    def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
+        return _IS_LIST.match(start) is not None and re.search(r'"ents"\s*:|\[\s*\[\s*"', start) is not None
+
+    def cells(self, item: Any) -> Mapping[str, Any]:
+        text, notes = item if isinstance(item, list) else (item["text"], item)
+        spans = notes.get("ents" if isinstance(item, dict) else "entities", [])
+        return {"text": text, "entities": spans, **_scored_labels(notes.get("cats", {}))}
+
+
+def _scored_labels(scores: Mapping[str, float]) -> dict[str, Any]:
+    return _label_cells([name for name, score in scores.items() if score >= 0.5]) if scores else {}
+
+
+class DocBinFormat(Format):
+    """spaCy's binary documents, which ``spacy convert`` writes. spaCy must be installed."""
+
+    is_text: ClassVar[bool] = False
+    can_stream: ClassVar[bool] = False
+
+    @contextmanager
+    def open(
+        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Records]:
+        self.check_header(path, options)
+        try:
+            from spacy import blank
+            from spacy.tokens import DocBin
+        except ImportError as error:
+            raise DataError(f"{path}: reading it needs spaCy: pip install spacy") from error
+        try:
+            documents = list(DocBin().from_disk(path).get_docs(blank("xx").vocab))
+        except _MALFORMED as error:
+            raise DataError(f"{path}: not a DocBin of spaCy ({error})") from error
+        rows = (
+            {
+                "text": document.text,
+                "entities": [[span.start_char, span.end_char, span.label_] for span in document.ents],
+                **_scored_labels(document.cats),
+            }
+            for document in documents
+        )
+        yield Records(None, (Record(number, cells) for number, cells in enumerate(rows, start=1)))
+
+
+class BratFormat(Format):
+    """The .ann file of brat. Each line of the text beside it (.txt) is a row, and the whole text a document."""
+
+    def files(self, path: Path) -> tuple[Path, ...]:
+        return path, path.with_suffix(".txt")
+
+    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+        _, beside = self.files(path)
+        if not beside.is_file():
+            raise DataError(f"{path}: no text beside it, {beside.name}")
+        with open_text(beside, encoding=options.encoding, newline="") as file:
+            text = file.whole()
+        entities = []
+        for number, line in enumerate(lines, start=1):
+            if line.startswith("T"):  # other letters: relations, events, attributes, notes
+                try:
+                    label, *places = re.split("[ ;]", line.split("\t")[1])
+                    entities.append((int(places[0]), int(places[-1]), label, len(places) > 2))
+                except (IndexError, ValueError) as error:
+                    raise DataError(f"{path}:{number}: expected a line such as 'T1<tab>PER 0 5<tab>Alice'") from error
+        return Records(("text", "entities", "document"), _lines_with_entities(text, entities, path.stem))
+
+
+def _lines_with_entities(text: str, entities: Sequence[tuple[int, int, str, bool]], document: str) -> Iterator[Record]:
+    """Yields the lines of a text that are not blank.
+
+    Args:
+        entities: Start, end and type of each, and whether it has gaps.
+    """
+    end = 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        start, end = end, end + len(line) + 1
+        inside = [entity for entity in entities if start <= entity[0] < end]
+        if any(last >= end or has_gaps for _, last, _, has_gaps in inside):
+            yield Record(number, {}, "an entity with gaps, or over several lines", raw=line)
+        elif line.strip():
+            spans = [[first - start, last - start, label] for first, last, label, _ in inside]
+            yield Record(number, {"text": line.rstrip("\r"), "entities": spans, "document": document})
+
+
+ALL: tuple[Format, ...] = (
+    ProdigyFormat(name="prodigy", extensions=(".jsonl",), columns={"entities": "spans"}),
+    LabelStudioFormat(name="label-studio", extensions=(".json",)),
+    SpacyFormat(name="spacy", extensions=(".json",)),
+    DocBinFormat(name="docbin", extensions=(".spacy",)),
+    BratFormat(name="brat", extensions=(".ann",)),
+)

@@ -1,0 +1,122 @@
+"""What a file format is, and the registry of formats.
+
+To add a format, derive a class from ``Format`` and call ``register_format`` with an instance.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+from bert_tasks.data.columns import Column
+from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.records import BoundedText, ParseOptions, Records, open_text
+from bert_tasks.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A file format. A subclass implements ``records`` (for text) or ``open``.
+
+    Attributes:
+        name: Value of the option ``format``.
+        extensions: Extensions of the files, the usual one first. If formats share an extension, the format that was
+            registered first reads the file, unless ``matches`` of another one is true.
+        file_names: Other file names of a split. ``{split}`` is train, dev and so on, ``*`` is any text.
+        delimiter: Separator of cells; None if the format has no cells.
+        quoted: Whether the cells follow csv's quoting rules.
+        columns, hub_columns: The task's columns -> the columns of the files, and of the hub's data set.
+        label_names: Label ids in the files -> label names, in the order of the hub's data set.
+        default_passthrough: Columns that prediction keeps by default; empty: all columns.
+        validation, hub_validation: Names of several validation sets -> the file in a folder, and the split on the hub.
+        is_text: Whether files are text, which may be compressed with gzip.
+        can_stream: Whether rows can be read before the file is complete.
+        has_documents: Whether the option ``document`` applies.
+
+    Example:
+        >>> class KeyValues(Format):
+        ...     def records(self, lines, path, options):
+        ...         cells = (dict(pair.split("=") for pair in line.split()) for line in lines)
+        ...         return Records(None, (Record(number, row) for number, row in enumerate(cells, start=1)))
+        >>> register_format(KeyValues(name="kv", extensions=(".kv",)))
+    """
+
+    name: str
+    extensions: tuple[str, ...]
+    file_names: tuple[str, ...] = ()
+    delimiter: str | None = None
+    quoted: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
+    hub_columns: Mapping[str, str] = field(default_factory=dict)
+    label_names: Mapping[str, str] = field(default_factory=dict)
+    default_passthrough: tuple[str, ...] = ()
+    validation: Mapping[str, str] = field(default_factory=dict)
+    hub_validation: Mapping[str, str] = field(default_factory=dict)
+
+    is_text: ClassVar[bool] = True
+    can_stream: ClassVar[bool] = True
+    has_documents: ClassVar[bool] = False
+
+    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+        """Parses the lines of a text file.
+
+        Args:
+            lines: Lines of the file, with their ends.
+            path: File name in messages.
+            options: How to read the file.
+        """
+        raise NotImplementedError
+
+    def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
+        """Returns True if this format reads a file instead of the first registered format with the same extension.
+
+        Args:
+            start: First characters of the file; empty if it cannot be read.
+            columns: Columns of the task; None if the task is not known.
+        """
+        return False
+
+    def files(self, path: Path) -> tuple[Path, ...]:
+        """Returns the files that are read for a path; default: the file itself."""
+        return (path,)
+
+    @contextmanager
+    def open(
+        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Records]:
+        """Opens a file and parses it row by row.
+
+        Args:
+            path: The file.
+            options: How to read the file.
+            columns_to_read: Columns to read, for formats that store columns; None: all.
+
+        Raises:
+            DataError: The options do not fit the format, or the file cannot be read.
+        """
+        self.check_header(path, options)
+        with open_text(path, encoding=options.encoding, newline="" if self.quoted else "\n") as lines:
+            records = self.records(lines, path, options)
+            yield records._replace(rows=lines.rows(records.rows))
+
+    def check_header(self, path: Path, options: ParseOptions) -> None:
+        """Raises `DataError` if the option ``header`` does not apply."""
+        if options.header is False and self.delimiter is None:
+            raise DataError(f"{path}: header = false is for csv and tsv files; {self.name} has no header line")
+
+
+_FORMATS: dict[str, Format] = {}
+FORMATS: Mapping[str, Format] = MappingProxyType(_FORMATS)
+
+
+def register_format(format: Format) -> None:
+    """Adds a format, which files with its extensions and the option ``format`` then have."""
+    _FORMATS[format.name] = format
+
+
+def named_format(name: str) -> Format:
+    if name not in FORMATS:
+        raise DataError(f"unknown format {name!r}{did_you_mean(name, FORMATS)}; there are {', '.join(FORMATS)}")
+    return FORMATS[name]

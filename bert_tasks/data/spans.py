@@ -1,0 +1,129 @@
+"""Spans: entities by their characters in a text, in the forms that annotation tools write, as tags of words."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bert_tasks.data.cells import label_name
+from bert_tasks.data.problems import RowError, shortened
+
+_EXAMPLE = 'Write spans such as [[0, 5, "PER"]].'
+# Keys of a span: of prodigy, spaCy and transformers, of doccano, of Label Studio.
+_START, _END = ("start", "start_offset"), ("end", "end_offset")
+_LABEL = ("label", "label_name", "entity_group", "labels")
+
+
+class Span(NamedTuple):
+    """An entity.
+
+    Attributes:
+        start, end: Its characters, from ``start`` to ``end - 1``.
+        label: Its type.
+        text: These characters, if the source repeats them.
+    """
+
+    start: int
+    end: int
+    label: str
+    text: str | None = None
+
+
+def parse_spans(value: Any) -> list[Span]:
+    """Returns the spans of a cell.
+
+    Args:
+        value: A list of ``[start, end, label]`` or of objects with these keys, ``{type: {text: [[start, last]]}}`` as
+            CLUENER has it (https://github.com/CLUEbenchmark/CLUENER2020; its last character is part of the span), or a
+            JSON text of one of them.
+
+    Raises:
+        RowError: The value is none of these.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise RowError("not JSON", _EXAMPLE) from None
+    if isinstance(value, Mapping):
+        return list(_by_type(value))
+    if not isinstance(value, list | tuple):
+        raise RowError("not a list of spans", _EXAMPLE)
+    return [_span(number, item) for number, item in enumerate(value, start=1)]
+
+
+def _span(number: int, item: Any) -> Span:
+    text = None
+    if isinstance(item, Mapping):
+        start, end, label = (next((item[key] for key in keys if key in item), None) for keys in (_START, _END, _LABEL))
+        text = item.get("text")
+        if isinstance(label, list | tuple) and len(label) == 1:
+            label = label[0]
+    elif isinstance(item, list | tuple) and len(item) == 3:
+        start, end, label = item
+    else:
+        raise RowError(f"span {number} is not [start, end, label]", _EXAMPLE)
+    if type(start) is not int or type(end) is not int:
+        raise RowError(f"span {number} has no whole numbers as start and end", _EXAMPLE)
+    if not 0 <= start < end:
+        raise RowError(f"span {number} is from {start} to {end}", "The end is the character after the last one.")
+    return Span(start, end, label_name(label), text if isinstance(text, str) else None)
+
+
+def _by_type(value: Mapping[str, Any]) -> Iterator[Span]:
+    try:
+        for label, texts in value.items():
+            for text, places in texts.items():
+                for start, last in places:
+                    yield Span(start, last + 1, label_name(label), text)
+    except (AttributeError, TypeError, ValueError):
+        raise RowError("not spans by type and text", 'Write {"PER": {"Ada": [[0, 2]]}}.') from None
+
+
+def word_tags(spans: Sequence[Span], words: Sequence[tuple[int, int]], text: str) -> tuple[list[str], int]:
+    """Returns the tag of each word in IOB2, and the number of spans that begin or end within a word.
+
+    Such a span is moved to the borders of its words.
+
+    Args:
+        spans: Entities of the text.
+        words: Where each word begins and ends.
+        text: The text.
+
+    Raises:
+        RowError: A span is outside the text or has no word, or two spans share a word.
+    """
+    tags = ["O"] * len(words)
+    holders: dict[int, Span] = {}
+    moved = 0
+    for span in sorted((_in_characters(span, text) for span in spans), key=lambda span: span.start):
+        inside = [number for number, (start, end) in enumerate(words) if start < span.end and span.start < end]
+        name = f"{shortened(text[span.start : span.end])} ({span.label})"
+        if not inside:
+            raise RowError(f"a span without a word: {name}", "Remove it.")
+        other = next((holders[number] for number in inside if number in holders), None)
+        if other is not None:
+            pair = f"{shortened(text[other.start : other.end])} ({other.label}) and {name}"
+            raise RowError(f"spans that share a word: {pair}", "Keep one of them, because a word has one tag.")
+        moved += words[inside[0]][0] < span.start or span.end < words[inside[-1]][1]
+        holders |= dict.fromkeys(inside, span)
+        tags[inside[0]] = f"B-{span.label}"
+        for number in inside[1:]:
+            tags[number] = f"I-{span.label}"
+    return tags, moved
+
+
+def _in_characters(span: Span, text: str) -> Span:
+    """Returns the span with offsets in characters.
+
+    Tools in a browser count a character outside the basic plane twice (UTF-16). The span's own text tells.
+    """
+    if span.text is None or text[span.start : span.end] == span.text:
+        if span.end > len(text):
+            raise RowError(f"a span that ends at {span.end}; the text has {len(text)} characters")
+        return span
+    units = text.encode("utf-16-le", "surrogatepass")
+    start, end = (len(units[: 2 * place].decode("utf-16-le", "replace")) for place in (span.start, span.end))
+    if text[start:end] == span.text:
+        return span._replace(start=start, end=end)
+    problem = f"a misplaced span: the text has {shortened(text[span.start : span.end])} there"
+    raise RowError(problem, f"The span says {shortened(span.text)}.")
