@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,30 +24,21 @@ PLAIN = {"HF_HUB_DISABLE_XET": "1"}
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Path:
     folder = tmp_path_factory.mktemp("push") / "model"
     save_checkpoint(folder, "bert", wordpiece_tokenizer, head="sequence", labels=("no", "yes"))
     return folder
 
 
 @pytest.fixture(scope="session")
-def full(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def full(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder with much else in it, which a run's folder also might get from a user."""
-    folder = copied(checkpoint, tmp_path_factory.mktemp("full") / "model")
+    folder = copied(model, tmp_path_factory.mktemp("full") / "model")
     (folder / "checkpoints" / "ckpt-1").mkdir(parents=True)
     (folder / "checkpoints" / "ckpt-1" / "weights.safetensors").write_text("x")
     (folder / ".cache").mkdir()
     for name in ("README.md", "LICENSE.txt", *OTHERS - {"checkpoints", ".cache"}):
         (folder / name).write_text(f"{name}\n")
-    return folder
-
-
-def finished_run(folder: Path, model: Path) -> Path:
-    folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"settings": {}}))
-    summary = {"metrics": {}, "last_metrics": {}, "best_step": 1, "steps": 1, "train_seconds": 0.5}
-    (folder / "metrics.json").write_text(json.dumps({**summary, "stopped_early": False, "notes": []}))
-    copied(model, folder / "model")
     return folder
 
 
@@ -58,63 +50,60 @@ def test_only_the_model_and_its_card_go(full: Path) -> None:
     assert (plan.public, plan.url, plan.branch) == (False, None, "main")
 
 
-def test_a_finished_run_means_its_model(checkpoint: Path, tmp_path: Path) -> None:
-    run = finished_run(tmp_path / "run", checkpoint)
-    assert push(run, "org/name", dry_run=True).folder == run / "model"
-    (run / "metrics.json").unlink()
+def test_a_finished_run_means_its_model(model: Path, tmp_path: Path) -> None:
+    copied(model, tmp_path / "model")
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {}}))
     with pytest.raises(UsageError, match="the run is not finished"):
-        push(run, "org/name", dry_run=True)
+        push(tmp_path, "org/name", dry_run=True)
+    summary = {"metrics": {}, "last_metrics": {}, "best_step": 1, "steps": 1, "train_seconds": 0.5}
+    (tmp_path / "metrics.json").write_text(json.dumps({**summary, "stopped_early": False, "notes": []}))
+    assert push(tmp_path, "org/name", dry_run=True).folder == tmp_path / "model"
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "message"),
+    ("damage", "error", "message"),
     [
-        ("gone", UsageError, "no such folder"),
-        ("file", UsageError, "a file; expected the folder"),
-        ("empty", UsageError, r"is no model: it has no config\.json"),
-        ("link", UsageError, r"is a link; push a copy of the folder: cp -rL"),
-        ("pickle", UsageError, r"holds pickled weights; load the model and save it"),
-        ("cut", CheckpointError, r"model\.safetensors"),
-        ("missing", CheckpointError, "no weights"),
+        (shutil.rmtree, UsageError, "no such folder"),
+        (lambda folder: (shutil.rmtree(folder), folder.touch()), UsageError, "a file; expected the folder"),
+        (lambda folder: (folder / "config.json").unlink(), UsageError, r"is no model: it has no config\.json"),
+        (
+            lambda folder: (folder / "README.md").symlink_to("/etc/hostname"),
+            UsageError,
+            "is a link; push a copy of the folder: cp -rL",
+        ),
+        (
+            lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x"),
+            UsageError,
+            "holds pickled weights; load the model and save it",
+        ),
+        (lambda folder: os.truncate(folder / "model.safetensors", 500), CheckpointError, r"model\.safetensors"),
+        (lambda folder: (folder / "model.safetensors").unlink(), CheckpointError, "no weights"),
     ],
+    ids=["gone", "file", "empty", "link", "pickle", "cut", "missing"],
 )
 def test_a_folder_that_is_no_good_model_is_refused(
-    fault: str, error: type[BertTasksError], message: str, checkpoint: Path, tmp_path: Path
+    damage: Callable[[Path], object], error: type[BertTasksError], message: str, model: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "model"
-    if fault == "empty":
-        folder.mkdir()
-    elif fault == "file":
-        folder.touch()
-    elif fault != "gone":
-        copied(checkpoint, folder)
-    weights = folder / "model.safetensors"
-    if fault == "link":
-        os.symlink("/etc/hostname", folder / "README.md")
-    elif fault == "pickle":
-        (folder / "pytorch_model.bin").write_bytes(b"x")
-    elif fault == "cut":
-        weights.write_bytes(weights.read_bytes()[:-100])
-    elif fault == "missing":
-        weights.unlink()
+    folder = copied(model, tmp_path / "model")
+    damage(folder)
     with pytest.raises(error, match=message):
         push(folder, "org/name", dry_run=True)
 
 
 @pytest.mark.parametrize("repo", ["", "name", "a/b/c", "../x", "org/na me", "org/", "https://hub/org/name"])
-def test_a_name_that_no_repository_can_have(repo: str, checkpoint: Path) -> None:
+def test_a_name_that_no_repository_can_have(repo: str, model: Path) -> None:
     with pytest.raises(UsageError, match="expected OWNER/NAME"):
-        push(checkpoint, repo, dry_run=True)
+        push(model, repo, dry_run=True)
 
 
-def test_offline_nothing_is_pushed(checkpoint: Path) -> None:
+def test_offline_nothing_is_pushed(model: Path) -> None:
     with pytest.raises(UsageError, match="HF_HUB_OFFLINE is set"):
-        push(checkpoint, "org/name")
+        push(model, "org/name")
 
 
 @pytest.fixture(scope="module")
-def hub(checkpoint: Path) -> Iterator[HubServer]:
-    with HubServer({"org/public": checkpoint, "org/hidden": checkpoint}, private=("org/hidden",)) as server:
+def hub(model: Path) -> Iterator[HubServer]:
+    with HubServer({"org/public": model, "org/hidden": model}, private=("org/hidden",)) as server:
         yield server
 
 
@@ -181,21 +170,11 @@ def test_what_is_pushed_is_what_lies_in_the_folder(pushed: dict[str, Ended], hub
     assert repository.private
     assert repository.messages[:2] == ["initial commit", "First"]
     assert repository.refs["main"] in pushed["new"].out
-
-
-def test_a_second_push_sends_no_weights_again(pushed: dict[str, Ended], hub: HubServer) -> None:
     assert pushed["again"].code == 0, pushed["again"].err
-    assert sum(request.startswith("PUT /lfs/") for request in hub.requests) == 1
-
-
-def test_a_branch_is_made(pushed: dict[str, Ended], hub: HubServer) -> None:
+    assert sum(request.startswith("PUT /lfs/") for request in hub.requests) == 1  # the weights are sent once
     content = json.loads(pushed["branch"].out)
-    repository = hub.repositories["model", "org/new"]
     assert content["url"].endswith(repository.refs["v2"])
     assert set(content["files"]) == MODEL
-
-
-def test_a_public_repository_is_asked_for(pushed: dict[str, Ended], hub: HubServer) -> None:
     assert "org/open (public)" in pushed["open"].out
     assert not hub.repositories["model", "org/open"].private
 
@@ -208,21 +187,21 @@ def test_a_public_repository_is_asked_for(pushed: dict[str, Ended], hub: HubServ
     ],
 )
 def test_ways_to_the_hub_that_fail(
-    answers: bool, message: str, hub: HubServer, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    answers: bool, message: str, hub: HubServer, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hub that is not there, and one that knows no xet when the client wants it."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint if answers else "http://127.0.0.1:9")
     monkeypatch.setenv("HF_TOKEN", WRITER)
     with pytest.raises(CheckpointError, match=f"^org/way: nothing was published: .*{message}") as caught:
-        push(checkpoint, "org/way")
+        push(model, "org/way")
     assert "\n" not in str(caught.value)
     assert WRITER not in str(caught.value)
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 def test_the_status_of_a_refusal_is_found_in_the_error_or_in_its_cause(
-    is_wrapped: bool, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    is_wrapped: bool, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusal = HfHubHTTPError("refused", response=httpx.Response(503, request=httpx.Request("POST", "http://hub")))
 
@@ -235,4 +214,4 @@ def test_the_status_of_a_refusal_is_found_in_the_error_or_in_its_cause(
     monkeypatch.setenv("HF_TOKEN", WRITER)
     monkeypatch.setattr(HfApi, "create_repo", create_repo)
     with pytest.raises(CheckpointError, match=r"org/way: nothing was published: the hub .* answered 503; try again"):
-        push(checkpoint, "org/way")
+        push(model, "org/way")

@@ -3,15 +3,15 @@
 import io
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pyarrow import parquet
+from typer.testing import CliRunner
 
-from bert_tasks.cli import main
+from bert_tasks.cli.app import app
 from bert_tasks.errors import BertTasksError, DataError, UsageError
 from bert_tasks.inference import WriteOptions, embed_file, output
 from bert_tasks.inference.output import unfinished_folder
@@ -155,34 +155,24 @@ def test_the_folder_says_how_to_pool(base: Path, encoder: Encoder, data: Path, t
 
 def test_the_default_prompt_can_be_replaced(base: Path, encoder: Encoder, data: Path, tmp_path: Path) -> None:
     prompts = {"default_prompt_name": "query", "prompts": {"query": "find: "}}
-    folder = folder_with_pooling(base, tmp_path / "st", "cls", **prompts)
+    folder, target = folder_with_pooling(base, tmp_path / "st", "cls", **prompts), tmp_path / "a.npy"
     notes: dict[str | None, tuple[str, ...]] = {
         None: ("prompt 'find: ' in front of each text",),
         "Say ": ("prompt 'Say ' in front of each text", "the model's default prompt is 'find: '"),
         "": ("the model's default prompt is 'find: '",),
     }
     for prompt, expected in notes.items():
-        result = embed_file(folder, data, tmp_path / "a.npy", prompt=prompt)
+        result = embed_file(folder, data, target, prompt=prompt)
         assert (result.notes[1:], result.resumed) == (expected, 0)
         texts = [("find: " if prompt is None else prompt) + text for text in TEXTS]
         vectors = encoder.embed(texts, pooling="cls", max_length=12)
-        np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), vectors)
-
-
-def test_the_command_has_the_same_prompts(
-    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompts = {"default_prompt_name": "query", "prompts": {"query": "find: "}}
-    folder, target = folder_with_pooling(base, tmp_path / "st", "cls", **prompts), tmp_path / "a.npy"
-    for options, prompt in (((), None), (("--prompt", ""), ""), (("--prompt", "Say "), "Say ")):
-        arguments = ["bert-tasks", "embed", folder, data, "--output", target, "--quiet", *options]
-        monkeypatch.setattr(sys, "argv", [*map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert end.value.code == 0
-        assert ("prompt 'find: ' in front of each text" in capsys.readouterr().err) is (prompt is None)
-        expected = Encoder.from_pretrained(folder).embed(TEXTS, prompt=prompt)
-        np.testing.assert_array_equal(np.load(target), expected)
+        np.testing.assert_array_equal(np.load(target), vectors)
+        target.unlink()
+        options = [] if prompt is None else ["--prompt", prompt]
+        shown = CliRunner().invoke(app, ["embed", str(folder), str(data), "--output", str(target), "--quiet", *options])
+        assert shown.exit_code == 0, shown.output
+        assert [note for note in expected if note not in shown.stderr] == []
+        np.testing.assert_array_equal(np.load(target), vectors)
 
 
 def test_pooling_that_is_not_computed_must_be_replaced(base: Path, data: Path, tmp_path: Path) -> None:

@@ -11,10 +11,8 @@ from scipy.stats import pearsonr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.table import longest_first
-from bert_tasks.distributed import make_accelerator
-from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
-from bert_tasks.inference import evaluate, evaluation, predict
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.inference import evaluate, predict
 from bert_tasks.inference.output import PartialOutput
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
@@ -215,11 +213,6 @@ class TestPredict:
             predict(single, rows, output=tmp_path / f"answers{suffix}")
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_mistyped_column_is_refused(self, single: TaskModel, tmp_path: Path) -> None:
-        source = write_csv(tmp_path / "new.csv", [{"text": "a"}])
-        with pytest.raises(DataError, match="not 'txt'"):
-            predict(single, source, columns={"txt": "text"})
-
     def test_no_rows(self, single: TaskModel, tmp_path: Path) -> None:
         for suffix in (".jsonl", ".csv", ".tsv"):
             output = tmp_path / f"none{suffix}"
@@ -239,29 +232,6 @@ class TestPredict:
         (tmp_path / "folder.csv").mkdir()
         with pytest.raises(UsageError, match=message):
             predict(tmp_path / "no model", tmp_path / "no data.csv", output=tmp_path / name)
-
-    def test_broken_model(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError):
-            predict(tmp_path, [{"text": "a"}])
-
-
-class TestAccelerator:
-    def test_half_precision_needs_a_gpu(self) -> None:
-        with pytest.raises(UsageError, match="'fp16' needs a GPU"):
-            make_accelerator("fp16")
-
-    def test_processes_that_do_not_take_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert make_accelerator().num_processes == 1
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        with pytest.raises(UsageError, match="the launcher started 2 processes, but 1 take part; start with: torchrun"):
-            make_accelerator()
-
-
-def test_a_lost_sample_is_never_hidden(single: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = longest_first
-    monkeypatch.setattr(evaluation, "longest_first", lambda lengths, max_tokens: whole(lengths[1:], max_tokens=30))
-    with pytest.raises(BertTasksError, match=f"saw {len(ROWS) - 1} of {len(ROWS)} samples:"):
-        evaluate(single, list(ROWS))
 
 
 def test_small_batches_give_the_same_digits_to_the_last_places(

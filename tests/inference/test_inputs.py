@@ -3,20 +3,22 @@
 import csv
 import io
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pyarrow import parquet
+from typer.testing import CliRunner
 
 from bert_tasks import predict
 from bert_tasks.cli import models as progress
+from bert_tasks.cli.app import app
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import WriteOptions, predict_file, streams
@@ -25,6 +27,7 @@ from bert_tasks.inference.prediction import PredictionRun
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.shared.explanation import Explainable
+from support.runs import CONSOLE
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
 
@@ -34,15 +37,13 @@ ModelOf = Callable[[str], TaskModel]
 
 @pytest.fixture(scope="module")
 def model_of(base: Path) -> ModelOf:
-    made: dict[str, TaskModel] = {}
-
+    @cache
     def model(kind: str) -> TaskModel:
-        if kind not in made:
-            torch.manual_seed(3)
-            made[kind] = TaskModel.from_pretrained(base, task=EXAMPLES[kind].task)
-            last = getattr(made[kind].head, "output", made[kind].encoder.embeddings.word)
-            torch.nn.init.normal_(last.weight, std=0.5)
-        return made[kind]
+        torch.manual_seed(3)
+        model = TaskModel.from_pretrained(base, task=EXAMPLES[kind].task)
+        last = getattr(model.head, "output", model.encoder.embeddings.word)
+        torch.nn.init.normal_(last.weight, std=0.5)
+        return model
 
     return model
 
@@ -201,30 +202,19 @@ def test_stored_columns_are_found_in_a_pipe(base: Path, tmp_path: Path) -> None:
     assert [row["review"] for row in piped(model, "n,review\n1,one\n", tmp_path, format="csv")] == ["one"]
 
 
-def test_the_command_line_predicts_texts_and_pipes(model_of: ModelOf, tmp_path: Path) -> None:
+def test_the_command_line_predicts_texts_and_pipes(
+    model_of: ModelOf, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     model_of("single").save_pretrained(tmp_path / "model")
-    command = [sys.executable, "-m", "bert_tasks", "predict", str(tmp_path / "model"), "--logits"]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    arguments = ["predict", str(tmp_path / "model"), "--logits"]
     texts = ["a fine film", "what a bore"]
-
-    def run(*options: str, given: str = "") -> list[dict[str, Any]]:
-        done = subprocess.run(
-            [*command, *options], input=given, capture_output=True, text=True, env=environment, check=True
-        )
-        assert "rows/s" not in done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    named = run("--text", texts[0], "--text", texts[1])
+    CliRunner().invoke(app, [*arguments, "--text", texts[0], "--text", texts[1]])
+    named = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [row["text"] for row in named] == texts
     assert len(named[0]["logits"]) == 3
-    assert run(given="\n".join(texts)) == named
-
-
-def test_text_and_data_exclude_each_other(model_of: ModelOf, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from bert_tasks.cli.app import app
-
+    ended = subprocess.run([*CONSOLE, *arguments], input="\n".join(texts), capture_output=True, text=True, check=True)
+    assert [json.loads(line) for line in ended.stdout.splitlines()] == named
+    assert "rows/s" not in ended.stderr
     shown = CliRunner().invoke(app, ["predict", "model", "--text", "a", "b.csv"])
     assert shown.exit_code == 2
     assert "exclude each other" in shown.output

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from bert_tasks.tasks import SequenceClassification, SpanExtraction, TokenClassi
 from support.training_runs import make_rows
 
 LABELS = ("calm", "glad")
-Write = Callable[..., Path]
+TAGGER = TokenClassification(labels=("O", "B-x"), max_length=16, doc_stride=4)
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +89,7 @@ class TestColumns:
         assert read(tmp_path / "b.jsonl")[0]["day"] == "2026-01-02"
 
     def test_words_and_ids_stand_once(self, base: Path, tmp_path: Path) -> None:
-        tagger = TaskModel.from_pretrained(
-            base, task=TokenClassification(labels=("O", "B-x"), max_length=16, doc_stride=4)
-        )
+        tagger = TaskModel.from_pretrained(base, task=TAGGER)
         (tmp_path / "s.conll").write_text("Ann B-x\nwalks O\n\nhome O\n")
         predict(tagger, tmp_path / "s.conll", output=tmp_path / "a.jsonl")
         rows = read(tmp_path / "a.jsonl")
@@ -158,18 +156,14 @@ class TestFormats:
         with pytest.raises(ClosedPipeError):
             predict(model, data, output=Closed())
 
-    def test_counts(self, model: TaskModel, tmp_path: Path) -> None:
-        rows = [{"text": "home " * (3 if n % 2 else 40)} for n in range(9)]
-        done = predict_file(model, rows, tmp_path / "a.jsonl")
-        assert (done.rows, done.truncated, done.rejected) == (9, 5, 0)
-        assert done.lines() == ["5 of 9 (55.6%) rows are longer than max_length = 16 tokens and were cut"]
-
     def test_counts_of_a_stream_are_those_of_a_file_and_resumed_rows_are_not_counted_again(
         self, model: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rows = [{"text": "home " * (3 if n % 2 else 40)} for n in range(9)]
-        streamed = predict_file(model, rows, io.BytesIO())
-        assert (streamed.rows, streamed.truncated, streamed.rejected) == (9, 5, 0)
+        for output in (io.BytesIO(), tmp_path / "whole.jsonl"):
+            done = predict_file(model, rows, output)
+            assert (done.rows, done.truncated, done.rejected) == (9, 5, 0)
+        assert done.lines() == ["5 of 9 (55.6%) rows are longer than max_length = 16 tokens and were cut"]
         with monkeypatch.context() as patch:
             patch.setattr(prediction, "finalize_output", None)
             with pytest.raises(TypeError):
@@ -223,9 +217,7 @@ class TestSkipping:
             assert [row["line"] for row in csv.DictReader(file)] == ["1", "8"]
 
     def test_a_sentence_with_a_broken_line_goes_whole(self, base: Path, tmp_path: Path) -> None:
-        tagger = TaskModel.from_pretrained(
-            base, task=TokenClassification(labels=("O", "B-x"), max_length=16, doc_stride=4)
-        )
+        tagger = TaskModel.from_pretrained(base, task=TAGGER)
         source = tmp_path / "bad.conll"
         source.write_text("Ann B-x\nwalks O\n\nto O\nhome\nnow O\n\nend O\n")
         predict(tagger, source, output=tmp_path / "a.jsonl", on_error="skip")
@@ -242,9 +234,7 @@ class TestSkipping:
         )
         rows = [{"id": name, "question": "who", "context": "Ann walks"} for name in "aba"]
         (tmp_path / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        tagger = TaskModel.from_pretrained(
-            base, task=TokenClassification(labels=("O", "B-x"), max_length=16, doc_stride=4)
-        )
+        tagger = TaskModel.from_pretrained(base, task=TAGGER)
         done = predict_file(tagger, [{"words": ["New York", "is"]}, {"words": [""]}], tmp_path / "a.conll")
         assert [line.partition(" have")[0] for line in done.lines()] == ["2 of 3 words"]
         lines = (tmp_path / "a.conll").read_text().splitlines()

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.inference import Predicted, WriteOptions, streams
 from bert_tasks.inference.output import OutputDestination
 from bert_tasks.inference.prediction import PredictionRun
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import SequenceClassification
-from support.small_checkpoints import save_checkpoint
 
 ROWS = 60
 
@@ -31,13 +28,6 @@ class Counting(io.BytesIO):
     def write(self, lines: Any) -> int:
         self.rows.append(bytes(lines).count(b"\n"))
         return len(lines)
-
-
-@pytest.fixture
-def model(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> TaskModel:
-    save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer)
-    task = SequenceClassification(labels=("calm", "glad"), max_length=16)
-    return TaskModel.from_pretrained(tmp_path / "base", task=task)
 
 
 def stream(model: TaskModel, source: Path, out: io.BytesIO, **options: Any) -> Predicted:

@@ -51,10 +51,16 @@ def test_figures_are_those_of_the_run(run_of, tmp_path, name):
 
 def test_a_report_changes_nothing_in_the_run(copy_of):
     run, _ = copy_of("classes")
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    def files():
+        return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    before = files()
     assert make_report(run).output == run / "report.html"
-    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    after = files()
     assert after == before | {run / "report.html": after[run / "report.html"]}
+    make_report(run)
+    assert files() == after  # the same run gives the same bytes
 
 
 def test_rows_that_changed_are_said_to_have(copy_of):
@@ -66,15 +72,6 @@ def test_rows_that_changed_are_said_to_have(copy_of):
     html = report.output.read_text("utf-8")
     assert "changed since the run" in html
     assert "Learning curves" in html
-
-
-def test_a_run_without_recipe_and_one_without_end(copy_of):
-    run, _ = copy_of("tags")
-    (run / "recipe.toml").unlink()
-    (run / "metrics.json").unlink()
-    missing = make_report(run).runs[0].missing
-    assert "The run is unfinished" in missing[0]
-    assert "has no recipe" in missing[1]
 
 
 def edit(path, change):
@@ -147,7 +144,11 @@ def page_of(run):
 def test_an_unfinished_run_says_what_each_figure_is_about(copy_of):
     run, _ = copy_of("classes")
     (run / "metrics.json").unlink()
+    (run / "recipe.toml").unlink()
     report = make_report(run)
+    missing = report.runs[0].missing
+    assert "The run is unfinished" in missing[0]
+    assert "has no recipe" in missing[1]
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert report.runs[0].metrics == [one["metrics"] for one in events if one["event"] == "evaluation"][-1]
     html = report.output.read_text("utf-8")
@@ -167,28 +168,26 @@ def test_runs_are_compared_on_the_same_rows(run_of, copy_of, tmp_path):
     assert make_report([run_of("tags"), tagged], tmp_path / "page.html").comparisons[0].test == RANDOMISATION
 
 
-def test_runs_on_other_rows_or_tasks_are_refused_by_name(run_of, copy_of, tmp_path):
+def test_runs_on_other_rows_are_refused_by_name(run_of, copy_of, tmp_path):
     other, _ = copy_of("classes")
     edit(other / "run.json", lambda metadata: metadata["data"]["validation"].update({"fingerprint": "f" * 64}))
-    with pytest.raises(
-        UsageError, match=r"classes\S*run and .*classes/run were validated on different rows .*ffffffff"
-    ):
+    message = r"classes\S*run and .*classes/run were validated on different rows .*ffffffff"
+    with pytest.raises(UsageError, match=message):
         make_report([run_of("classes"), other], tmp_path / "page.html")
-    with pytest.raises(UsageError, match="different tasks"):
-        make_report([run_of("classes"), run_of("tags")], tmp_path / "page.html")
 
 
 def test_wrong_arguments(run_of, tmp_path):
-    with pytest.raises(UsageError, match="no such folder"):
-        make_report(tmp_path / "nothing")
-    with pytest.raises(UsageError, match=r"run\.json is missing"):
-        make_report(tmp_path)
-    with pytest.raises(UsageError, match="given twice"):
-        make_report([run_of("tags"), run_of("tags")], tmp_path / "page.html")
-    with pytest.raises(UsageError, match=r"ends in \.html"):
-        make_report(run_of("tags"), tmp_path / "page.pdf")
-    with pytest.raises(UsageError, match="make it first"):
-        make_report(run_of("tags"), tmp_path / "nowhere" / "page.html")
+    tags = run_of("tags")
+    for runs, output, message in (
+        (tmp_path / "nothing", "page.html", "no such folder"),
+        (tmp_path, "page.html", r"run\.json is missing"),
+        ([tags, tags], "page.html", "given twice"),
+        (tags, "page.pdf", r"ends in \.html"),
+        (tags, "nowhere/page.html", "make it first"),
+        ([run_of("classes"), tags], "page.html", "different tasks"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            make_report(runs, tmp_path / output)
 
 
 def test_command_prints_where_the_report_is_or_its_figures(run_of, tmp_path):
@@ -205,13 +204,12 @@ def test_command_prints_where_the_report_is_or_its_figures(run_of, tmp_path):
 
 def test_train_makes_a_report_and_goes_on_as_if_there_were_none(checkpoint, tmp_path):
     recipe = write_recipe(tmp_path, checkpoint, KINDS["labels"], epochs=1)
-    done = call("train", recipe, "--quiet")
-    assert done.exit_code == 0
+    ended = call("train", recipe, "--quiet")
+    assert ended.exit_code == 0
     page = tmp_path / "run" / "report.html"
-    assert f"report: {page}" in done.stdout
+    assert f"report: {page}" in ended.stdout
     assert page.is_file()
-    again = call("train", recipe, "--quiet", "--set", "optim.epochs=1")
-    assert "already complete" in again.stdout
+    assert "already complete" in call("train", recipe, "--quiet").stdout
     plain = call("train", recipe, "--quiet", "--no-report", "--output-dir", tmp_path / "plain")
     assert "report:" not in plain.stdout
     assert not (tmp_path / "plain" / "report.html").exists()

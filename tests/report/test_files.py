@@ -15,6 +15,7 @@ from bert_tasks.report import make_report
 from bert_tasks.report.results import EMPTY
 from support.report_runs import HOSTILE, KINDS, kinds, write_rows
 
+EXTENSIONS = ("csv", "tsv", "jsonl")
 EXTRA = ("web", "phone", None, "=cmd|' /C calc'!A0")
 
 
@@ -59,8 +60,7 @@ def test_figures_are_those_of_evaluate(run_of, file_of, tmp_path, name):
                 assert score.value == pytest.approx(expected[metric], abs=1e-4)  # other batches, other last digits
 
 
-@pytest.mark.parametrize("name", kinds("choices"))
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("name", "scheme"), [(name, ("light", "dark")[n % 2]) for n, name in enumerate(KINDS)])
 def test_page_about_a_file_is_sound(browser, run_of, file_of, tmp_path, name, scheme):
     data, _ = file_of(name)
     page = make_report(run_of(name), tmp_path / "page.html", data=data, by=["channel", "number"]).output
@@ -83,8 +83,7 @@ def read(path):
         return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
 
 
-@pytest.mark.parametrize("name", kinds("choices"))
-@pytest.mark.parametrize("extension", ["csv", "tsv", "jsonl"])
+@pytest.mark.parametrize(("name", "extension"), [(name, EXTENSIONS[n % 3]) for n, name in enumerate(KINDS)])
 def test_mistakes_are_the_rows_that_are_wrong(run_of, file_of, tmp_path, name, extension):
     data, rows = file_of(name)
     path = tmp_path / f"wrong.{extension}"
@@ -141,22 +140,17 @@ def test_a_file_with_columns_of_other_names(run_of, tmp_path):
 def test_wrong_options(run_of, file_of, tmp_path):
     run, page = run_of("classes"), tmp_path / "page.html"
     data, _ = file_of("classes")
-    with pytest.raises(
-        UsageError, match=r"--by chanel: no row has this column, did you mean 'channel'\?; the columns are"
+    several, overwritten = [run, run_of("labels")], tmp_path / ".." / tmp_path.name / data.name
+    for runs, options, message in (
+        (run, {"data": data, "by": ["chanel"]}, r"--by chanel: no row has this column, did you mean 'channel'\?; the "),
+        (run, {"by": ["channel"]}, r"--by channel: no row has this column; the columns are 'text', 'label'$"),
+        (several, {"data": data}, "for one run, not for 2"),
+        (run, {"data": data, "mistakes": tmp_path / "wrong.xlsx"}, r"ends in \.csv, \.tsv or \.jsonl"),
+        (run, {"data": data, "mistakes": overwritten}, "would overwrite"),
+        (run, {"data": data, "mistakes": tmp_path / "no" / "wrong.csv"}, "does not exist"),
+        (run, {"data": tmp_path / "nothing.csv"}, "nothing.csv"),
+        (run, {"reading": ReadOptions(delimiter=";")}, "delimiter: this says how a file is read"),
     ):
-        make_report(run, page, data=data, by=["chanel"])
-    with pytest.raises(UsageError, match=r"--by channel: no row has this column; the columns are 'text', 'label'$"):
-        make_report(run, page, by=["channel"])
-    with pytest.raises(UsageError, match="for one run, not for 2"):
-        make_report([run, run_of("labels")], page, data=data)
-    with pytest.raises(UsageError, match=r"ends in \.csv, \.tsv or \.jsonl"):
-        make_report(run, page, data=data, mistakes=tmp_path / "wrong.xlsx")
-    with pytest.raises(UsageError, match="would overwrite"):
-        make_report(run, page, data=data, mistakes=tmp_path / ".." / tmp_path.name / data.name)
-    with pytest.raises(UsageError, match="does not exist"):
-        make_report(run, page, data=data, mistakes=tmp_path / "no" / "wrong.csv")
-    with pytest.raises(DataError):
-        make_report(run, page, data=tmp_path / "nothing.csv")
+        with pytest.raises((UsageError, DataError), match=message):
+            make_report(runs, page, **options)
     assert not page.exists()
-    with pytest.raises(UsageError, match="delimiter: this says how a file is read"):
-        make_report(run, page, reading=ReadOptions(delimiter=";"))

@@ -50,11 +50,6 @@ def test_rows_are_those_of_the_rule(classes: int, count: int, seed: int) -> None
         assert issue.probability == pytest.approx(scores[issue.row["line"], names.index(issue.label)])
 
 
-def test_a_label_that_no_row_has() -> None:
-    pairs = [({"label": "a"}, {"a": 0.8, "b": 0.1, "c": 0.1}), ({"label": "c"}, {"a": 0.1, "b": 0.4, "c": 0.5})] * 4
-    assert find_issues(pairs, "label", ("a", "b", "c")) == []
-
-
 @pytest.fixture(scope="module")
 def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cross-validation of models that have learnt little, so that they find many labels improbable."""
@@ -149,28 +144,10 @@ def test_the_corrections_of_the_page_reach_their_rows(
     assert [file_cells(row)["id"] for row in after] == ["0", "1", "2", "3", "4", "5"]
 
 
-def test_corrections_of_json_lines_reach_their_rows(tmp_path: Path) -> None:
-    source, lines = tmp_path / "train.jsonl", [json.dumps({"text": text, "label": "old"}) for text in TEXTS]
-    source.write_text("\n\n".join(lines) + "\n", "utf-8", newline="\n")
-    expected = corrected(read_table(source, columns=COLUMNS), tmp_path / "labels.jsonl")
-    with (tmp_path / "labels.jsonl").open(encoding="utf-8") as file:
-        labels = {row["line"]: row["label"] for row in map(json.loads, file)}
-    with source.open(encoding="utf-8") as file, (tmp_path / "after.jsonl").open("w", encoding="utf-8") as output:
-        for line, text in enumerate(file, start=1):
-            row = json.dumps({**json.loads(text), "label": labels[line]}) + "\n" if line in labels else text
-            output.write(row)
-    after = read_table(tmp_path / "after.jsonl", columns=COLUMNS)
-    assert [(row["text"], row["label"]) for row in after] == expected
-
-
-def test_the_group_of_a_fold_is_no_column() -> None:
+def test_the_group_of_a_fold_is_no_column_and_a_label_may_have_no_row() -> None:
     row = {"text": "x", "label": "a", FOLD_GROUP: "7", "line": 3}
     issue = LabelIssue(row=row, label="a", suggested="b", probability=0.1, suggested_probability=0.9)
-    assert list(issue_cells(issue, file_cells(row))) == [
-        "line",
-        "text",
-        "label",
-        "suggested",
-        "probability",
-        "suggested_probability",
-    ]
+    names = ["line", "text", "label", "suggested", "probability", "suggested_probability"]
+    assert list(issue_cells(issue, file_cells(row))) == names
+    pairs = [({"label": "a"}, {"a": 0.8, "b": 0.1, "c": 0.1}), ({"label": "c"}, {"a": 0.1, "b": 0.4, "c": 0.5})] * 4
+    assert find_issues(pairs, "label", ("a", "b", "c")) == []

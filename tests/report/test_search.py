@@ -56,8 +56,7 @@ def test_trials_of_all_samplers_are_listed(page_of):
     assert "<code>optim.learning_rate = 9e-05</code>" in text
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1000, 400])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 400), ("dark", 1000)])
 def test_the_page_is_sound(browser, page_of, scheme, width):
     browser.open(page_of(study("tpe", SOME), study("random", SOME[:2])), scheme=scheme, width=width)
     assert browser.errors() == []

@@ -63,27 +63,40 @@ def rounded(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", EXAMPLES | FAMILY_EXAMPLES)
-def test_answers_equal_the_models_and_have_the_documented_type(model_of: ModelOf, kind: str) -> None:
+def test_answers_equal_the_models_and_are_described(model_of: ModelOf, kind: str) -> None:
     model, rows = model_of(kind), unlabelled((EXAMPLES | FAMILY_EXAMPLES)[kind])
     expected = [prediction.to_json() for prediction in model.predict(rows)]
+    limits = replace(SLOW, body_bytes=40_000)
 
-    async def ask(served: Application) -> tuple[httpx2.Response, httpx2.Response, list[int]]:
-        described = (await served.client.get("/model")).json()["examples"]
-        documented = (await served.client.get("/openapi.json")).json()["paths"]["/predict"]["post"]["requestBody"]
-        examples = documented["content"]["application/json"]["examples"]
-        assert set(examples) == {"one row", "several rows"}
-        contents = [*described, *(example["value"] for example in examples.values())]
-        statuses = [(await served.post(content)).status_code for content in contents]
-        return await served.post(rows[0]), await served.post({"inputs": rows}), statuses
+    async def ask(served: Application) -> tuple[httpx2.Response, httpx2.Response, list[Any]]:
+        documents = [await served.client.get(path) for path in ("/model", "/openapi.json", "/")]
+        body = documents[1].json()["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]
+        assert set(body["examples"]) == {"one row", "several rows"}
+        contents = [*documents[0].json()["examples"], *(example["value"] for example in body["examples"].values())]
+        assert {(await served.post(content)).status_code for content in contents} == {200}
+        pages = [documents[0].json(), body["schema"], documents[2].text]
+        return await served.post(rows[0]), await served.post({"inputs": rows}), pages
 
-    one, many, statuses = visit(model, ask)
-    assert set(statuses) == {200}
+    one, many, (about, documented, page) = visit(model, ask, limits=limits)
     assert (one.status_code, many.status_code) == (200, 200)
     assert one.json() == rounded(expected[0])
     assert many.json() == {"predictions": rounded(expected)}
     schema = TypeAdapter(answers_schema(model.task)).json_schema(mode="serialization")
     jsonschema.validate(one.json(), schema)
     jsonschema.validate(many.json(), schema)
+    # The page shows the form that the description of the model asks for.
+    assert set(re.findall(r"\babout\.(\w+)", page)) <= about.keys()
+    assert (about["model"], about["task"]) == ("tests/model", model.task.name)
+    assert about["labels"] == list(model.task.labels)
+    names = [column.name for column in model.task.columns if not column.is_label]
+    assert [column["name"] for column in about["columns"]] == names
+    assert about["limits"] == asdict(limits)
+    assert about["examples"] == json.loads(json.dumps(Card.of(model.task).example_rows))
+    # The documented schema offers what the task accepts.
+    jsonschema.Draft202012Validator.check_schema(documented)
+    columns = [column for schema in documented["$defs"].values() for column in schema["properties"].items()]
+    least = {name: schema["minItems"] for name, schema in columns if schema.get("minItems")}
+    assert least == {"inputs": 1} | ({"choices": 2} if "choices" in dict(columns) else {})
 
 
 NO_OBJECT = "expected an object with the task's columns, sent as application/json"
@@ -217,19 +230,18 @@ def test_any_payload_gets_200_or_4xx(model_of: ModelOf) -> None:
     visit(model_of("single"), ask)
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_too_large_is_413_with_and_without_its_length(model_of: ModelOf, chunked: bool) -> None:
+def test_a_body_too_large_is_413_with_and_without_its_length(model_of: ModelOf) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(10):
             yield b" " * 1000
 
-    async def ask(served: Application) -> httpx2.Response:
-        content = chunks() if chunked else b" " * 10_000
-        return await served.client.post("/predict", content=content, headers=JSON)
+    async def ask(served: Application) -> None:
+        for content in (chunks(), b" " * 10_000):
+            response = await served.client.post("/predict", content=content, headers=JSON)
+            assert response.status_code == 413
+            assert response.json() == {"detail": "the body is larger than 4000 bytes"}
 
-    found = visit(model_of("single"), ask, limits=SMALL)
-    assert found.status_code == 413
-    assert found.json() == {"detail": "the body is larger than 4000 bytes"}
+    visit(model_of("single"), ask, limits=SMALL)
 
 
 def test_a_body_that_does_not_come_is_408(model_of: ModelOf) -> None:
@@ -275,9 +287,7 @@ def test_scores_that_are_no_numbers_are_not_explained(model_of: ModelOf) -> None
     async def ask(served: Application) -> httpx2.Response:
         return await served.client.post("/predict?explain=true", json=TEXT)
 
-    assert visit(model, ask).json() == {
-        "detail": "the model gave a score that is not a finite number; there is no prediction"
-    }
+    assert visit(model, ask).json()["detail"].startswith("the model gave a score that is not a finite number")
 
 
 def test_internal_errors_say_nothing_of_the_inside(model_of: ModelOf) -> None:
@@ -310,23 +320,6 @@ def test_health_readiness_and_counters(model_of: ModelOf) -> None:
     visit(model_of("single"), ask)
 
 
-@pytest.mark.parametrize("kind", EXAMPLES)
-def test_the_served_model_is_described_as_the_page_reads_it(model_of: ModelOf, kind: str) -> None:
-    async def ask(served: Application) -> tuple[dict[str, Any], str]:
-        return (await served.client.get("/model")).json(), (await served.client.get("/")).text
-
-    model = model_of(kind)
-    about, page = visit(model, ask, limits=SMALL)
-    assert set(re.findall(r"\babout\.(\w+)", page)) <= about.keys()
-    assert (about["model"], about["task"]) == ("tests/model", model.task.name)
-    assert about["labels"] == list(model.task.labels)
-    assert [column["name"] for column in about["columns"]] == [
-        column.name for column in model.task.columns if not column.is_label
-    ]
-    assert about["limits"] == asdict(SMALL)
-    assert about["examples"] == json.loads(json.dumps(Card.of(model.task).example_rows))
-
-
 @pytest.mark.parametrize("kind", ["single", "pair", "span", "token"])
 def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, kind: str) -> None:
     model, rows = model_of(kind), unlabelled(EXAMPLES[kind])
@@ -355,28 +348,16 @@ def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, kind: s
     assert "one row can be explained, the request has 2" in errors_of(several)["query.explain"]
 
 
-@pytest.mark.parametrize("kind", EXAMPLES | FAMILY_EXAMPLES)
-def test_the_description_offers_what_the_task_accepts(model_of: ModelOf, kind: str) -> None:
-    async def ask(served: Application) -> Any:
-        return (await served.client.get("/openapi.json")).json()["paths"]["/predict"]["post"]
+def test_head_is_answered_as_get_without_a_body(model_of: ModelOf) -> None:
+    async def ask(served: Application) -> None:
+        for path in ("/", "/model", "/healthz", "/readyz", "/metrics", "/openapi.json"):
+            whole, head = await served.client.get(path), await served.client.head(path)
+            assert (whole.status_code, head.status_code) == (200, 200)
+            assert head.headers == whole.headers
+            assert (bool(whole.content), head.content) == (True, b"")
+        assert (await served.client.head("/predict")).status_code == 405
 
-    described = visit(model_of(kind), ask)["requestBody"]["content"]["application/json"]["schema"]
-    jsonschema.Draft202012Validator.check_schema(described)
-    columns = [column for schema in described["$defs"].values() for column in schema["properties"].items()]
-    least = {name: schema["minItems"] for name, schema in columns if schema.get("minItems")}
-    assert least == {"inputs": 1} | ({"choices": 2} if "choices" in dict(columns) else {})
-
-
-@pytest.mark.parametrize("path", ["/", "/model", "/healthz", "/readyz", "/metrics", "/openapi.json"])
-def test_head_is_answered_as_get_without_a_body(model_of: ModelOf, path: str) -> None:
-    async def ask(served: Application) -> tuple[httpx2.Response, httpx2.Response, int]:
-        there = await served.client.get(path), await served.client.head(path)
-        return *there, (await served.client.head("/predict")).status_code
-
-    whole, head, predict = visit(model_of("single"), ask)
-    assert (whole.status_code, head.status_code, predict) == (200, 200, 405)
-    assert head.headers == whole.headers
-    assert (bool(whole.content), head.content) == (True, b"")
+    visit(model_of("single"), ask)
 
 
 def test_while_the_model_is_loaded_only_health_answers() -> None:

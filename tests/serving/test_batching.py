@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +61,16 @@ def batcher(gauge: Gauge, **options: Any) -> Batcher:
     return Batcher(gauge.model, run=gauge.run, **{"max_wait": 0.3, "max_queue": 1000, **options})
 
 
+def in_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Lets pytest run a test that is a coroutine."""
+
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():
@@ -81,14 +93,11 @@ def test_requests_that_run_together_get_their_own_answers(model_of: ModelOf, kin
     assert sum(count for _, count in batches) == sum(map(len, requests))
 
 
-def test_one_token_per_batch_is_one_request_at_a_time(model_of: ModelOf) -> None:
+@in_event_loop
+async def test_one_token_per_batch_is_one_request_at_a_time(model_of: ModelOf) -> None:
     gauge = Gauge(model_of("single"))
-
-    async def ask() -> None:
-        async with batcher(gauge, batch_tokens=1, max_wait=60) as opened:
-            await asyncio.gather(*(opened.answer([ROW]) for _ in range(5)))
-
-    asyncio.run(ask())
+    async with batcher(gauge, batch_tokens=1, max_wait=60) as opened:
+        await asyncio.gather(*(opened.answer([ROW]) for _ in range(5)))
     assert gauge.batches == [1] * 5
 
 
@@ -126,7 +135,8 @@ def test_predictions_that_come_during_an_explanation_are_answered_first(
     assert prediction.explanation.words == expected.explanation.words
 
 
-def test_a_server_stops_during_an_explanation(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_event_loop
+async def test_a_server_stops_during_an_explanation(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
     began, free = threading.Event(), threading.Event()
 
     def held(*_: Any, **__: Any) -> Any:
@@ -134,118 +144,96 @@ def test_a_server_stops_during_an_explanation(model_of: ModelOf, monkeypatch: py
         assert free.wait(PATIENCE)
 
     monkeypatch.setattr(TaskModel, "predict_rows", held)
-
-    async def ask() -> None:
-        async with batcher(Gauge(model_of("single"))) as opened:
-            asked = asyncio.create_task(opened.answer([ROW], explain=True))
-            await until(began.is_set)
-            asked.cancel()
-
-    asyncio.run(ask())
+    async with batcher(Gauge(model_of("single"))) as opened:
+        asked = asyncio.create_task(opened.answer([ROW], explain=True))
+        await until(began.is_set)
+        asked.cancel()
     assert not free.is_set()
     free.set()
 
 
-def test_a_full_batch_does_not_wait(model_of: ModelOf) -> None:
+@in_event_loop
+async def test_a_full_batch_does_not_wait(model_of: ModelOf) -> None:
     gauge = Gauge(model_of("single"))
-
-    async def ask() -> None:
-        async with batcher(gauge, batch_tokens=14, max_wait=60) as opened, asyncio.timeout(PATIENCE / 4):
-            await asyncio.gather(*(opened.answer([ROW]) for _ in range(6)))  # 6 tokens each
-
-    asyncio.run(ask())
+    async with batcher(gauge, batch_tokens=14, max_wait=60) as opened, asyncio.timeout(PATIENCE / 4):
+        await asyncio.gather(*(opened.answer([ROW]) for _ in range(6)))  # 6 tokens each
     assert gauge.batches == [3, 3]
 
 
-def test_who_waits_while_the_model_runs_goes_next_without_waiting(model_of: ModelOf) -> None:
+@in_event_loop
+async def test_who_waits_while_the_model_runs_goes_next_without_waiting(model_of: ModelOf) -> None:
     gauge = Gauge(model_of("single"))
-
-    async def ask() -> None:
-        async with batcher(gauge, max_wait=0.05) as opened:
-            with gauge.held():
-                first = asyncio.create_task(opened.answer([ROW]))
-                await until(gauge.entered.is_set)
-                others = [asyncio.create_task(opened.answer([ROW])) for _ in range(7)]
-                await until(lambda: opened.waiting == 7)
-                await asyncio.sleep(0.1)
-            await asyncio.gather(first, *others)
-
-    asyncio.run(ask())
+    async with batcher(gauge, max_wait=0.05) as opened:
+        with gauge.held():
+            first = asyncio.create_task(opened.answer([ROW]))
+            await until(gauge.entered.is_set)
+            others = [asyncio.create_task(opened.answer([ROW])) for _ in range(7)]
+            await until(lambda: opened.waiting == 7)
+            await asyncio.sleep(0.1)
+        await asyncio.gather(first, *others)
     assert gauge.batches == [1, 7]
 
 
-def test_who_has_left_keeps_no_place_while_the_model_runs(model_of: ModelOf) -> None:
+@in_event_loop
+async def test_who_has_left_keeps_no_place_while_the_model_runs(model_of: ModelOf) -> None:
     gauge = Gauge(model_of("single"))
-
-    async def ask() -> None:
-        async with batcher(gauge, max_wait=0, max_queue=2) as opened:
-            with gauge.held():
-                first = asyncio.create_task(opened.answer([ROW]))
-                await until(gauge.entered.is_set)
-                gone = [asyncio.create_task(opened.answer([ROW] * 5)) for _ in range(2)]
-                await until(lambda: opened.waiting == 2)
-                await asyncio.sleep(0.05)  # tokenised
-                for request in gone:
-                    request.cancel()
-                await asyncio.wait(gone)
-                assert opened.waiting == 0
-                new = asyncio.create_task(opened.answer([ROW] * 2))
-                await until(lambda: opened.waiting == 1)
-            assert [len(answer) for answer in await asyncio.gather(first, new)] == [1, 2]
+    async with batcher(gauge, max_wait=0, max_queue=2) as opened:
+        with gauge.held():
+            first = asyncio.create_task(opened.answer([ROW]))
+            await until(gauge.entered.is_set)
+            gone = [asyncio.create_task(opened.answer([ROW] * 5)) for _ in range(2)]
+            await until(lambda: opened.waiting == 2)
+            await asyncio.sleep(0.05)  # tokenised
+            for request in gone:
+                request.cancel()
+            await asyncio.wait(gone)
             assert opened.waiting == 0
-
-    asyncio.run(ask())
+            new = asyncio.create_task(opened.answer([ROW] * 2))
+            await until(lambda: opened.waiting == 1)
+        assert [len(answer) for answer in await asyncio.gather(first, new)] == [1, 2]
+        assert opened.waiting == 0
     assert gauge.batches == [1, 2]
 
 
+@in_event_loop
 @pytest.mark.parametrize(("tokens", "batches"), [(None, [2, 2, 2]), (30, [5, 1]), (1, [2, 2, 2])])
-def test_what_was_collected_runs_in_batches_of_as_many_tokens(
+async def test_what_was_collected_runs_in_batches_of_as_many_tokens(
     model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, tokens: int | None, batches: list[int]
 ) -> None:
     """A request's own rows run together, whatever the number."""
     monkeypatch.setattr(task_model, "CPU_BATCH_TOKENS", 12)
     gauge = Gauge(model_of("single"))
-
-    async def ask() -> None:
-        async with batcher(gauge, batch_tokens=tokens, max_wait=0) as opened:
-            assert len(await opened.answer([ROW] * 6)) == 6  # 6 tokens each
-
-    asyncio.run(ask())
+    async with batcher(gauge, batch_tokens=tokens, max_wait=0) as opened:
+        assert len(await opened.answer([ROW] * 6)) == 6  # 6 tokens each
     assert gauge.batches == batches
 
 
-def test_a_batch_that_nobody_waits_for_ends(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_event_loop
+async def test_a_batch_that_nobody_waits_for_ends(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_model, "CPU_BATCH_TOKENS", 12)
     gauge = Gauge(model_of("single"))
-
-    async def ask() -> None:
-        async with batcher(gauge, batch_tokens=1, max_wait=0) as opened:
-            with gauge.held():
-                gone = asyncio.create_task(opened.answer([ROW] * 6))  # three batches
-                await until(gauge.entered.is_set)
-                gone.cancel()
-                await asyncio.wait({gone})
-            await opened.answer([ROW])
-
-    asyncio.run(ask())
+    async with batcher(gauge, batch_tokens=1, max_wait=0) as opened:
+        with gauge.held():
+            gone = asyncio.create_task(opened.answer([ROW] * 6))  # three batches
+            await until(gauge.entered.is_set)
+            gone.cancel()
+            await asyncio.wait({gone})
+        await opened.answer([ROW])
     assert len(gauge.batches) < 4
 
 
-def test_a_full_queue_refuses(model_of: ModelOf) -> None:
+@in_event_loop
+async def test_a_full_queue_refuses(model_of: ModelOf) -> None:
     gauge = Gauge(model_of("single"))
-
-    async def ask() -> None:
-        async with batcher(gauge, max_wait=0, max_queue=2) as opened:
-            with gauge.held():
-                first = asyncio.create_task(opened.answer([ROW]))
-                await until(gauge.entered.is_set)
-                others = [asyncio.create_task(opened.answer([ROW])) for _ in range(2)]
-                await until(lambda: opened.waiting == 2)
-                with pytest.raises(QueueFullError):
-                    await opened.answer([ROW])
-            assert len(await asyncio.gather(first, *others)) == 3
-
-    asyncio.run(ask())
+    async with batcher(gauge, max_wait=0, max_queue=2) as opened:
+        with gauge.held():
+            first = asyncio.create_task(opened.answer([ROW]))
+            await until(gauge.entered.is_set)
+            others = [asyncio.create_task(opened.answer([ROW])) for _ in range(2)]
+            await until(lambda: opened.waiting == 2)
+            with pytest.raises(QueueFullError):
+                await opened.answer([ROW])
+        assert len(await asyncio.gather(first, *others)) == 3
 
 
 def test_one_failing_request_does_not_fail_those_it_ran_with(model_of: ModelOf) -> None:
@@ -266,9 +254,9 @@ def test_one_failing_request_does_not_fail_those_it_ran_with(model_of: ModelOf) 
     assert isinstance(bad, RuntimeError)
 
 
-def test_rows_of_one_request_are_not_context_of_another(checkpoint: Any) -> None:
+def test_rows_of_one_request_are_not_context_of_another(base: Path) -> None:
     task = replace(EXAMPLES["token"].task, context_tokens=6)
-    model = TaskModel.from_pretrained(checkpoint, task=task)
+    model = TaskModel.from_pretrained(base / "bert", task=task)
     rows = [{"words": text.split(), "document": "one"} for text in ("a cold wind", "brought rain", "to the baker")]
     assert not same(model.predict(rows), [found for row in rows for found in model.predict([row])])
 

@@ -19,7 +19,7 @@ from support.runs import PATIENCE
 from support.servers import listening
 
 SIZE = 2**20 - 64  # just below the limit of a body
-TOGETHER = 6
+TOGETHER = 3
 PROMISED = 0.1  # seconds
 PARSES = 5  # on a slow processor: as many times as long as it takes json to read one body
 

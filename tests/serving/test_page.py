@@ -47,8 +47,7 @@ def write(browser: "Browser", field: str, text: str) -> None:
     browser.run("document.getElementById(arguments[0]).value = arguments[1]", f"field-{field}", text)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dark"), [(kind, place % 2 == 0) for place, kind in enumerate(KINDS)])
 def test_every_task_is_predicted_and_shown(browser: "Browser", pages: dict[str, str], kind: str, dark: bool) -> None:
     opened(browser, pages[kind], dark=dark)
     if kind in TITLES:
@@ -102,6 +101,7 @@ def test_entities_stand_in_the_text_with_their_type(browser: "Browser", pages: d
     assert browser.run("return document.querySelectorAll('#marked b').length") == 0
     legend = browser.text(".legend")
     assert all(f"{kind} \u00d7 {types.count(kind)}" in legend for kind in set(types))
+    assert not browser.find("#explain").is_displayed()  # a tagger explains nothing
 
 
 def test_an_answer_is_marked_where_it_stands_and_so_are_its_rivals(browser: "Browser", pages: dict[str, str]) -> None:
@@ -126,8 +126,7 @@ def test_no_answer_is_said(browser: "Browser", pages: dict[str, str]) -> None:
     assert browser.text(".found").startswith("No answer in this context")
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("kind", ["regression", "pair", "span", pytest.param("choice", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kind", "dark"), [("regression", True), ("pair", False), ("span", True), ("choice", False)])
 def test_words_are_shaded_by_their_contribution(
     browser: "Browser", pages: dict[str, str], model_of: ModelOf, kind: str, dark: bool
 ) -> None:
@@ -153,13 +152,6 @@ def test_words_are_shaded_by_their_contribution(
     assert browser.low_contrast() == []
     assert browser.unreachable() == []
     assert browser.overflowing() == []
-
-
-def test_a_tagger_has_nothing_to_explain(browser: "Browser", pages: dict[str, str]) -> None:
-    opened(browser, pages["token"])
-    browser.find("#predict").click()
-    predicted(browser)
-    assert not browser.find("#explain").is_displayed()
 
 
 def test_errors_of_the_server_are_shown_beside_their_field(browser: "Browser", pages: dict[str, str]) -> None:

@@ -48,35 +48,26 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return end.value.code
 
 
-def test_a_served_model_answers_and_ends_with_code_0_on_sigterm(folder_of: FolderOf, tmp_path: Path) -> None:
-    served = Serving(folder_of("single"), folder=tmp_path)
-    assert served.url.startswith("http://127.0.0.1:")
-    with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client:
-        assert client.get("/readyz").json() == {"status": "ready"}
-        assert client.post("/predict", json={"text": TEXTS[0]}).json()["label"] in EXAMPLES["single"].task.labels
-        large = client.post("/predict", content=b" " * 10_000_000, headers={"content-type": "application/json"})
-        assert large.status_code == 413
-        assert client.post("/predict", json={"text": TEXTS[0]}).status_code == 200
-    served.program.send(signal.SIGTERM)
-    ended = served.program.wait()
-    assert (ended.code, ended.err) == (0, "")
-    assert served.answered() == 2
-
-
-def test_running_requests_are_answered_after_sigterm_and_nobody_new_is_let_in(
+def test_a_served_model_answers_and_on_sigterm_ends_after_the_running_requests(
     folder_of: FolderOf, tmp_path: Path
 ) -> None:
-    served = Serving(folder_of("single"), "--max-wait", 1500, folder=tmp_path)
-    body = {"text": TEXTS[1]}
+    served = Serving(folder_of("single"), "--max-wait", 1000, "--grace", "inf", folder=tmp_path)
+    assert served.url.startswith("http://127.0.0.1:")
+    body = {"text": TEXTS[0]}
     with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client, ThreadPoolExecutor(3) as pool:
+        assert client.get("/readyz").json() == {"status": "ready"}
+        large = client.post("/predict", content=b" " * 10_000_000, headers={"content-type": "application/json"})
+        assert large.status_code == 413
+        assert client.post("/predict", json=body).json()["label"] in EXAMPLES["single"].task.labels
         waiting = [pool.submit(httpx2.post, f"{served.url}/predict", json=body, timeout=PATIENCE) for _ in range(3)]
         while "bert_tasks_queue_depth 3.0" not in client.get("/metrics").text:
             assert not all(answer.done() for answer in waiting)
             time.sleep(0.01)
         served.program.send(signal.SIGTERM)
         assert [answer.result().status_code for answer in waiting] == [200] * 3
-    assert served.program.wait().code == 0
-    assert served.answered() == 3
+    ended = served.program.wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert served.answered() == 4
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(served.url)
 
@@ -112,14 +103,21 @@ def test_clients_that_keep_their_connection_are_told_to_close_it(folder_of: Fold
 
 
 @pytest.mark.slow
-def test_idle_clients_do_not_use_up_the_grace(folder_of: FolderOf, tmp_path: Path) -> None:
-    served = Serving(folder_of("single"), "--grace", 1, folder=tmp_path)
-    with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client:
+def test_connections_beyond_the_limit_get_503_and_idle_ones_do_not_use_up_the_grace(
+    folder_of: FolderOf, tmp_path: Path
+) -> None:
+    served = Serving(folder_of("single"), "--grace", 1, "--limit", "connections=9", folder=tmp_path)
+    address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
+    with ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(socket.create_connection(address, PATIENCE))
+        assert httpx2.get(f"{served.url}/healthz", timeout=PATIENCE).status_code == 503
+    while httpx2.get(f"{served.url}/healthz", timeout=PATIENCE).status_code != 200:
+        time.sleep(0.05)  # the others have to be noticed as closed
+    with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client, socket.create_connection(address):
         assert client.get("/healthz").status_code == 200
-        with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))):
-            assert client.get("/healthz").status_code == 200
-            served.program.send(signal.SIGTERM)
-            ended = served.program.wait()
+        served.program.send(signal.SIGTERM)
+        ended = served.program.wait()
     assert (ended.code, ended.err) == (0, "")
 
 
@@ -220,9 +218,9 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_code_4(
     assert "Traceback" not in error
 
 
-def test_a_checkpoint_without_a_head_is_not_served(checkpoint: Path) -> None:
+def test_a_checkpoint_without_a_head_is_not_served(base: Path) -> None:
     with pytest.raises(CheckpointError, match="no task head"):
-        serving.serve(checkpoint, port=0)
+        serving.serve(base / "bert", port=0)
 
 
 def test_a_model_whose_scores_are_not_finite_is_not_served(
@@ -252,19 +250,6 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
             serving.serve("no/such-model", **options)
 
 
-@pytest.mark.slow
-def test_grace_without_an_end_waits_for_running_requests(folder_of: FolderOf, tmp_path: Path) -> None:
-    served = Serving(folder_of("single"), "--max-wait", 1500, "--grace", "inf", folder=tmp_path)
-    with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(httpx2.post, f"{served.url}/predict", json={"text": TEXTS[1]}, timeout=PATIENCE)
-        while "bert_tasks_queue_depth 1.0" not in client.get("/metrics").text:
-            time.sleep(0.01)
-        served.program.send(signal.SIGTERM)
-        assert waiting.result().status_code == 200
-    ended = served.program.wait()
-    assert (ended.code, ended.err) == (0, "")
-
-
 def test_hosts_that_are_answered_depend_on_the_address() -> None:
     loopback = {"localhost", "127.0.0.1", "[::1]"}
     for host, bound, allowed, names in (
@@ -277,20 +262,6 @@ def test_hosts_that_are_answered_depend_on_the_address() -> None:
         assert set(host_names(host, bound, allowed)) == names
     with pytest.raises(UsageError, match="'a\\*' is not a host name"):
         host_names("::1", "::1", ("a*",))
-
-
-@pytest.mark.slow
-def test_requests_on_connections_beyond_the_limit_get_503(folder_of: FolderOf, tmp_path: Path) -> None:
-    served = Serving(folder_of("single"), "--limit", "connections=9", folder=tmp_path)
-    with ExitStack() as stack:
-        for _ in range(12):
-            stack.enter_context(socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), PATIENCE))
-        assert httpx2.get(f"{served.url}/healthz", timeout=PATIENCE).status_code == 503
-    while httpx2.get(f"{served.url}/healthz", timeout=PATIENCE).status_code != 200:
-        time.sleep(0.05)  # the others have to be noticed as closed
-    served.program.send(signal.SIGTERM)
-    ended = served.program.wait()
-    assert (ended.code, ended.err) == (0, "")
 
 
 def test_a_caller_who_hangs_up_mid_body_harms_nobody(model_of: Callable[[str], TaskModel]) -> None:
@@ -371,7 +342,7 @@ def test_a_short_soak_loses_nothing_and_uses_no_more_memory_or_files(
     rows = [{"text": text} for text in serve_soak.TEXTS]
     scores = [prediction.to_json()["scores"] for prediction in model_of("single").predict(rows)]
     port = int(served.url.rpartition(":")[2])
-    found = serve_soak.soak(port, served.program.process.pid, scores, 30.0)
+    found = serve_soak.soak(port, served.program.process.pid, scores, 12.0)
     served.program.send(signal.SIGTERM)
     assert served.program.wait().code == 0
     assert (found.failures, found.lost, found.exchanged) == (0, 0, 0)
@@ -382,17 +353,13 @@ def test_a_short_soak_loses_nothing_and_uses_no_more_memory_or_files(
 
 
 def test_settings_of_the_command_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, object] = {}
-    monkeypatch.setattr(serving, "serve", lambda model, **options: given.update(options, model=model))
+    options: dict[str, object] = {}
+    monkeypatch.setattr(serving, "serve", lambda model, **settings: options.update(settings, model=model))
     monkeypatch.setattr("bert_tasks.cli.models.exit_without_shutdown", sys.exit)
-    monkeypatch.setattr(
-        sys, "argv", ["bert-tasks", "serve", "m", "--max-wait", "2", "--batch-tokens", "9", "--limit", "rows=7"]
-    )
-    with pytest.raises(SystemExit):
-        main()
-    assert (given["batch_tokens"], given["max_wait"]) == (9, 0.002)
-    assert given["limits"] == replace(Limits(), rows=7)
-    assert json.dumps(given["allowed_hosts"]) == "[]"
+    command(monkeypatch, "serve", "m", "--max-wait", 2, "--batch-tokens", 9, "--limit", "rows=7")
+    assert (options["batch_tokens"], options["max_wait"]) == (9, 0.002)
+    assert options["limits"] == replace(Limits(), rows=7)
+    assert json.dumps(options["allowed_hosts"]) == "[]"
 
 
 def test_the_guide_states_the_default_of_every_limit(repository: Path) -> None:

@@ -17,10 +17,11 @@ import torch
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import make_accelerator
+from bert_tasks.errors import BertTasksError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.recipe.schema import OptimSection, TeacherSection
-from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens
+from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens, SequenceClassification
 from bert_tasks.tasks.base import Task
 from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.objectives import Objective, Supervised
@@ -28,6 +29,7 @@ from bert_tasks.training.optim import freeze_encoder
 from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
 from support.hf_models import widen
 from support.training_runs import (
+    LABELS,
     TASK,
     WEIGHTED_TASK,
     LengthAndLabel,
@@ -39,7 +41,7 @@ from support.training_runs import (
     weights_of,
 )
 
-EVALUATED = (9, 1, 3, 17)
+EVALUATED = (9, 1)
 MASKED = MaskedLanguageModeling(max_length=40, mlm_probability=0.3, whole_word_mask=True)
 SEVERAL_TERMS = ("nsp", "sop", "replaced tokens", "distillation")
 _SIZES = {
@@ -61,6 +63,7 @@ DOCUMENTS: list[Row] = [
     {"text": "rain"},
     {"text": "the"},
 ]
+DIFFERENT = ("labels", "rows", "settings")
 DTYPES = (torch.float64, torch.float32)
 
 
@@ -78,7 +81,7 @@ def trajectory(
     return walked(objective, make_rows(rows, unlabelled=range(1, rows, 7)), **options)
 
 
-def walked(objective: Objective, rows: list[Row], *, max_steps: int = 8, **options: Any) -> dict[str, Any]:
+def walked(objective: Objective, rows: list[Row], *, max_steps: int = 5, **options: Any) -> dict[str, Any]:
     """Some steps without dropout; ``options``: of the optimizer."""
     steps = make_steps(
         objective.model,
@@ -145,7 +148,7 @@ def trained(checkpoint: Path, folder: Path) -> dict[str, Any]:
         make_rows(28),
         make_rows(9, seed=1),
         output_dir=folder,
-        epochs=5,
+        epochs=3,
         batch_size=8,
         learning_rate=1e-3,
         warmup_ratio=0.2,
@@ -155,13 +158,27 @@ def trained(checkpoint: Path, folder: Path) -> dict[str, Any]:
     return {"weights": weights_of(model), "metrics": result.metrics, "best_step": result.best_step}
 
 
+def disagreement(checkpoint: Path, folder: Path, topic: str) -> str:
+    """The error of a run whose second process was given other labels, rows or settings."""
+    differs = os.environ.get("RANK", "0") == "1"
+    labels = LABELS[::-1] if differs and topic == "labels" else LABELS
+    rows = make_rows(12)[::-1] if differs and topic == "rows" else make_rows(12)
+    rate = 1e-4 if differs and topic == "settings" else 1e-3
+    model = load_model(checkpoint, SequenceClassification(labels=labels, max_length=40))
+    try:
+        fit(model, rows, make_rows(3), output_dir=folder, epochs=1, learning_rate=rate, progress=False)
+    except BertTasksError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def scenarios(checkpoint: Path, wide_checkpoint: Path, folder: Path) -> dict[str, Any]:
     accelerator = make_accelerator()
     return {
         "world": accelerator.num_processes,
         "steps": {
             str(dtype): trajectory(
-                wide_checkpoint, dtype=dtype, max_steps=20, rows=37, batch_size=8, micro_batch_tokens=60
+                wide_checkpoint, dtype=dtype, max_steps=12, rows=21, batch_size=8, micro_batch_tokens=60
             )
             for dtype in DTYPES
         },
@@ -195,6 +212,7 @@ def scenarios(checkpoint: Path, wide_checkpoint: Path, folder: Path) -> dict[str
         "evaluations": {count: evaluation(wide_checkpoint, count) for count in EVALUATED},
         "evaluated masks": evaluation(wide_checkpoint, 9, MASKED),
         "trained": trained(checkpoint, folder / "run"),
+        "disagreements": {topic: disagreement(checkpoint, folder / topic, topic) for topic in DIFFERENT},
     }
 
 

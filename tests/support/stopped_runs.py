@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import StoppedError
 from bert_tasks.training.state import FitResult
 from bert_tasks.training.step import OptimizerSteps, StepResult
+from support.runs import digests, events
 from support.task_examples import EXAMPLES
 from support.training_runs import load_model
 
@@ -69,19 +69,6 @@ def signalling(original: Callable[..., StepResult], last: int) -> Callable[..., 
         return original(steps, step, batch, sums, stop=stop or mine)
 
     return update
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    """The logged lines but for the speed, which differs from run to run."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
-    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """What the run ended with: the last checkpoint's weights and moments, and the best model."""
-    last = max((folder / "checkpoints").glob("ckpt-*"), key=lambda path: int(path.name[5:]))
-    files = [last / "weights.safetensors", last / "optimizer.safetensors", folder / "model" / "model.safetensors"]
-    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def main(checkpoint: str, folder: str) -> None:

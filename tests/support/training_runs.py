@@ -149,8 +149,7 @@ def make_steps(
 
 
 def batches(steps: OptimizerSteps) -> Iterator[list[int]]:
-    for _, batch in steps.batches():
-        yield batch
+    return (batch for _, batch in steps.batches())
 
 
 def walk(steps: OptimizerSteps) -> list[StepLog]:

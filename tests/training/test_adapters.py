@@ -1,7 +1,6 @@
 """Runs with low-rank adapters: what is trained, what checkpoints hold, and that the saved model is an ordinary one."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from bert_tasks.training.optim import freeze_encoder
 from bert_tasks.training.step import OptimizerSteps
 from support.meta_device import on_meta_device
 from support.process_scenarios import SMALL
+from support.runs import run as run_program
 from support.stopped_runs import ADAPTERS, run, stopped
 from support.task_examples import EXAMPLES
 from support.training_runs import distance, load_model, make_rows, make_steps, walk, weights_of
@@ -205,15 +205,10 @@ def test_what_adapters_are_not_made_for_is_refused(dropout_checkpoint: Path, tmp
 def test_the_benchmark_measures_each_side(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # the script imports the modules beside it
     options = ["--layers", "1", "--width", "64", "--steps", "1", "--repeats", "1", "--threads", "1"]
-    script = str(repository / "benchmarks" / "adapters.py")
-    ended = subprocess.run(
-        [sys.executable, script, *options, "--json", str(tmp_path / "found")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads((tmp_path / "found").read_text("utf-8"))["figures"]
-    trained = [found[side][0]["trained_parameters"] for side in ("adapters", "every", "full")]
-    assert trained == sorted(trained)
-    assert all(figures[0]["peak_rss_mib"] > 100 for figures in found.values())
+    script = repository / "benchmarks" / "adapters.py"
+    ended = run_program([sys.executable, script, *options, "--json", tmp_path / "found"], folder=tmp_path)
+    assert ended.code == 0, ended.err
+    figures = json.loads((tmp_path / "found").read_text("utf-8"))["figures"]
+    counts = [figures[side][0]["trained_parameters"] for side in ("adapters", "every", "full")]
+    assert counts == sorted(counts)
+    assert all(side[0]["peak_rss_mib"] > 100 for side in figures.values())

@@ -147,9 +147,33 @@ def test_a_checkpoint_whose_successor_never_got_its_name_comes_back(tmp_path):
     assert names(tmp_path) == ["ckpt-3", "latest"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"step": 1}', '{"step": 1, "files": {}}', '{"step": 2, "files": {}}'])
-def test_a_manifest_that_says_too_little_is_refused(tmp_path, content):
-    path = save(tmp_path, 1)
-    (path / "manifest.json").write_text(content, "utf-8")
-    with pytest.raises(CheckpointError, match="no checkpoint can be used"):
+def damage(path, kind):
+    """``kind``: something that happens to the weights, or the content of the manifest."""
+    weights = path / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    if kind == "cut":
+        weights.write_bytes(content[:-1])
+    elif kind == "bit":
+        content[-5] ^= 1
+        weights.write_bytes(content)
+    elif kind in ("gone", "pipe"):
+        weights.unlink()
+        os.mkfifo(weights) if kind == "pipe" else None
+    else:
+        (path / "manifest.json").write_text(kind, "utf-8")
+
+
+KINDS = ("cut", "bit", "gone", "pipe", "", "[]", '{"step": 2}', '{"step": 2, "files": {}}', '{"step": 3, "files": {}}')
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_checkpoint_is_skipped_or_if_no_other_is_there_refused(tmp_path, kind):
+    save(tmp_path, 1)
+    damage(save(tmp_path, 2), kind)
+    newest = newest_checkpoint(tmp_path)
+    assert (newest.state.step, len(newest.skipped)) == (1, 1)
+    assert "ckpt-2" in str(newest.skipped[0])
+    (tmp_path / "ckpt-1" / "state.json").write_text("{}", "utf-8")
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be used: .*state\.json is damaged.*--overwrite"):
         newest_checkpoint(tmp_path)
+    assert names(tmp_path) == ["ckpt-1", "ckpt-2", "latest"]

@@ -5,61 +5,46 @@ import sys
 
 import pytest
 
-from bert_tasks import TaskModel, fit
+from bert_tasks import fit
 from bert_tasks.cli import main
 from bert_tasks.report import make_report
+from support.recipes import write_csv, write_with_data
 from support.task_examples import EXAMPLES
 from support.training_runs import load_model, make_rows
 
 # Kind of task -> what the rows to train on have in place of their labels, and what the note says.
 ALIKE = {
     "single": ({"label": "mid"}, "predicts 'mid' for every row"),
-    "pair": ({"label": "no"}, "predicts 'no' for every row"),
     "several": ({"labels": ["y"]}, "predicts 'x', 'y', 'z' for every row"),  # with tuned thresholds
-    "token": ("tags", "predicts 'O' for every word"),
-    "token crf": ("tags", "predicts 'O' for every word"),
     "span v2": ({"answers": {"text": [], "answer_start": []}}, 'predicts "no answer" for every question'),
 }
 OPTIONS = {"batch_size": 4, "learning_rate": 3e-3, "warmup_ratio": 0.0, "weight_decay": 0.0, "progress": False}
 
 
-def alike(row, change):
-    return {**row, "tags": ["O"] * len(row["words"])} if change == "tags" else {**row, **change}
-
-
-def model_of(checkpoint, name):
-    return TaskModel.from_pretrained(checkpoint, task=EXAMPLES[name].task)
-
-
 @pytest.mark.parametrize("name", ALIKE)
-def test_a_run_that_predicts_one_label_says_so(name, checkpoint, tmp_path, capfd):
+def test_a_run_that_predicts_one_label_says_so_and_a_healthy_one_nothing(name, checkpoint, tmp_path, capfd):
     change, said = ALIKE[name]
     rows = list(EXAMPLES[name].rows)
     validation = rows
     if name == "span v2":  # thresholds are tuned to the best score: here to answer nothing
-        validation = [rows[1], *(alike(row, change) for row in rows[2:])]
+        validation = [rows[1], *({**row, **change} for row in rows[2:])]
     if name == "several":  # and here to find all labels in what cannot be told apart
         validation = [{**row, "text": rows[0]["text"]} for row in rows]
-    trained = [*rows, *[alike(row, change) for row in rows] * 6]  # each text's own label is outvoted
-    result = fit(
-        model_of(checkpoint, name), trained, validation, output_dir=tmp_path, epochs=3, **{**OPTIONS, "progress": True}
-    )
+    trained = [*rows, *[{**row, **change} for row in rows] * 6]  # each text's own label is outvoted
+    model, options = load_model(checkpoint, EXAMPLES[name].task), {**OPTIONS, "progress": True}
+    result = fit(model, trained, validation, output_dir=tmp_path / "run", epochs=3, **options)
     assert result.collapse == said
     (note,) = result.notes
     assert note.startswith(f"the best model {said}, although the labels of the validation rows differ")
     assert "a lower learning_rate (now 0.003)" in note
     assert "more epochs (now 3)" in note
-    assert ('class_weights = "balanced"' in note) == (name in ("single", "pair", "several"))
+    assert ('class_weights = "balanced"' in note) == (name != "span v2")
     assert f"note: {note}\n" in capfd.readouterr().err
-    summary = json.loads((tmp_path / "metrics.json").read_text("utf-8"))
+    summary = json.loads((tmp_path / "run" / "metrics.json").read_text("utf-8"))
     assert (summary["collapse"], summary["notes"]) == (said, [note])
-
-
-@pytest.mark.parametrize("name", [*ALIKE, "regression"])
-def test_a_healthy_run_says_nothing(name, checkpoint, tmp_path):
-    rows = list(EXAMPLES[name].rows)
-    result = fit(model_of(checkpoint, name), rows, rows, output_dir=tmp_path, epochs=40, eval_steps=20, **OPTIONS)
-    assert (result.collapse, result.notes) == (None, ())
+    options = {**OPTIONS, "epochs": 20, "eval_steps": 20}
+    healthy = fit(load_model(checkpoint, EXAMPLES[name].task), rows, rows, output_dir=tmp_path / "healthy", **options)
+    assert (healthy.collapse, healthy.notes) == (None, ())
 
 
 def test_the_validation_set_that_picks_the_best_model_decides(checkpoint, tmp_path):
@@ -67,9 +52,8 @@ def test_the_validation_set_that_picks_the_best_model_decides(checkpoint, tmp_pa
     sets = {"alike": [row for row in rows if row["label"] == "negative"], "both": rows}
     train = [*rows, *[{**row, "label": "negative"} for row in rows] * 6]
     for metric, said in (("alike/accuracy", None), ("both/accuracy", "predicts 'negative' for every row")):
-        folder = tmp_path / metric.partition("/")[0]
-        model = load_model(checkpoint)
-        result = fit(model, train, sets, output_dir=folder, epochs=4, metric_for_best_model=metric, **OPTIONS)
+        options = {**OPTIONS, "epochs": 2, "metric_for_best_model": metric}
+        result = fit(load_model(checkpoint), train, sets, output_dir=tmp_path / metric[:5], **options)
         assert result.collapse == said
         assert all("of the validation set 'both'" in note for note in result.notes)
 
@@ -77,18 +61,11 @@ def test_the_validation_set_that_picks_the_best_model_decides(checkpoint, tmp_pa
 @pytest.fixture
 def recipe(checkpoint, tmp_path):
     rows = make_rows(12)
-    honest = [f"{row['text']},{row['label']}" for row in rows]
-    alike = [f"{row['text']},negative" for row in rows] * 6
-    for name, lines in (("train", [*honest, *alike]), ("dev", honest)):
-        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n", "utf-8")
-    (tmp_path / "recipe.toml").write_text(
-        f'task = "sequence-classification"\n[model]\nname = "{checkpoint}"\n'
-        '[settings]\nmax_length = 40\nlabels = ["negative", "positive"]\n'
-        '[data]\ntrain = "train.csv"\nvalidation = "dev.csv"\n'
-        '[optim]\nepochs = 3\nbatch_size = 4\nlearning_rate = 3e-3\n[run]\noutput_dir = "out"\n',
-        "utf-8",
-    )
-    return tmp_path / "recipe.toml"
+    path = write_with_data(tmp_path, checkpoint, optim="epochs = 3\nbatch_size = 4", run="")
+    path.write_text(path.read_text("utf-8").replace("learning_rate = 1e-3", "learning_rate = 3e-3"), "utf-8")
+    write_csv(tmp_path / "train.csv", [*rows, *[{**row, "label": "negative"} for row in rows] * 6])
+    write_csv(tmp_path / "dev.csv", rows)
+    return path
 
 
 @pytest.fixture

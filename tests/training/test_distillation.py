@@ -23,13 +23,17 @@ from bert_tasks.training.run import dry_run
 from bert_tasks.training.step import OptimizerSteps
 from support.hf_models import hf_class, hf_config, widen
 from support.meta_device import on_meta_device
+from support.recipes import write_with_data
+from support.runs import digests, events
 from support.small_checkpoints import save_checkpoint
-from support.stopped_runs import digests, events, signalling
+from support.stopped_runs import signalling
 from support.task_contract import changed
 from support.task_examples import EXAMPLES
 from support.training_runs import (
     LABELS,
     TASK,
+    TWENTY_STEPS,
+    UNLABELLED,
     WEIGHTED_TASK,
     distance,
     load_model,
@@ -38,8 +42,6 @@ from support.training_runs import (
     walk,
     weights_of,
 )
-
-UNLABELLED = (1, 8, 17, 30)
 
 
 def widened(model, seed):
@@ -144,24 +146,19 @@ def test_the_formula_would_show_the_usual_mistakes(wide_checkpoint, monkeypatch,
     assert abs(first_step(objective, rows)[0] - expected) > 1e-3 * expected
 
 
-def seen_by_teacher(checkpoint, kind):
-    objective = pair(checkpoint, kind)
-    batch = batch_of(objective.model, make_rows(4))
-    objective.train()
-    return objective, [objective(batch)[1].total.item() for _ in range(2)]
-
-
 def test_the_teacher_has_no_dropout_and_the_student_has(dropout_checkpoint):
-    objective, totals = seen_by_teacher(dropout_checkpoint, Distillation)
+    objective, faulty = (pair(dropout_checkpoint, kind).train() for kind in (Distillation, TrainingTeacher))
+    batch = batch_of(objective.model, make_rows(4))
+
+    def differs(objective):
+        return len({objective(batch)[1].total.item() for _ in range(2)}) == 2
+
     assert objective.model.training
     assert not any(module.training for module in objective.teacher.modules())
-    assert totals[0] != totals[1]
-    objective.model.eval()
-    batch = batch_of(objective.model, make_rows(4))
-    assert objective(batch)[1].total.item() == objective(batch)[1].total.item()
-    faulty, _ = seen_by_teacher(dropout_checkpoint, TrainingTeacher)
-    faulty.model.eval()
-    assert faulty(batch)[1].total.item() != faulty(batch)[1].total.item()
+    assert differs(objective)
+    for each in (objective, faulty):
+        each.model.eval()
+    assert (differs(objective), differs(faulty)) == (False, True)
 
 
 def test_the_teacher_is_moved_but_neither_trained_nor_stored(wide_checkpoint):
@@ -171,35 +168,25 @@ def test_the_teacher_is_moved_but_neither_trained_nor_stored(wide_checkpoint):
     walk(make_steps(objective.model, make_rows(8), objective=objective, batch_size=4, epochs=1, learning_rate=1e-2))
     assert distance(before, weights_of(objective.teacher)) == 0
     assert all(parameter.grad is None for parameter in objective.teacher.parameters())
-    own = dict(Supervised(objective.model).checkpoint_parameters())
-    assert objective.checkpoint_parameters().keys() == own.keys()
-    objective.to("meta")
-    assert objective.teacher.device.type == "meta"
+    assert list(objective.checkpoint_parameters()) == list(Supervised(objective.model).checkpoint_parameters())
+    assert objective.to("meta").teacher.device.type == "meta"
 
 
-def trained(checkpoint, *, kind=Distillation, micro_batch_tokens, **options):
-    objective = pair(checkpoint, kind, **options)
-    rows = make_rows(37, unlabelled=UNLABELLED)
-    settings = {"epochs": 4, "batch_size": 8, "learning_rate": 1e-3, "adam_epsilon": 1e-4, "weight_decay": 0.01}
-    steps = make_steps(objective.model, rows, objective=objective, micro_batch_tokens=micro_batch_tokens, **settings)
-    return weights_of(objective), walk(steps)
-
-
-FOUR_TERMS = {"hidden": "mse", "relations": True, "relations_weight": 0.5}
-
-
-@pytest.mark.parametrize("micro_batch_tokens", [1, 40])
-@pytest.mark.parametrize("options", [{}, FOUR_TERMS], ids=["two terms", "four terms"])
-def test_micro_batches_change_no_weight(wide_checkpoint, micro_batch_tokens, options):
-    whole, logs = trained(wide_checkpoint, micro_batch_tokens=16384, **options)
-    parts, others = trained(wide_checkpoint, micro_batch_tokens=micro_batch_tokens, **options)
+def test_micro_batches_change_no_weight(wide_checkpoint):
+    found = []
+    for tokens in (16384, 1):
+        objective = pair(wide_checkpoint, hidden="mse", relations=True, relations_weight=0.5)
+        rows = make_rows(37, unlabelled=UNLABELLED)
+        options = {**TWENTY_STEPS, "epochs": 2, "micro_batch_tokens": tokens}
+        logs = walk(make_steps(objective.model, rows, objective=objective, **options))
+        found.append((weights_of(objective), logs))
+    (whole, logs), (parts, others) = found
     assert distance(whole, parts) <= 1e-12
-    weights = {"sequence-classification": 0.5, "distillation": 0.5}
-    weights |= {"hidden": 1.0, "relations": 0.5} if options else {}
-    for one, other in zip(logs, others, strict=True):
-        assert other.terms == pytest.approx(one.terms, rel=1e-9)
-        assert one.terms.keys() == weights.keys()
-        assert one.loss == pytest.approx(sum(weights[name] * mean for name, mean in one.terms.items()), rel=1e-12)
+    weights = {"sequence-classification": 0.5, "distillation": 0.5, "hidden": 1.0, "relations": 0.5}
+    for log, other in zip(logs, others, strict=True):
+        assert other.terms == pytest.approx(log.terms, rel=1e-9)
+        assert log.terms.keys() == weights.keys()
+        assert log.loss == pytest.approx(sum(weights[name] * mean for name, mean in log.terms.items()), rel=1e-12)
 
 
 def test_rows_without_labels_teach(wide_checkpoint):
@@ -304,10 +291,9 @@ def straight(dropout_checkpoint, teacher_folder, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("step", [1, 4])
-def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, teacher_folder, tmp_path, step):
+def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, teacher_folder, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OptimizerSteps, "update", signalling(OptimizerSteps.update, step))
+        patch.setattr(OptimizerSteps, "update", signalling(OptimizerSteps.update, 4))
         with pytest.raises(StoppedError):
             run(tmp_path, dropout_checkpoint, teacher_folder)
     run(tmp_path, dropout_checkpoint, teacher_folder, head_seed=5)
@@ -315,7 +301,7 @@ def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tea
     assert events(tmp_path) == events(straight)
 
 
-def test_a_run_records_its_teacher_and_each_loss_term(straight, teacher_folder):
+def test_a_run_records_its_teacher_and_each_loss_term(straight, teacher_folder, tmp_path):
     settings = json.loads((straight / "run.json").read_text("utf-8"))["settings"]
     assert settings["teacher.name"] == str(teacher_folder)
     assert len(settings["teacher.digest"]) == 64
@@ -326,65 +312,38 @@ def test_a_run_records_its_teacher_and_each_loss_term(straight, teacher_folder):
     loaded = TaskModel.from_pretrained(straight / "model")
     assert loaded.task.labels == LABELS
     rows = [{"text": row["text"]} for row in make_rows(6, seed=1)]
-    predictions = [
-        [one.label for one in model.predict(rows)] for model in (loaded, TaskModel.from_pretrained(teacher_folder))
+    labels = [
+        [prediction.label for prediction in model.predict(rows)]
+        for model in (loaded, TaskModel.from_pretrained(teacher_folder))
     ]
-    same = sum(one == other for one, other in zip(*predictions, strict=True)) / 6
+    same = sum(student == teacher for student, teacher in zip(*labels, strict=True)) / 6
     assert events(straight)[-1] == {"event": "agreement", "step": 6, "agreement": {"": same}}
-
-
-def test_the_report_draws_each_term_and_states_the_agreement(straight, tmp_path):
     make_report(straight, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "training, distillation" in page
     assert "predictions as the teacher" in page
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"teacher_temperature": 3.0}, "teacher.temperature = 3.0 \\(was 2.0\\)"),
-        ({}, "teacher.digest"),
-    ],
-)
-def test_another_teacher_is_another_run(straight, dropout_checkpoint, teacher_folder, changes, said):
+def test_another_teacher_is_another_run(straight, dropout_checkpoint, teacher_folder):
     teacher = TaskModel.from_pretrained(teacher_folder, task=TASK)
+    with pytest.raises(UsageError, match=r"teacher.temperature = 3.0 \(was 2.0\)"):
+        run(straight, dropout_checkpoint, teacher, teacher_temperature=3.0)
     with torch.no_grad():
-        teacher.head.output.bias += 0.0 if changes else 1e-3
-    with pytest.raises(UsageError, match=said):
-        run(straight, dropout_checkpoint, **{"teacher": teacher, **changes})
-
-
-RECIPE = """\
-task = "sequence-classification"
-[model]
-name = "CHECKPOINT"
-layers = "every-other"
-[teacher]
-name = "TEACHER"
-temperature = 1.5
-[settings]
-max_length = 40
-[data]
-train = "train.csv"
-validation = "train.csv"
-[run]
-output_dir = "run"
-"""
+        teacher.head.output.bias += 1e-3
+    with pytest.raises(UsageError, match=r"teacher\.digest"):
+        run(straight, dropout_checkpoint, teacher)
 
 
 def test_a_recipe_names_the_layers_and_the_teacher(checkpoint, teacher_folder, tmp_path):
-    lines = [f"{row['text']},{row['label']}" for row in make_rows(8)]
-    (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines]) + "\n", "utf-8")
     (tmp_path / "teacher").symlink_to(teacher_folder)
-    text = RECIPE.replace("CHECKPOINT", str(checkpoint)).replace("TEACHER", "./teacher")
-    (tmp_path / "recipe.toml").write_text(text, "utf-8")
-    recipe = load_recipe(tmp_path / "recipe.toml")
+    teacher = '[teacher]\nname = "./teacher"\ntemperature = 1.5'
+    path = write_with_data(tmp_path, checkpoint, optim="", run="", sections=teacher)
+    recipe = load_recipe(path, overrides=["model.layers=every-other"])
     assert (recipe.model.layers, recipe.teacher.temperature, recipe.teacher.weight) == ("every-other", 1.5, 0.5)
     assert recipe.teacher.name == str(tmp_path / "teacher")
     assert "layers 0 of 2" in dry_run(recipe).load_summary
-    with pytest.raises(UsageError, match="layers = \\[2\\]: expected numbers from 0 to 1"):
-        dry_run(load_recipe(tmp_path / "recipe.toml", overrides=["model.layers=[2]"]))
+    with pytest.raises(UsageError, match=r"layers = \[2\]: expected numbers from 0 to 1"):
+        dry_run(load_recipe(path, overrides=["model.layers=[2]"]))
 
 
 # Hidden states and relations
@@ -422,7 +381,7 @@ def wider(checkpoint, folder, tokenizer):
     return widened(load_model(folder, WEIGHTED_TASK, seed=3), 3)
 
 
-@pytest.mark.parametrize("heads", [True, 1, 12])
+@pytest.mark.parametrize("heads", [True, 12])
 def test_relations_of_models_of_any_width_are_those_of_unpadded_rows(wide_checkpoint, bpe_tokenizer, tmp_path, heads):
     teacher = wider(wide_checkpoint, tmp_path, bpe_tokenizer)
     student = widened(load_model(wide_checkpoint, WEIGHTED_TASK), 0)

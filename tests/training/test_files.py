@@ -1,20 +1,16 @@
 """The output folder: whose files are replaced, whose are not, and JSON that is JSON."""
 
 import json
-import math
 
 import pytest
 
 from bert_tasks.errors import UsageError
-from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.training.files import (
     append_event,
-    changes,
     check_folder,
     clear,
     cut_events,
     environment,
-    flat_settings,
     read_run_metadata,
     read_summary,
     remove,
@@ -64,36 +60,15 @@ def test_a_folder_without_a_run_is_refused(tmp_path, name):
 
 def test_a_file_in_the_way_is_refused(tmp_path):
     (tmp_path / "run").write_text("", "utf-8")
-    with pytest.raises(UsageError, match="is a file, expected a folder"):
-        check_folder(tmp_path / "run")
-    with pytest.raises(UsageError, match="is a file, expected a folder"):
-        check_folder(tmp_path / "run" / "deeper")
+    for path in (tmp_path / "run", tmp_path / "run" / "deeper"):
+        with pytest.raises(UsageError, match="is a file, expected a folder"):
+            check_folder(path)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(UsageError, match="is not writable"):
         check_folder(tmp_path / "run")
-
-
-def test_numbers_that_are_not_finite_become_null(tmp_path):
-    append_event(tmp_path, {"loss": math.nan, "metrics": {"f1": -math.inf, "all": (math.inf, 1.5)}})
-    append_event(tmp_path, {"text": "schön\n", "step": 2})
-    lines = (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"loss": None, "metrics": {"f1": None, "all": [None, 1.5]}},
-        {"text": "schön\n", "step": 2},
-    ]
-    assert "NaN" not in lines[0]
-
-
-def test_a_json_file_is_replaced_whole(tmp_path):
-    path = tmp_path / "metrics.json"
-    write_json(path, {"a": math.nan})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    assert json.loads(path.read_text("utf-8")) == {"a": None}
-    assert [file.name for file in tmp_path.iterdir()] == ["metrics.json"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", "null", '{"settings": 3}', '{"metrics": []}'])
@@ -103,17 +78,6 @@ def test_damaged_files_are_named(tmp_path, read, name, content):
     (tmp_path / name).write_text(content, "utf-8")
     with pytest.raises(UsageError, match=rf"{name} is damaged: .*--overwrite"):
         read(tmp_path)
-
-
-def test_events_are_cut_back_to_a_step(tmp_path):
-    for step in (1, 2, 3):
-        append_event(tmp_path, {"event": "step", "step": step})
-    whole = (tmp_path / "metrics.jsonl").read_bytes()
-    with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"event": "step", "step": 1, "lo\xc3')
-    cut_events(tmp_path, 2, evaluated_step=2)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == whole[: whole.index(b'{"event": "step", "step": 3')]
-    cut_events(tmp_path / "nowhere", 2, evaluated_step=2)
 
 
 def test_an_evaluation_that_will_be_made_again_is_cut(tmp_path):
@@ -140,7 +104,6 @@ def test_links_are_removed_and_not_followed(run_folder, tmp_path):
 def test_a_removed_run_leaves_nothing_but_foreign_files(run_folder, tmp_path):
     remove(run_folder)
     assert sorted(path.name for path in run_folder.iterdir()) == ["figures", "notes.txt", "run.json"]
-    write_json(tmp_path / "run.json", {"settings": {}})
     (tmp_path / "alone").mkdir()
     write_json(tmp_path / "alone" / "run.json", {"settings": {}})
     remove(tmp_path / "alone")
@@ -154,11 +117,3 @@ def test_the_environment_says_nothing_of_the_user(monkeypatch):
     assert set(found) == {"python", "platform", "cpu", "threads", "matmul_library", "versions"}
     assert "xyzzy" not in json.dumps(found)
     assert {"bert-tasks", "torch", "transformers", "accelerate"} <= found["versions"].keys()
-
-
-def test_settings_that_must_not_change_are_named(tmp_path):
-    before = {**flat_settings({}, OptimSection(), RunSection()), "encoder.hidden_size": 32}
-    assert changes(tmp_path, before, before, finished=True) == []
-    for name, value in {"optim.layerwise_lr_decay": 0.9, "encoder.hidden_size": 64, "objective": "Own"}.items():
-        with pytest.raises(UsageError, match=f"{name} = {value!r} "):
-            changes(tmp_path, before, {**before, name: value}, finished=True)

@@ -76,28 +76,10 @@ def test_a_diverged_run_leaves_no_gradients_to_the_next(checkpoint, tmp_path, mo
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_freezing_ends_with_the_run(checkpoint, tmp_path):
-    model = load_model(checkpoint)
-    model.head.output.bias.requires_grad_(False)  # the user's own choice stays
-    fit(model, make_rows(8), make_rows(3), output_dir=tmp_path, freeze_embeddings=True, freeze_layers=1, **QUICK)
-    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    assert frozen == ["head.output.bias"]
-    assert not model.encoder.embeddings.word.sparse  # nor does a loop of the user's own get sparse gradients
-
-
 def test_an_accelerate_setting_that_would_scale_gradients_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     with pytest.raises(UsageError, match="4 accumulation steps"):
         make_accelerator()
-
-
-def test_a_label_named_loss_does_not_turn_the_comparison_round(checkpoint, tmp_path, monkeypatch):
-    names = {"negative": "gain", "positive": "loss"}
-    rows = [{**row, "label": names[row["label"]]} for row in make_rows(16)]
-    model = load_model(checkpoint, SequenceClassification(labels=("gain", "loss"), max_length=40))
-    wanted = {"metric_for_best_model": "f1_loss", "learning_rate": 3e-3, "epochs": 20}
-    result = fit(model, rows, rows, output_dir=tmp_path, **{**QUICK, **wanted})
-    assert result.metrics["f1_loss"] == 1.0
 
 
 def test_balanced_weights_cannot_be_evaluated_before_they_are_numbers(checkpoint):

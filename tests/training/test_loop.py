@@ -26,11 +26,8 @@ QUICK = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
 
 
 def events(folder, kind):
-    def refuse(constant):
-        raise ValueError(f"{constant} is not JSON")
-
     lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
-    return [event for line in lines if (event := json.loads(line, parse_constant=refuse))["event"] == kind]
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 def short_fit(model, folder, *, rows=None, **changes):
@@ -41,9 +38,9 @@ def short_fit(model, folder, *, rows=None, **changes):
 def test_a_tiny_model_learns_rows_that_can_be_told_apart(checkpoint, tmp_path):
     rows = make_rows(16)
     model = load_model(checkpoint)
-    result = fit(model, rows, rows, output_dir=tmp_path / "run", epochs=25, batch_size=8, learning_rate=3e-3)
+    result = fit(model, rows, rows, output_dir=tmp_path / "run", epochs=12, batch_size=8, learning_rate=5e-3)
     assert result.metrics["accuracy"] == 1.0
-    assert result.steps == 50
+    assert result.steps == 24
     assert [prediction.label for prediction in model.predict(rows)] == [row["label"] for row in rows]
     assert evaluate(result.output_dir / "model", rows)["accuracy"] == 1.0
 
@@ -63,27 +60,37 @@ def test_the_recorded_learning_rates_are_the_linear_schedule(checkpoint, tmp_pat
     assert all(event["tokens_per_second"] > 0 and event["grad_norm"] > 0 for event in recorded)
 
 
-@pytest.mark.parametrize("steps", [3, 7])
-def test_a_number_of_steps_replaces_the_epochs(checkpoint, tmp_path, steps):
+def watch_backward(monkeypatch, then=lambda count: None):
+    """A list that grows with each step whose gradients are computed."""
+    computed, backward = [], OptimizerSteps.backward
+
+    def watched(*arguments):
+        computed.append(arguments)
+        then(len(computed))
+        return backward(*arguments)
+
+    monkeypatch.setattr(OptimizerSteps, "backward", watched)
+    return computed
+
+
+def test_a_number_of_steps_replaces_the_epochs(checkpoint, tmp_path):
     """Of 4 steps an epoch: fewer than one epoch, and an end within the second."""
-    options = {"batch_size": 6, "learning_rate": 2e-4, "logging_steps": 1}
-    cut = short_fit(load_model(checkpoint), tmp_path / "cut", max_steps=steps, lr_scheduler_type="constant", **options)
-    whole = short_fit(load_model(checkpoint), tmp_path / "whole", epochs=2, lr_scheduler_type="constant", **options)
-    assert (cut.steps, whole.steps) == (steps, 8)
-    recorded = [
-        [(one["loss"], one["learning_rate"]) for one in events(tmp_path / name, "step")] for name in ("cut", "whole")
-    ]
-    assert recorded[0] == recorded[1][:steps]
-    assert [one["step"] for one in events(tmp_path / "cut", "evaluation")] == sorted({min(4, steps), steps})
+    options = {"batch_size": 6, "learning_rate": 2e-4, "logging_steps": 1, "lr_scheduler_type": "constant"}
+
+    def recorded(folder):
+        return [(event["loss"], event["learning_rate"]) for event in events(folder, "step")]
+
+    short_fit(load_model(checkpoint), tmp_path / "whole", epochs=2, **options)
+    for steps, evaluated in ((3, [3]), (7, [4, 7])):
+        folder = tmp_path / str(steps)
+        assert short_fit(load_model(checkpoint), folder, max_steps=steps, **options).steps == steps
+        assert recorded(folder) == recorded(tmp_path / "whole")[:steps]
+        assert [event["step"] for event in events(folder, "evaluation")] == evaluated
 
 
 def test_a_step_has_the_tokens_of_its_time(checkpoint, tmp_path, monkeypatch):
     """A step is recorded when the next one has been computed: both count, or neither."""
-    computed = []
-
-    def accumulate(*arguments):
-        computed.append(arguments)
-        return loop_accumulate(*arguments)
+    computed = watch_backward(monkeypatch)
 
     class Computed(loop.Clock):
         def __init__(self):
@@ -92,8 +99,6 @@ def test_a_step_has_the_tokens_of_its_time(checkpoint, tmp_path, monkeypatch):
 
         seconds = property(lambda self: len(computed) - self.before)
 
-    loop_accumulate = OptimizerSteps.backward
-    monkeypatch.setattr(OptimizerSteps, "backward", accumulate)
     monkeypatch.setattr(loop, "Clock", Computed)
     rows = [{**make_rows(1)[0], "label": LABELS[number % 2]} for number in range(24)]  # all of one length
     short_fit(load_model(checkpoint), tmp_path, rows=rows, logging_steps=1, save_steps=2)
@@ -102,16 +107,7 @@ def test_a_step_has_the_tokens_of_its_time(checkpoint, tmp_path, monkeypatch):
 
 
 def test_one_process_stops_after_the_step_in_which_the_signal_came(checkpoint, tmp_path, monkeypatch):
-    computed = []
-
-    def accumulate(*arguments):
-        computed.append(arguments)
-        if len(computed) == 2:
-            signal.raise_signal(signal.SIGTERM)
-        return loop_accumulate(*arguments)
-
-    loop_accumulate = OptimizerSteps.backward
-    monkeypatch.setattr(OptimizerSteps, "backward", accumulate)
+    computed = watch_backward(monkeypatch, lambda count: count == 2 and signal.raise_signal(signal.SIGTERM))
     with pytest.raises(StoppedError, match="after step 2 of 6"):
         short_fit(load_model(checkpoint), tmp_path)
     assert len(computed) == 2
@@ -165,7 +161,6 @@ def test_a_run_that_diverges_stops_with_the_weights_before_that_step(checkpoint,
     with pytest.raises(DivergedError, match=f"^step {step + 1}: the loss is") as error:
         short_fit(model, tmp_path, logging_steps=1)
     assert error.value.exit_code == 5
-    assert len(found) == step + 1
     (event,) = events(tmp_path, "diverged")
     assert (event["step"], event["grad_norm"]) == (step + 1, None)
     assert f": {', '.join(map(str, event['rows']))}. " in str(error.value)
@@ -230,26 +225,26 @@ def test_moments_are_freed_before_the_best_weights_are_read(checkpoint, tmp_path
     assert moments == [0]
 
 
-def test_patience_counts_evaluations_without_a_better_one(checkpoint, tmp_path, monkeypatch):
-    seen = scripted(monkeypatch, [0.2, 0.5, 0.4, 0.5, 0.9, 0.9])
-    result = short_fit(load_model(checkpoint), tmp_path, epochs=6, early_stopping_patience=2)
-    assert (len(seen), result.best_step, result.steps) == (4, 6, 12)
-    assert json.loads((tmp_path / "metrics.json").read_text("utf-8"))["stopped_early"] is True
-
-
-def test_a_metric_that_is_not_a_number_is_worse_than_any(checkpoint, tmp_path, monkeypatch):
-    scripted(monkeypatch, [math.nan, -1.0, math.nan, -2.0])
-    result = short_fit(load_model(checkpoint), tmp_path, epochs=4)
-    assert (result.best_step, result.metrics["accuracy"]) == (6, -1.0)
-    recorded = [event["metrics"]["accuracy"] for event in events(tmp_path, "evaluation")]
-    assert recorded == [None, -1.0, None, -2.0]
-
-
-def test_less_loss_is_better(checkpoint, tmp_path, monkeypatch):
-    # the first value answers the check that the metric exists
-    scripted(monkeypatch, [9.0, 0.8, 0.4, 0.6], key="loss")
-    result = short_fit(load_model(checkpoint), tmp_path, epochs=3, metric_for_best_model="loss")
-    assert (result.best_step, result.metrics["loss"]) == (6, 0.4)
+@pytest.mark.parametrize(
+    ("values", "steps", "options"),
+    [
+        ([0.2, 0.5, 0.4, 0.5], 12, {"epochs": 6, "early_stopping_patience": 2}),
+        ([math.nan, -1.0, math.nan, -2.0], 12, {"epochs": 4}),
+        # the first value answers the check that the metric exists
+        ([9.0, 0.8, 0.4, 0.6], 9, {"epochs": 3, "metric_for_best_model": "loss"}),
+    ],
+    ids=["patience", "not a number", "less loss"],
+)
+def test_which_evaluation_is_the_best(checkpoint, tmp_path, monkeypatch, values, steps, options):
+    key = options.get("metric_for_best_model", "accuracy")
+    seen = scripted(monkeypatch, values, key=key)
+    result = short_fit(load_model(checkpoint), tmp_path, **options)
+    assert (len(seen), result.best_step, result.steps) == (4, 6, steps)
+    assert result.metrics[key] == values[2 if key == "loss" else 1]
+    recorded = [event["metrics"][key] for event in events(tmp_path, "evaluation")]
+    assert recorded == [None if math.isnan(value) else value for value in values[4 - len(recorded) :]]
+    summary = json.loads((tmp_path / "metrics.json").read_text("utf-8"))
+    assert summary["stopped_early"] is ("early_stopping_patience" in options)
 
 
 # When and on what to evaluate
@@ -285,12 +280,16 @@ def test_named_validation_sets_prefix_their_metrics(checkpoint, tmp_path):
 # Which weights learn
 
 
-def test_frozen_weights_do_not_move(checkpoint, tmp_path):
+def test_frozen_weights_do_not_move_and_freezing_ends_with_the_run(checkpoint, tmp_path):
     model = load_model(checkpoint)
+    model.head.output.bias.requires_grad_(False)  # the user's own choice stays
     before, depths = weights_of(model), model.parameter_depths()
     short_fit(model, tmp_path, freeze_embeddings=True, freeze_layers=1, weight_decay=0.1)
     moved = {depths[name] for name, value in weights_of(model).items() if not torch.equal(before[name], value)}
     assert moved == {2, 3}
+    assert [name for name, weight in model.named_parameters() if not weight.requires_grad] == ["head.output.bias"]
+    assert not model.encoder.embeddings.word.sparse  # nor does a loop of the user's own get sparse gradients
+    assert json.loads((tmp_path / "run.json").read_text("utf-8"))["vocabulary_rows"] is None
 
 
 def test_gradient_checkpointing_changes_nothing(dropout_checkpoint, tmp_path):
@@ -307,14 +306,13 @@ def test_gradient_checkpointing_changes_nothing(dropout_checkpoint, tmp_path):
 def test_bf16_trains_and_the_process_may_go_on_in_fp32(checkpoint, tmp_path):
     rows = make_rows(16)
     model, exact = load_model(checkpoint), load_model(checkpoint)
-    optim = {"epochs": 25, "batch_size": 8, "learning_rate": 3e-3, "eval_steps": 25, "progress": False}
-    result = fit(model, rows, rows, output_dir=tmp_path / "half", mixed_precision="bf16", **optim)
-    assert result.metrics["accuracy"] == 1.0
+    short_fit(exact, tmp_path / "full", rows=rows)
+    result = short_fit(model, tmp_path / "half", rows=rows, mixed_precision="bf16")
     assert {value.dtype for value in weights_of(model).values()} == {torch.float32}
-    assert evaluate(model, rows)["accuracy"] == 1.0
-    fit(exact, rows, rows, output_dir=tmp_path / "full", **optim)
-    assert distance(weights_of(model), weights_of(exact)) > 0
-    assert model.predict(rows[:1])[0].score == load_saved(tmp_path / "half").predict(rows[:1])[0].score
+    assert 0 < distance(weights_of(model), weights_of(exact)) < 1e-2
+    saved = load_saved(tmp_path / "half")
+    assert model.predict(rows[:1])[0].score == saved.predict(rows[:1])[0].score
+    assert evaluate(model, make_rows(9, seed=1))["loss"] == pytest.approx(result.metrics["loss"], rel=0.02)
 
 
 @pytest.mark.parametrize("supported", [True, False])
@@ -324,10 +322,6 @@ def test_bf16_where_it_is_slower_is_reported(checkpoint, tmp_path, monkeypatch, 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     fit(load_model(checkpoint), make_rows(8), make_rows(8), output_dir=tmp_path, mixed_precision="bf16", epochs=1)
     assert ("bf16 is slower than float32 here" in capfd.readouterr().err) is not supported
-
-
-def load_saved(folder):
-    return TaskModel.from_pretrained(folder / "model")
 
 
 def test_fp16_without_a_gpu_is_refused(checkpoint, tmp_path, monkeypatch):
@@ -347,38 +341,25 @@ def test_another_number_of_processes_than_launched_is_refused(checkpoint, tmp_pa
 # What the data fixes
 
 
-def test_thresholds_are_tuned_on_validation_and_stored(checkpoint, tmp_path):
+def load_saved(folder):
+    return TaskModel.from_pretrained(folder / "model")
+
+
+def test_thresholds_are_tuned_on_the_first_validation_set_and_stored(checkpoint, tmp_path):
     task = SequenceClassification(labels=LABELS, problem_type="multi_label_classification", max_length=40)
     rows = [{"text": row["text"], "labels": [row["label"]]} for row in make_rows(24)]
     rows.append({"text": " ".join(KEYWORDS.values()), "labels": list(LABELS)})
-    model = load_model(checkpoint, task)
-    result = fit(model, rows, rows[:12], output_dir=tmp_path, **QUICK)
-    stored = json.loads((tmp_path / "model" / "config.json").read_text("utf-8"))["bert_tasks"]["thresholds"]
-    assert len(stored) == 2
-    assert stored != [0.5, 0.5]
-    assert list(model.task.thresholds) == stored
-    assert list(load_saved(tmp_path).task.thresholds) == stored
-    assert result.metrics["f1"] >= result.metrics["untuned_f1"]
-    assert evaluate(tmp_path / "model", rows[:12])["f1"] == result.metrics["f1"]
-
-
-def test_thresholds_are_tuned_on_the_first_of_several_sets(checkpoint, tmp_path):
-    task = SequenceClassification(labels=LABELS, problem_type="multi_label_classification", max_length=40)
-    rows = [{"text": row["text"], "labels": [row["label"]]} for row in make_rows(24)]
     swapped = [{"text": row["text"], "labels": ["negative"]} for row in rows[:8]]
     model = load_model(checkpoint, task)
     result = fit(model, rows, {"first": rows[:12], "second": swapped}, output_dir=tmp_path, **QUICK)
-    assert "first/untuned_f1" in result.metrics
+    stored = json.loads((tmp_path / "model" / "config.json").read_text("utf-8"))["bert_tasks"]["thresholds"]
+    assert len(stored) == 2
+    assert stored != [0.5, 0.5]
+    assert list(model.task.thresholds) == list(load_saved(tmp_path).task.thresholds) == stored
+    assert result.metrics["first/f1"] >= result.metrics["first/untuned_f1"]
     assert "second/untuned_f1" not in result.metrics
-    assert evaluate(model, rows[:12])["f1"] == result.metrics["first/f1"]
+    assert evaluate(tmp_path / "model", rows[:12])["f1"] == result.metrics["first/f1"]
     assert evaluate(model, swapped)["f1"] == result.metrics["second/f1"]
-
-
-def test_balanced_class_weights_become_numbers(checkpoint, tmp_path):
-    model = load_model(checkpoint, replace(TASK, class_weights="balanced"))
-    short_fit(model, tmp_path)  # 8 of 24 rows are positive
-    assert model.task.balanced_weights == (0.75, 1.5)
-    assert load_saved(tmp_path).task == model.task
 
 
 def test_a_second_training_run_fits_to_its_own_rows(checkpoint, tmp_path):

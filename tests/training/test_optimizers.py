@@ -11,7 +11,8 @@ import torch
 
 from bert_tasks import TrainerCallback, fit, load_recipe, train
 from bert_tasks.errors import RecipeError, UsageError
-from support.stopped_runs import digests, events, run, stopped
+from support.runs import digests, events
+from support.stopped_runs import run, stopped
 from support.training_runs import load_model, make_rows, make_steps, weights_of
 
 ROWS = make_rows(16)

@@ -20,7 +20,7 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.tasks.base import Part
 from bert_tasks.tasks.sequence_classification.task import TextFormats
-from support.training_runs import LABELS, load_model, make_rows, weights_of
+from support.training_runs import LABELS, distance, load_model, make_rows, weights_of
 
 QUICK: dict[str, Any] = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
 PRIOR = (-0.25, 0.75)
@@ -115,13 +115,10 @@ def test_a_head_that_is_not_the_one_it_names_is_refused(checkpoint: Path) -> Non
 # A new head is drawn from the run's seed
 
 
-@pytest.mark.parametrize("task", [TASK, SequenceClassification(labels=LABELS, max_length=40)])
-def test_fit_draws_a_new_head_from_its_seed_alone(
-    task: SequenceClassification, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_fit_draws_a_new_head_from_its_seed_alone(checkpoint: Path, tmp_path: Path) -> None:
     def trained(name: str, seed: int, noise: int) -> tuple[dict[str, Tensor], str]:
         torch.manual_seed(noise)
-        model = TaskModel.from_pretrained(checkpoint, task=task)
+        model = TaskModel.from_pretrained(checkpoint, task=TASK)
         state = torch.get_rng_state()
         model.draw_new_head(seed)
         assert torch.equal(torch.get_rng_state(), state)
@@ -135,20 +132,13 @@ def test_fit_draws_a_new_head_from_its_seed_alone(
 
 
 def test_a_head_that_was_trained_or_set_is_not_drawn_again(checkpoint: Path, tmp_path: Path) -> None:
-    model = load_model(checkpoint)
-    quick_fit(model, tmp_path / "first", seed=7)
-    before = weights_of(model)
-    model.draw_new_head(8)
-    assert all(torch.equal(value, before[name]) for name, value in weights_of(model).items())
-    changed = load_model(checkpoint)
+    trained, changed = load_model(checkpoint), load_model(checkpoint)
+    quick_fit(trained, tmp_path, seed=7)
     changed.head.output.bias.data.fill_(0.5)
-    before = weights_of(changed)
-    changed.draw_new_head(8)
-    assert all(torch.equal(value, before[name]) for name, value in weights_of(changed).items())
-    again = TaskModel.from_pretrained(tmp_path / "first" / "model")
-    before = weights_of(again)
-    again.draw_new_head(8)
-    assert all(torch.equal(value, before[name]) for name, value in weights_of(again).items())
+    for model in (trained, changed, TaskModel.from_pretrained(tmp_path / "model")):
+        before = weights_of(model)
+        model.draw_new_head(8)
+        assert distance(weights_of(model), before) == 0
 
 
 # Wrapped models

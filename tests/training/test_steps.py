@@ -65,7 +65,7 @@ def test_gradients_of_two_threads_are_the_same_bits_each_time(by_kind, two_threa
     def gradients(seed=0):
         torch.manual_seed(0)
         model = TaskModel(known, TASK, tokenizer=tokenizer)
-        steps = make_steps(model, make_rows(24), batch_size=24, vocabulary_rows="all", seed=seed)
+        steps = make_steps(model, make_rows(12), batch_size=12, vocabulary_rows="all", seed=seed)
         sums = steps.backward(0, next(batches(steps)))
         return [sums, *(parameter.grad.to_dense() for parameter in model.parameters())]
 
@@ -79,8 +79,9 @@ def test_the_steps_of_an_epoch_and_of_the_warm_up_are_rounded_up(wide_checkpoint
     assert steps.plan == StepPlan(total=6, warmup=2, decay=1)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-@pytest.mark.parametrize("micro_batch_tokens", [1, 40])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "micro_batch_tokens"), [(torch.float64, 1e-12, 1), (torch.float32, 1e-6, 40)]
+)
 def test_micro_batches_change_no_weight(wide_checkpoint, dtype, tolerance, micro_batch_tokens):
     whole, losses = trained(wide_checkpoint, micro_batch_tokens=16384, dtype=dtype)
     cut, losses_cut = trained(wide_checkpoint, micro_batch_tokens=micro_batch_tokens, dtype=dtype)
@@ -309,13 +310,9 @@ def test_half_precision_may_skip_but_not_for_ever():
     assert read_step_metrics(good, overflows=7, mixed_precision="fp16")[1] == 0
     with pytest.raises(DivergedError):
         read_step_metrics(skipped(), overflows=MOST_OVERFLOWS - 1, mixed_precision="fp16")
-    with pytest.raises(DivergedError):
-        read_step_metrics(skipped(), overflows=0, mixed_precision="bf16")
-
-
-def test_a_long_batch_names_its_first_rows_only():
+    # A long batch names its first rows only.
     with pytest.raises(DivergedError, match=r"the first of the data is 1\): 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, \.\.\.\. "):
-        read_step_metrics(skipped(rows=range(40)), overflows=0, mixed_precision="no")
+        read_step_metrics(skipped(rows=range(40)), overflows=0, mixed_precision="bf16")
 
 
 def test_no_number_of_the_host_makes_it_wait_for_the_device() -> None:
