@@ -1,9 +1,10 @@
-"""The files of a model folder before they are parsed: whether they are what their names promise, and JSON objects.
+"""The files of a model folder before they are parsed: whether they are what their names promise, and its JSON objects.
 
 Every failure names the file and says what is wrong with it.
 """
 
 import json
+import os
 import re
 import stat
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 from bert_tasks.errors import CheckpointError
 
 MAX_CONFIG_BYTES = 16 * 2**20
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 # Bytes without which no text of a JSON file holds a surrogate: it is escaped, encoded as if it were a character, or the
 # file is in UTF-16 or UTF-32.
 _SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\0")
@@ -86,6 +88,25 @@ def checked_file(folder: Path, name: str) -> Path:
     if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         refuse(path, "a web page (HTML): a download failed; download it again")
     return path
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Reads the folder's ``config.json``. Keys that name code (``auto_map``) are data like the others.
+
+    Raises:
+        CheckpointError: The file is missing, too large or not a JSON object, or the folder holds a TensorFlow
+            checkpoint.
+    """
+    has_weights = any((folder / f"{name}{suffix}").exists() for name in _WEIGHTS for suffix in ("", ".index.json"))
+    if not has_weights and any(folder.glob("?*.index")):
+        raise CheckpointError(
+            f"{folder} holds a TensorFlow checkpoint. Convert it first: bert-tasks convert {folder} --output NEW_FOLDER"
+        )
+    if not os.path.lexists(folder / "config.json"):
+        inner = folder / "model"
+        hint = f"; did you mean {inner}?" if (inner / "config.json").is_file() else ""
+        raise CheckpointError(f"{folder}: no config.json; expected a folder that `save_pretrained` wrote{hint}")
+    return read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.hub import is_model_file, resolve
-from bert_tasks.checkpoints.load import LoadReport, label_names, match_weights, read_config, read_weights
+from bert_tasks.checkpoints.load import LoadReport, label_names, match_weights, read_weights
 from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
 from bert_tasks.encoder.config import EncoderConfig

@@ -1,4 +1,4 @@
-"""Reading a model folder: config.json, the weights, and which of the model's parameters each key is.
+"""Reading a model folder: its labels, the weights, and which of the model's parameters each key is.
 
 The files are read without trusting them: safetensors, ``pytorch_model.bin`` without running code, and the indexes of
 sharded files. Then keys are matched with parameters: prefixes, old names, heads that are dropped or new, and checks of
@@ -39,25 +39,6 @@ _NOT_FINITE = (
     "diverged"
 )
 _OTHER_FORMATS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.gguf")
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Reads the folder's ``config.json``. Keys that name code (``auto_map``) are data like the others.
-
-    Raises:
-        CheckpointError: The file is missing, too large or not a JSON object, or the folder holds a TensorFlow
-            checkpoint.
-    """
-    has_weights = any((folder / f"{name}{suffix}").exists() for name in _FORMATS for suffix in ("", ".index.json"))
-    if not has_weights and any(folder.glob("?*.index")):
-        raise CheckpointError(
-            f"{folder} holds a TensorFlow checkpoint. Convert it first: bert-tasks convert {folder} --output NEW_FOLDER"
-        )
-    if not os.path.lexists(folder / "config.json"):
-        inner = folder / "model"
-        hint = f"; did you mean {inner}?" if (inner / "config.json").is_file() else ""
-        raise CheckpointError(f"{folder}: no config.json; expected a folder that `save_pretrained` wrote{hint}")
-    return read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
 
 
 def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -9,6 +9,10 @@ from typing import Literal
 
 Activation = Literal["gelu", "gelu_new", "relu", "tanh"]
 PairObjective = Literal["nsp", "sop"]
+TokenPooling = Literal["mean", "max", "attention"]
+Pooling = Literal["cls", TokenPooling]
+# The heads of transformers whose parameters have names in the families' data.
+HeadKind = Literal["sequence", "token", "span", "masked-lm", "pretraining", "replaced-token", "choice"]
 # Linear layers of the encoder that may have low-rank adapters; the last two belong to the feed-forward.
 LoraTarget = Literal["query", "key", "value", "attention_output", "intermediate", "output"]
 

@@ -18,16 +18,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.config import EncoderConfig, TokenPooling
 from bert_tasks.encoder.dropout import Dropout
 from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
 from bert_tasks.encoder.packing import Layout, Packed, Padded, Selection
-
-TokenPooling = Literal["mean", "max", "attention"]
-Pooling = Literal["cls", TokenPooling]
-# The heads of transformers whose parameters have names in the families' data.
-HeadKind = Literal["sequence", "token", "span", "masked-lm", "pretraining", "replaced-token", "choice"]
 
 # The field of a batch with a number in [0, 1) for each masked token, which decides what a generator puts there.
 UNIFORM = "uniform"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.checkpoints.load import read_config
 from bert_tasks.data.cells import LABEL_SEPARATOR, numbered_columns
 from bert_tasks.data.checks import check_splits, named_splits
 from bert_tasks.data.columns import ROW_ERROR, Row

@@ -14,11 +14,11 @@ from typing import Any, Self
 import torch
 from pydantic import ValidationError
 
+from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.load import (
     CheckpointMatch,
     LoadReport,
     label_names,
-    read_config,
 )
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.encoder.heads import reordered

@@ -14,14 +14,11 @@ from typing import Any, ClassVar, Generic, Literal, NotRequired, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 from typing_extensions import TypeVar
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import Head
-from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor
 
 # What the logits of a task mean.
 #   softmax: classes that exclude each other      sigmoid: labels that are present or absent      value: numbers

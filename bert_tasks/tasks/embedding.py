@@ -9,18 +9,15 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import EmbeddingHead, Head
-from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
 from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads
 from bert_tasks.tasks.shared.rendering import Rendering
 
 EmbeddingPooling = Literal["mean", "cls", "max"]
@@ -87,7 +84,9 @@ class Embedding(Task[EmbeddingPrediction]):
         ]
 
     def head(self, config: EncoderConfig) -> Head:
-        return EmbeddingHead(width=config.hidden_size, pooling=self.pooling, normalize=self.normalize, depth=self.depth)
+        return heads.EmbeddingHead(
+            width=config.hidden_size, pooling=self.pooling, normalize=self.normalize, depth=self.depth
+        )
 
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]

@@ -11,18 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-from transformers import PreTrainedTokenizerBase
-
 from bert_tasks.data.cells import numbered_columns
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile, percentile, pieces
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import ChoiceHead
-from bert_tasks.encoder.packing import PackedBatch, device_tensor
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.detection import (
@@ -38,6 +31,7 @@ from bert_tasks.tasks.shared.detection import (
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
 from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, packing, torch
 from bert_tasks.tasks.shared.outputs import choice_logits, windows_by_row
 from bert_tasks.tasks.shared.report import RowResult, cut
 from bert_tasks.tasks.shared.row_report import RowReport
@@ -216,8 +210,8 @@ class MultipleChoice(Task[ChoicePrediction]):
             Column(name=LABEL, kind="choice" if self.label_base == 0 else "choice from 1", required=False),
         )
 
-    def head(self, config: EncoderConfig) -> ChoiceHead:
-        return ChoiceHead(config)
+    def head(self, config: EncoderConfig) -> Head:
+        return heads.ChoiceHead(config)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         """One window for each choice. The first has the row's label.
@@ -249,7 +243,7 @@ class MultipleChoice(Task[ChoicePrediction]):
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
         samples = choice_logits(logits, batch.windows, absent=-torch.inf)  # [S, C]
         if len(labelled) < len(samples):
-            samples = samples.index_select(0, device_tensor(labelled, samples.device, torch.long))
+            samples = samples.index_select(0, packing.device_tensor(labelled, samples.device, torch.long))
         total = F.cross_entropy(samples, batch.labels.long(), reduction="sum")
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labelled))),)
 

@@ -12,15 +12,9 @@ from itertools import groupby
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import UNIFORM, ReplacedTokenHead, ReplacedTokenOutput
-from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.formulas import MetricFormula, replaced_token_measure
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction, require
@@ -29,6 +23,7 @@ from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModelin
 from bert_tasks.tasks.shared.corpus import CorpusTask
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, torch
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.report import (
     MOST_EXAMPLES,
@@ -166,8 +161,8 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         require(0 < size <= 1, f"generator_size is {size}, expected a share above 0 and at most 1")
         require(weight > 0, f"discriminator_weight is {weight}, expected more than 0")
 
-    def head(self, config: EncoderConfig) -> ReplacedTokenHead:
-        return ReplacedTokenHead(config)
+    def head(self, config: EncoderConfig) -> Head:
+        return heads.ReplacedTokenHead(config)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         """The windows of masked language modelling. The discriminator reads all of their tokens."""
@@ -186,7 +181,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         for feature, number in zip(masked, keys.numbers, strict=True):
             labels, generator = feature.get("labels"), np.random.default_rng((keys.seed, keys.epoch, number, 1))
             uniforms = generator.random(0 if labels is None else len(labels))
-            prepared.append({**feature, "fields": {UNIFORM: uniforms.tolist()}})
+            prepared.append({**feature, "fields": {heads.UNIFORM: uniforms.tolist()}})
         return prepared
 
     # The loss.
@@ -197,7 +192,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         Raises:
             UsageError: the logits come from a model without its generator.
         """
-        if not isinstance(logits, ReplacedTokenOutput):
+        if not isinstance(logits, heads.ReplacedTokenOutput):
             if len(batch.labels) > 0:
                 raise UsageError(f"{self.name}: a loss needs what the generator gives, not logits alone")
             zero = logits.sum() * 0.0

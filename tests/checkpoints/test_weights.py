@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
-from bert_tasks.checkpoints.load import MAX_CONFIG_BYTES, read_config, read_weights
+from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, read_config
+from bert_tasks.checkpoints.load import read_weights
 from bert_tasks.errors import CheckpointError
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(300, dtype=torch.bfloat16), "c": torch.tensor([7])}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bert_tasks.encoder import layers as stack
 from bert_tasks.encoder import packing
-from bert_tasks.encoder.heads import Pooling
+from bert_tasks.encoder.config import Pooling
 from bert_tasks.encoder.layers import TransformerEncoder, initialize
 from bert_tasks.encoder.linear import ACTIVATIONS
 from bert_tasks.encoder.packing import PackedBatch, pack

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from bert_tasks.checkpoints.load import match_weights
-from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import Head, HeadKind, PretrainingHead, ReplacedTokenHead
+from bert_tasks.encoder.config import EncoderConfig, HeadKind
+from bert_tasks.encoder.heads import Head, PretrainingHead, ReplacedTokenHead
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import encoder_config, family_of, parameter_map

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.tasks.base import Feature, FeatureKeys, require
+from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 
 NO_WORD = -1  # the word number of tokens that the tokenizer's post-processor added
 _BATCH = 1000

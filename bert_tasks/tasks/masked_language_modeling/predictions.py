@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
-from transformers import PreTrainedTokenizerBase
-
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import DataError
 from bert_tasks.metrics.formulas import MetricFormula, masked_token_measure
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, Prediction
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
+from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 from bert_tasks.tasks.shared.report import (
     MOST_EXAMPLES,
     Example,

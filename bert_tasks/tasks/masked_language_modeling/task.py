@@ -12,17 +12,10 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerBase
-
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile, percentile
 from bert_tasks.data.table import RowTable
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import PretrainingHead, PretrainingOutput, VocabularyHead, VocabularyOutput
-from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction, require
 from bert_tasks.tasks.masked_language_modeling.masking import mask_features
@@ -55,6 +48,7 @@ from bert_tasks.tasks.shared.corpus import CorpusTask, mask_token_id, tokenized_
 from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, UserHints, count_pieces
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, torch
 from bert_tasks.tasks.shared.outputs import vocabulary_output
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import PairFrame, Windows
@@ -207,21 +201,21 @@ class MaskedLanguageModeling(CorpusTask[Any]):
             return super().columns
         return (*super().columns, Column(name="sentences", kind="texts", required=False))
 
-    def head(self, config: EncoderConfig) -> VocabularyHead:
+    def head(self, config: EncoderConfig) -> Head:
         """Returns the head of masked tokens, with pairs if there is a sentence objective.
 
         Raises:
             UsageError: Models of this family are not trained with the sentence objective.
         """
         if self.sentence_objective == "none":
-            return VocabularyHead(config)
+            return heads.VocabularyHead(config)
         objectives = config.head.pair_objectives
         if objectives and self.sentence_objective not in objectives:
             raise UsageError(
                 f'{self.name}: sentence_objective = "{self.sentence_objective}" is not what the head of this family of '
                 f"models is for; set it to {' or '.join(map(repr, objectives))}, or to 'none'"
             )
-        return PretrainingHead(config)
+        return heads.PretrainingHead(config)
 
     # Features.
 
@@ -281,14 +275,14 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         if not all(batch.label_counts):  # of windows that were not prepared the masks of their texts are read
             kept = [count if labels else 0 for count, labels in zip(counts, batch.label_counts, strict=True)]
             sizes = [size for count, labels in zip(counts, kept, strict=True) for size in (labels, count - labels)]
-            vocabulary = VocabularyOutput.cat(vocabulary.split(sizes)[::2])
+            vocabulary = heads.VocabularyOutput.cat(vocabulary.split(sizes)[::2])
         total = vocabulary.cross_entropy(batch.labels.long())
         masked = LossTerm(name=MASKED_LM, total=total, count=total.new_full((), len(vocabulary)).detach())
         # A teacher's head may have pairs that its student does not learn, or none.
-        if self.sentence_objective == "none" or not isinstance(logits, PretrainingOutput):
+        if self.sentence_objective == "none" or not isinstance(logits, heads.PretrainingOutput):
             return (masked,)
         labels = batch.fields.get(PAIR, logits.pairs.new_full((len(logits.pairs),), NO_PAIR))
-        total = cross_entropy(logits.pairs, labels.long(), ignore_index=int(NO_PAIR), reduction="sum")
+        total = F.cross_entropy(logits.pairs, labels.long(), ignore_index=int(NO_PAIR), reduction="sum")
         count = (labels != NO_PAIR).sum().to(total.dtype)
         return masked, LossTerm(name=PAIR_TERMS[self.sentence_objective], total=total, count=count)
 
@@ -308,7 +302,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         the prediction of the pair. A score needs ``[R]`` log-probabilities only.
         """
         outputs = [vocabulary_output(each) for each in logits]
-        whole, sizes = VocabularyOutput.cat(outputs), [len(output) for output in outputs]
+        whole, sizes = heads.VocabularyOutput.cat(outputs), [len(output) for output in outputs]
         notes = [note for feature, size in zip(features, sizes, strict=True) for note in _notes(feature, size)]
         table = torch.tensor(notes, dtype=torch.int64).view(len(whole), 2 + 2 * _CONTEXT).to(whole.device)
         labels, rows = table[:, 0], []
@@ -384,7 +378,7 @@ def _pair_row(logits: Any, feature: Feature, window: Tensor) -> Tensor:
     """``[1, width of the window's rows]`` the label of a pair and the prediction."""
     row = window.new_zeros(1, window.shape[1])
     row[0, 0] = NO_PAIR
-    if isinstance(logits, PretrainingOutput):
+    if isinstance(logits, heads.PretrainingOutput):
         row[0, 0], row[0, 1] = _pair_label(feature), logits.pairs.argmax()
     return row
 

@@ -13,16 +13,9 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-from transformers import PreTrainedTokenizerBase
-
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.problems import counted
-from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import Head, Pooling, PoolingHead, SequenceHead
-from bert_tasks.encoder.packing import PackedBatch, device_tensor
+from bert_tasks.encoder.config import EncoderConfig, Pooling
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.classification import (
     classification_metrics,
@@ -38,6 +31,7 @@ from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Exp
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig, label_config, label_places
+from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, packing, torch
 from bert_tasks.tasks.shared.outputs import sample_logits, windows_by_row
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.row_report import RowReport
@@ -323,8 +317,8 @@ class TextClassification(Task[SequencePrediction]):
             raise UsageError("sequence classification needs labels, e.g. labels=['negative', 'positive']")
         outputs = 1 if self.problem_type == _REGRESSION else len(self.labels)
         if self.pooling == "cls":
-            return SequenceHead(config, outputs)
-        return PoolingHead(config, outputs, pooling=self.pooling)
+            return heads.SequenceHead(config, outputs)
+        return heads.PoolingHead(config, outputs, pooling=self.pooling)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         """The windows of each row. Only the first has the labels.
@@ -369,10 +363,10 @@ class TextClassification(Task[SequencePrediction]):
         if not labelled:
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
         if len(labelled) < len(samples):
-            samples = samples.index_select(0, device_tensor(labelled, samples.device, torch.long))
+            samples = samples.index_select(0, packing.device_tensor(labelled, samples.device, torch.long))
         labels = batch.labels.view(len(labelled), -1)  # [S, 1] or [S, L]
         class_weights = self._class_weights()
-        weights = None if class_weights is None else device_tensor(class_weights, samples.device, samples.dtype)
+        weights = None if class_weights is None else packing.device_tensor(class_weights, samples.device, samples.dtype)
         match self.problem_type:
             case "regression":
                 total = F.mse_loss(samples.squeeze(-1), labels.squeeze(-1).to(samples.dtype), reduction="sum")

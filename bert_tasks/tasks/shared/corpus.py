@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from transformers import PreTrainedTokenizerBase
-
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature, PredictionT, Task, require
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, MaskingRule, word_numbers
 from bert_tasks.tasks.masked_language_modeling.predictions import MASK
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
+from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 from bert_tasks.tasks.shared.windows import WindowRules
 
 

@@ -12,12 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
-
 from bert_tasks.data.columns import Row
 from bert_tasks.data.words import word_spans
 from bert_tasks.tasks.base import Feature, Part, PredictionT, Task
+from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase, Tensor
 from bert_tasks.tasks.shared.outputs import windows_by_row
 
 TOLERANCE = 0.01  # of the difference of the logits: by how much contributions may miss it

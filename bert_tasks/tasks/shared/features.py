@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature, Task
+from bert_tasks.tasks.shared.lazy import PackedBatch, PreTrainedTokenizerBase, packing
 
 
 def checked_features(
@@ -99,7 +97,7 @@ def collate(features: Sequence[Feature], *, position_offset: int, pad_groups: bo
     nothing to it.
     """
     names = sorted({name for feature in features for name in feature.get("fields", ())})
-    return pack(
+    return packing.pack(
         [feature["input_ids"] for feature in features],
         [feature["token_type_ids"] for feature in features],
         position_offset=position_offset,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from bert_tasks.encoder.heads import HeadKind
+from bert_tasks.encoder.config import HeadKind
 from bert_tasks.tasks.base import Part
 
 # For people, about a saved model whose head transformers lacks.

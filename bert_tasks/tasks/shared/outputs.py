@@ -13,17 +13,21 @@ from dataclasses import fields, replace
 from itertools import groupby
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils.checkpoint import checkpoint
-
-from bert_tasks.encoder.heads import Head, PretrainingOutput, VocabularyOutput
-from bert_tasks.encoder.packing import PackedBatch, device_tensor
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature, LossTerm, Task
 from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.lazy import (
+    F,
+    Head,
+    PackedBatch,
+    Tensor,
+    VocabularyOutput,
+    activations,
+    heads,
+    packing,
+    rnn,
+    torch,
+)
 from bert_tasks.tasks.shared.windows import word_starts
 
 # The term's name in the loss, the counts and the log.
@@ -41,25 +45,27 @@ def sample_logits(logits: Tensor, windows: Collection[int]) -> Tensor:
     """``[B, L] -> [S, L]`` Returns the mean over the windows of each sample."""
     if len(windows) == logits.shape[0]:
         return logits
-    return torch.segment_reduce(logits, "mean", lengths=device_tensor([*windows], logits.device), unsafe=True)
+    return torch.segment_reduce(logits, "mean", lengths=packing.device_tensor([*windows], logits.device), unsafe=True)
 
 
 def choice_logits(logits: Tensor, windows: Collection[int], *, absent: float) -> Tensor:
     """``[B, 1] -> [S, C]`` Returns the logits of each row's windows, with ``absent`` if a row has fewer than others."""
-    return pad_sequence(list(torch.split(logits.squeeze(-1), list(windows))), batch_first=True, padding_value=absent)
+    return rnn.pad_sequence(
+        list(torch.split(logits.squeeze(-1), list(windows))), batch_first=True, padding_value=absent
+    )
 
 
 def position_logits(parts: Sequence[Tensor], *, absent: float) -> Tensor:
     """``B x [tokens, 2] -> [2 B, T]`` Returns the start and the end logits of windows, with ``absent`` as padding."""
-    padded = pad_sequence(list(parts), batch_first=True, padding_value=absent)  # [B, T, 2]
+    padded = rnn.pad_sequence(list(parts), batch_first=True, padding_value=absent)  # [B, T, 2]
     return padded.transpose(1, 2).flatten(0, 1)
 
 
 def vocabulary_output(logits: Any) -> VocabularyOutput:
     """Returns the logits of tokens over the vocabulary, also of an exported graph or a head with further outputs."""
-    if isinstance(logits, PretrainingOutput):
+    if isinstance(logits, heads.PretrainingOutput):
         return logits.vocabulary
-    return VocabularyOutput.of_logits(logits) if isinstance(logits, Tensor) else logits
+    return heads.VocabularyOutput.of_logits(logits) if isinstance(logits, torch.Tensor) else logits
 
 
 def joins_windows(task: Task, head: Head) -> bool:
@@ -169,7 +175,7 @@ def _vocabulary_divergence(
     rows = len(student)
     sizes = [min(student.chunk_rows, rows - start) for start in range(0, max(1, rows), student.chunk_rows)]
     totals = [
-        checkpoint(divergence, *pair, use_reentrant=False, preserve_rng_state=False)
+        activations.checkpoint(divergence, *pair, use_reentrant=False, preserve_rng_state=False)
         for pair in zip(student.split(sizes), teacher.split(sizes), strict=True)
     ]
     return torch.stack(totals).sum(), rows

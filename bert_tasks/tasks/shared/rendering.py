@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, get_args
 
-from transformers import PreTrainedTokenizerBase
-
 from bert_tasks.data.columns import Row
 from bert_tasks.data.writers import FORMS
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import ON_REQUEST, Part, Prediction
+from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 
 
 class Rendering(Part):

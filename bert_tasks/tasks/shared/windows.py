@@ -11,11 +11,11 @@ from itertools import accumulate, chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.table import Truncation
 from bert_tasks.errors import DataError
 from bert_tasks.tasks.base import Feature, Part
+from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 
 
 class Windows(Part):

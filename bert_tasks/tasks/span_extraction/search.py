@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+
+from bert_tasks.tasks.shared.lazy import Tensor, rnn, torch
 
 # What a token may be: part of a question or special, inside an answer only, or also its first token.
 NOT_CONTEXT, CONTEXT, MAX_CONTEXT = 0, 1, 2
@@ -94,9 +93,9 @@ def window_candidates(
     """
     if not logits:
         return torch.empty(0, n_best + 1, 4)
-    padded = pad_sequence(list(logits), batch_first=True, padding_value=-torch.inf).detach().float()
+    padded = rnn.pad_sequence(list(logits), batch_first=True, padding_value=-torch.inf).detach().float()
     values = padded.permute(2, 0, 1)  # [2, W, T]
-    role = pad_sequence([torch.frombuffer(bytearray(role), dtype=torch.uint8) for role in roles], batch_first=True)
+    role = rnn.pad_sequence([torch.frombuffer(bytearray(role), dtype=torch.uint8) for role in roles], batch_first=True)
     role = role.to(values.device)  # [W, T]
     tokens = values.argsort(dim=2, descending=True, stable=True)[:, :, :n_best]  # [2, W, k]
     values, (starts, ends) = values.gather(2, tokens), tokens

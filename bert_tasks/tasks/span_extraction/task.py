@@ -13,16 +13,9 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-from transformers import PreTrainedTokenizerBase
-
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.table import Truncation
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import PerTokenHead
-from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
@@ -30,6 +23,7 @@ from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, torch
 from bert_tasks.tasks.shared.outputs import position_logits, windows_by_row
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import PairFrame, Windows, cut, richest_windows
@@ -287,8 +281,8 @@ class SpanExtraction(Task[SpanPrediction]):
             )
         return None
 
-    def head(self, config: EncoderConfig) -> PerTokenHead:
-        return PerTokenHead(config, 2, dropout=config.head.span_dropout)
+    def head(self, config: EncoderConfig) -> Head:
+        return heads.PerTokenHead(config, 2, dropout=config.head.span_dropout)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         """The row's first window has the number of lost tokens, also of a question that is too long.

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 from bert_tasks.tasks.span_extraction.search import CONTEXT, MAX_CONTEXT, NOT_CONTEXT
 
 Numbers = npt.NDArray[np.int64]

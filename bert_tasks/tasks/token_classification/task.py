@@ -14,11 +14,6 @@ from itertools import accumulate, chain, pairwise
 from statistics import fmean
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-from transformers import PreTrainedTokenizerBase
-
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.conll import (
     Scheme,
@@ -36,16 +31,24 @@ from bert_tasks.data.problems import shortened
 from bert_tasks.data.profile import listed
 from bert_tasks.data.table import Truncation, token_batches
 from bert_tasks.data.words import place_words
-from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import CRFHead, PerTokenHead
-from bert_tasks.encoder.packing import PackedBatch, device_tensor
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.lazy import (
+    F,
+    Head,
+    PackedBatch,
+    PreTrainedTokenizerBase,
+    Tensor,
+    crf,
+    heads,
+    packing,
+    torch,
+)
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import WindowRules, Windows, document_windows, documents, split_words, word_starts
 from bert_tasks.tasks.token_classification.detection import TokenDetection
@@ -261,10 +264,10 @@ class TokenClassification(Task[TokenPrediction]):
     def primary_metric(self) -> str:
         return "overall_accuracy" if self._label_scheme == "raw" else "overall_f1"
 
-    def head(self, config: EncoderConfig) -> PerTokenHead:
+    def head(self, config: EncoderConfig) -> Head:
         if not self.labels:
             raise UsageError("token classification needs labels, e.g. labels=['O', 'B-PER', 'I-PER']")
-        head_class = CRFHead if self.crf else PerTokenHead
+        head_class = heads.CRFHead if self.crf else heads.PerTokenHead
         return head_class(config, len(self.labels), dropout=config.head.token_dropout)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
@@ -333,7 +336,7 @@ class TokenClassification(Task[TokenPrediction]):
         if sum(batch.label_counts) < sum(gathered):
             starts = accumulate(gathered, initial=0)
             ranges = [range(start, start + count) for start, count in zip(starts, batch.label_counts, strict=False)]
-            labelled = device_tensor([*chain.from_iterable(ranges)], logits.device, torch.long)
+            labelled = packing.device_tensor([*chain.from_iterable(ranges)], logits.device, torch.long)
             logits = logits.index_select(0, labelled)
         counts = [count for count in batch.label_counts if count]
         if not counts:
