@@ -51,9 +51,6 @@ def environment(*, devices: bool = True) -> dict[str, Any]:
     offline = [os.environ.get(name, "").strip().upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")]
     requirements = importlib.metadata.requires("bert-tasks")
     names = ["bert-tasks", *([] if requirements is None else sorted(re.split(r"[^\w.-]", r)[0] for r in requirements))]
-    # The cache folders of Hugging Face's libraries, by their documented rules.
-    home = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"))
-    folders = {"HF_HOME": home, "HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
     return {
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "versions": {name: version for name in names if (version := installed_version(name)) is not None},
@@ -66,9 +63,16 @@ def environment(*, devices: bool = True) -> dict[str, Any]:
         "memory": _known(_memory),
         "torch": _known(_torch) if devices else "not asked",
         "offline": any(value in ("1", "ON", "YES", "TRUE") for value in offline),
-        "folders": {name: _folder(Path(os.environ.get(name, path)).expanduser()) for name, path in folders.items()},
+        "folders": {name: _folder(path) for name, path in cache_folders().items()},
         "variables": shown_variables(os.environ),
     }
+
+
+def cache_folders() -> dict[str, Path]:
+    """Returns the cache folders of Hugging Face's libraries, by their documented rules, under their variables."""
+    home = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"))
+    usual = {"HF_HOME": home, "HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
+    return {name: Path(os.environ.get(name, path)).expanduser() for name, path in usual.items()}
 
 
 def environment_lines(content: Mapping[str, Any], indent: str = "") -> list[str]:

@@ -128,8 +128,8 @@ def _rows_with(table: RowTable, column: Column, errors: Iterable[RowError]) -> R
     """The rows whose labels have an error; the value of an error is the label."""
     collected, by_label = RowErrors(), {error.value: error.at(column.name, None) for error in errors}
     if by_label:
-        for batch in table.rows.select_columns([column.name, "line"]).iter(batch_size=1000):
-            for value, line in zip(batch[column.name], batch["line"], strict=True):
+        for rows in table.rows.tables([column.name, "line"]):
+            for value, line in zip(*(values.to_pylist() for values in rows.columns), strict=True):
                 names = [] if value is None else [*column.type.labels_of(value), *column.type.normalized(value)]
                 for name in dict.fromkeys(names):
                     if name in by_label:
@@ -338,5 +338,5 @@ def _label_counts(table: RowTable, columns: Sequence[Column]) -> Counter[str]:
 def _values(table: RowTable, column: Column) -> Iterator[Any]:
     """The values of a column that are there."""
     if column.name in table.rows.column_names:
-        for batch in table.rows.select_columns([column.name]).iter(batch_size=1000):
-            yield from (value for value in batch[column.name] if value is not None)
+        for rows in table.rows.tables([column.name]):
+            yield from (value for value in rows.column(0).to_pylist() if value is not None)

@@ -131,11 +131,11 @@ class ColumnKind:
     def _parse(self, value: Any, separator: str) -> Any:
         raise NotImplementedError
 
-    def feature(self) -> Any:
-        """Returns the type of the values in a table, as ``datasets`` declares it; default: a text."""
-        import datasets
+    def arrow_type(self) -> Any:
+        """Returns the type of the values in a table of Arrow; default: a text."""
+        import pyarrow
 
-        return datasets.Value("string")
+        return pyarrow.string()
 
     def request_type(self, most: int) -> Any:
         """Returns the documented type of the values in a request, of ``most`` characters at most; default: a text."""
@@ -269,10 +269,10 @@ class _TextList(ColumnKind):
     first: ClassVar[int] = 1  # the number of the first part in messages
     least: ClassVar[int] = 0  # the least number of parts
 
-    def feature(self) -> Any:
-        import datasets
+    def arrow_type(self) -> Any:
+        import pyarrow
 
-        return datasets.List(datasets.Value("string"))
+        return pyarrow.list_(pyarrow.string())
 
     def request_type(self, most: int) -> Any:
         from pydantic import Field
@@ -393,8 +393,8 @@ class Labels(Label):
             raise RowError("repeated label", "Write each label once.")
         return names
 
-    def feature(self) -> Any:
-        return KINDS["texts"].feature()
+    def arrow_type(self) -> Any:
+        return KINDS["texts"].arrow_type()
 
     def labels_of(self, value: Any) -> Sequence[str]:
         return tuple(value)
@@ -528,10 +528,10 @@ class Number(ColumnKind):
             raise RowError("not a finite number")
         return number
 
-    def feature(self) -> Any:
-        import datasets
+    def arrow_type(self) -> Any:
+        import pyarrow
 
-        return datasets.Value("float64")
+        return pyarrow.float64()
 
     def strata(self, values: Sequence[Any]) -> list[Sequence[str]]:
         """Returns the tenth of the numbers in which each number is."""
@@ -603,11 +603,11 @@ class Answers(ColumnKind):
             raise RowError(problem, "Give each answer a text and a start.")
         return list(zip(texts, starts, strict=True))
 
-    def feature(self) -> Any:
-        import datasets
+    def arrow_type(self) -> Any:
+        import pyarrow
 
-        starts = datasets.List(datasets.Value("int64"))
-        return {"text": datasets.List(datasets.Value("string")), "answer_start": starts}
+        starts = pyarrow.list_(pyarrow.int64())
+        return pyarrow.struct({"text": pyarrow.list_(pyarrow.string()), "answer_start": starts})
 
     def labels_of(self, value: Any) -> Sequence[str]:
         return ("answerable" if value["text"] else "unanswerable",)
@@ -703,10 +703,10 @@ class Choice(ColumnKind):
             raise RowError("not a choice", "Write its number, its text, its letter or its column.")
         return value if isinstance(value, int) else parse_text(value)
 
-    def feature(self) -> Any:
-        import datasets
+    def arrow_type(self) -> Any:
+        import pyarrow
 
-        return datasets.Value("int64")
+        return pyarrow.int64()
 
     def labels_of(self, value: Any) -> Sequence[str]:
         return (f"choice {value}",)

@@ -16,12 +16,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar
 
+from bert_tasks.data.arrow import cache_folder, row_batches, store
 from bert_tasks.data.cells import LABEL_SEPARATOR
 from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, Column, PassthroughColumns, Row, read_for_others
 from bert_tasks.data.formats import file_format, named_format
 from bert_tasks.data.problems import did_you_mean, first_few, missing_path
 from bert_tasks.data.records import Document, ParseOptions, Records, dataset_records
-from bert_tasks.data.table import RowTable, cache_folder, row_batches, store, table_schema, without_absent
+from bert_tasks.data.table import RowTable, table_schema, without_absent
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.storage import sha256_file, sha256_json
@@ -313,7 +314,7 @@ def _write_rows(
 
     texts = [PASSTHROUGH] if validator.passthrough != "none" else []
     texts += [ROW_ERROR] if validator.skip_errors else []
-    schema = table_schema([field.column for field in validator.fields], texts).arrow_schema
+    schema = table_schema([field.column for field in validator.fields], texts)
     with opened as records, pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
         for batch in row_batches(validator.rows(records, source)):
             stream.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema=schema))

@@ -263,7 +263,7 @@ def size_of(value: Any) -> int:
 
 def dataset_records(rows: Any) -> Records:
     """Rows of a ``datasets.Dataset``; label ids become names."""
-    batches = (rows_of(batch) for batch in rows.iter(batch_size=1000))
+    batches = (table.to_pylist() for table in rows.with_format("arrow").iter(batch_size=1000))
     return Records(tuple(rows.column_names), _numbered(batches, _class_names(rows.features)))
 
 

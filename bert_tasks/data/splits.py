@@ -79,15 +79,15 @@ def row_groups(
     """
     names = table.rows.column_names
     if FOLD_GROUP in names:
-        return _linked(_or_own(table.rows[FOLD_GROUP]), keys, share), "group"
+        return _linked(_or_own(table.rows.values(FOLD_GROUP)), keys, share), "group"
     grouped = first_column(columns, lambda column_type: column_type.group_column)
     if grouped is not None:
         name, noun = str(grouped.type.group_column), grouped.type.group_noun
-        values = list(table.rows[name]) if name in names else []
+        values = table.rows.values(name) if name in names else []
         is_grouped = noun == name or len(set(values)) * share >= 1
         return (_linked(_or_own(values), keys, share), name) if is_grouped else (keys, noun)
     if _GROUP in names:
-        return _linked(list(table.rows[_GROUP]), keys, share), "group"
+        return _linked(table.rows.values(_GROUP), keys, share), "group"
     return keys, "text"
 
 
@@ -182,7 +182,7 @@ def row_strata(table: RowTable, columns: Sequence[Column]) -> list[Sequence[str]
     column = first_column(columns, lambda column_type: column_type.strata_name)
     if column is None or column.name not in table.rows.column_names:
         return [("",)] * len(table)
-    return column.type.strata(list(table.rows[column.name]))
+    return column.type.strata(table.rows.values(column.name))
 
 
 _VALIDATION_NAMES = ("validation", "dev", "valid")

@@ -1,132 +1,32 @@
-"""Tables: the rows of one source in canonical form, their features, and the cache of Arrow files that holds both.
+"""Tables: the rows of one source in canonical form, and their features.
 
 Owns ``RowTable``, the Arrow schema of features, which features belong to one sample (the windows of a long text are
 read together), and batches of a limited number of tokens. To the key of features that the caller gives, the cache adds
 the rows and the tokenizer.
-
-In the cache, ``<key>.json`` names an Arrow file, its number of rows, its sha256 and notes. A damaged, truncated or
-deleted file counts as missing. Files are written under a temporary name and moved into place, data first, so that
-processes that write and read at the same time never meet an unfinished one.
 """
 
 import json
-import os
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bert_tasks.data.arrow import ArrowRows, cache_folder, read_batches, store, with_progress, write_batches
 from bert_tasks.data.columns import ROW_ERROR, Column
 from bert_tasks.data.problems import counted, first_few
-from bert_tasks.data.records import LARGEST_ROW, Record, Records, rows_of, size_of
+from bert_tasks.data.records import Record, Records
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError
-from bert_tasks.storage import atomic_path, sha256_file, sha256_json
-from bert_tasks.terminal import message_stream
+from bert_tasks.storage import sha256_json
 
 if TYPE_CHECKING:
-    from datasets import Dataset, Features
-
-Write = Callable[[Path], Sequence[str] | None]  # writes the Arrow file and returns the notes to keep beside it
-_BATCH = 1000
-_LINES_SHOWN = 5
-
-
-class StoredRows(NamedTuple):
-    """Rows in the cache.
-
-    Attributes:
-        rows: the rows, memory-mapped.
-        path: the Arrow file.
-        sha256: the digest of the Arrow file.
-        notes: what the writer noted.
-    """
-
-    rows: "Dataset"
-    path: Path
-    sha256: str
-    notes: tuple[str, ...]
-
-
-def cache_folder(cache_dir: Path | None, name: str) -> Path:
-    """A folder of the cache, created where it is missing; None is the cache of ``datasets``."""
-    if cache_dir is None:
-        import datasets
-
-        cache_dir = Path(datasets.config.HF_DATASETS_CACHE)
-    folder = cache_dir / "bert_tasks" / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _not_writable(folder, error) from error
-    return folder
-
-
-def store(folder: Path, key: str | None, write: Write) -> StoredRows:
-    """Writes rows through ``write(path)``, unless they are stored under the key already, and opens them.
-
-    Without a key they are always written, and cannot be found again.
-    """
-    from datasets import Dataset
-
-    if key is not None:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged: written anew
-            entry = json.loads((folder / f"{key}.json").read_text())
-            path = folder / Path(entry["file"]).name
-            if sha256_file(path) == entry["sha256"] and len(rows := Dataset.from_file(str(path))) == entry["rows"]:
-                return StoredRows(rows, path, entry["sha256"], tuple(entry["notes"]))
-    try:
-        path = folder / f"{secrets.token_hex(16) if key is None else key}.arrow"
-        with atomic_path(path, durable=False) as temporary:  # reading compares the digest
-            written = write(temporary)
-            content = sha256_file(temporary)
-        notes = () if written is None else tuple(written)
-        rows = Dataset.from_file(str(path))
-        if key is not None:
-            entry = {"file": path.name, "rows": len(rows), "sha256": content, "notes": notes}
-            with atomic_path(folder / f"{key}.json", durable=False) as temporary:
-                temporary.write_text(json.dumps(entry))
-    except OSError as error:
-        raise _not_writable(folder, error) from error
-    return StoredRows(rows, path, content, notes)
-
-
-def _not_writable(folder: Path, error: OSError) -> DataError:
-    return DataError(
-        f"{folder}: the cache cannot be written ({error}); set HF_DATASETS_CACHE to a folder with enough space"
-    )
-
-
-def row_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """Lists of 1,000 rows, and of fewer if the rows are large."""
-    batch, size = list[Mapping[str, Any]](), 0
-    for row in rows:
-        batch.append(row)
-        size += size_of(row)
-        if len(batch) == _BATCH or size > LARGEST_ROW:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def read_batches(path: Path, columns: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-    """The rows of an Arrow file in order, in the batches they were written in.
-
-    So a file of any size takes the memory of one batch; the pages of a memory-mapped file would stay in memory until
-    the system needs them.
-    """
     import pyarrow
 
-    with pyarrow.OSFile(str(path), "rb") as file, pyarrow.ipc.open_stream(file) as batches:
-        for batch in batches:
-            yield batch.select(columns).to_pylist()
+_LINES_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,13 +47,13 @@ class RowTable:
         joined_sources: of a table that was joined from several, the source and the number of rows of each, in order.
     """
 
-    rows: "Dataset"
+    rows: ArrowRows
     source: str
     fingerprint: str
     notes: tuple[str, ...] = ()
     file: Path | None = None
     hub: Mapping[str, str | None] | None = None
-    errors: "Dataset | None" = None
+    errors: ArrowRows | None = None
     part: "tuple[RowTable, Numbers] | None" = None
     joined_sources: tuple[tuple[str, int], ...] = ()
 
@@ -181,19 +81,19 @@ class RowTable:
             RowErrors: rows that cannot be used, all of them.
             DataError: a row is not a dict, or no row has a needed column.
         """
-        from datasets import Dataset
-
         for number, row in enumerate(rows, start=1):
             if not isinstance(row, Mapping):
                 raise DataError(f"{source}:{number}: expected a dict such as {{'text': '...'}}, not {row!r:.60}")
         if columns is None:
             numbered = [{**row, "line": number} for number, row in enumerate(rows, start=1)]
-            return cls(rows=Dataset.from_list(numbered), source=source, fingerprint=sha256_json(numbered))
+            names = dict.fromkeys(name for row in numbered for name in row)
+            stored = ArrowRows.from_columns({name: [row.get(name) for row in numbered] for name in names})
+            return cls(rows=stored, source=source, fingerprint=sha256_json(numbered))
         validator = RowValidator(columns, require_labels=require_labels, labels=labels, skip_errors=skip_errors)
         records = (Record(number, row) for number, row in enumerate(rows, start=1))
         checked = list(validator.rows(Records(None, records), source)) if rows or require_labels else []
         schema = table_schema(columns, [ROW_ERROR] if skip_errors else [])
-        table = Dataset.from_dict({name: [row.get(name) for row in checked] for name in schema}, features=schema)
+        table = ArrowRows.from_columns({name: [row.get(name) for row in checked] for name in schema.names}, schema)
         empty = dict.fromkeys(column.name for column in columns)
         fingerprint = sha256_json([row if ROW_ERROR in row else {**empty, **row} for row in checked])
         return cls(rows=without_absent(table, columns), source=source, fingerprint=fingerprint, notes=validator.notes)
@@ -201,17 +101,15 @@ class RowTable:
     @classmethod
     def joined(cls, tables: Sequence["RowTable"]) -> "RowTable":
         """The rows of several tables, one table after another."""
-        from datasets import concatenate_datasets
-
         if len(tables) == 1:
             return tables[0]
         errors = [table.errors for table in tables if table.errors is not None]
         return cls(
-            rows=concatenate_datasets([table.rows for table in tables]),
+            rows=ArrowRows.joined([table.rows for table in tables]),
             source=f"{tables[0].source} and {counted(len(tables) - 1, 'other file')}",
             fingerprint=sha256_json([table.fingerprint for table in tables]),
             notes=tuple(note for table in tables for note in table.notes),
-            errors=concatenate_datasets(errors) if errors else None,
+            errors=ArrowRows.joined(errors) if errors else None,
             joined_sources=tuple((table.source, len(table)) for table in tables),
         )
 
@@ -227,19 +125,20 @@ class RowTable:
             for batch in read_batches(self.file, self.rows.column_names):
                 yield from batch
         else:
-            for columns in self.rows.iter(batch_size=_BATCH):
-                yield from rows_of(columns)
+            for table in self.rows.tables():
+                yield from table.to_pylist()
 
     def without_errors(self) -> "RowTable":
         """The rows that can be used, without the column ``ROW_ERROR``; the others are counted in a note."""
         if ROW_ERROR not in self.rows.column_names:
             return self
-        faulty = [fault is not None for fault in self.rows[ROW_ERROR]]
-        table = replace(self, rows=self.rows.remove_columns([ROW_ERROR]))
+        faulty = [fault is not None for fault in self.rows.values(ROW_ERROR)]
+        names = [name for name in self.rows.column_names if name != ROW_ERROR]
+        table = replace(self, rows=self.rows.select_columns(names))
         if not any(faulty):
             return table
         bad = [index for index, is_bad in enumerate(faulty) if is_bad]
-        lines = first_few(map(str, self.rows.select(bad[: _LINES_SHOWN + 1])["line"]), _LINES_SHOWN)
+        lines = first_few(map(str, self.rows.select(bad[: _LINES_SHOWN + 1]).values("line")), _LINES_SHOWN)
         note = f"{len(bad)} of {counted(len(faulty), 'row')} cannot be used and were left out (line {lines})"
         usable = table.select([index for index, is_bad in enumerate(faulty) if not is_bad])
         return replace(usable, notes=(*self.notes, note), errors=self.rows.select(bad).select_columns([ROW_ERROR]))
@@ -257,19 +156,19 @@ class RowTable:
         return replace(self.select(indices), part=(self, np.asarray(indices, dtype=np.int64)))
 
 
-def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "Features":
+def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "pyarrow.Schema":
     """The types of a table's columns; ``texts`` names further columns of text."""
-    from datasets import Features, Value
+    import pyarrow
 
-    further = {"line": Value("int64")} | dict.fromkeys(texts, Value("string"))
-    return Features({column.name: column.type.feature() for column in columns} | further)
+    further = {"line": pyarrow.int64()} | dict.fromkeys(texts, pyarrow.string())
+    return pyarrow.schema({column.name: column.type.arrow_type() for column in columns} | further)
 
 
-def without_absent(rows: "Dataset", columns: Sequence[Column]) -> "Dataset":
+def without_absent(rows: ArrowRows, columns: Sequence[Column]) -> ArrowRows:
     """The rows without the optional columns that hold no value at all."""
-    table = rows.data
-    names = [column.name for column in columns if not column.required and column.name in rows.column_names]
-    return rows.remove_columns([name for name in names if table.column(name).null_count == table.num_rows])
+    optional = {column.name for column in columns if not column.required}
+    names = rows.column_names
+    return rows.select_columns([n for n in names if n not in optional or rows.column(n).null_count < len(rows)])
 
 
 MakeFeatures = Callable[[list[dict[str, Any]], Any], Sequence[Mapping[str, Any]]]
@@ -285,7 +184,7 @@ def cached_features(
     key: Mapping[str, Any],
     cache_dir: Path | None = None,
     batch_size: int | None = 1000,
-) -> "Dataset":
+) -> ArrowRows:
     """The features of all rows, in row order; ``row`` counts over the whole table.
 
     What a feature lacks is None; ``lost_tokens`` and ``lost_answers`` are then 0.
@@ -296,52 +195,32 @@ def cached_features(
             package version.
         batch_size: rows per call of ``features``; None: all at once.
     """
-    import datasets
-    from datasets import Features, List, Value
+    import pyarrow
 
-    numbers = List(Value("int32"))
-    schema = Features(
-        {"row": Value("int64"), "input_ids": numbers, "token_type_ids": List(Value("int8"))}
-        | {"labels": List(Value("float64")), "gather_positions": numbers, "word_ids": numbers, "offsets": numbers}
-        | {"sentence_starts": numbers}
-        | {"lost_tokens": Value("int32"), "lost_answers": Value("int32")}
-    )
+    numbers = pyarrow.list_(pyarrow.int32())
+    types = {"row": pyarrow.int64(), "input_ids": numbers, "token_type_ids": pyarrow.list_(pyarrow.int8())}
+    types |= {"labels": pyarrow.list_(pyarrow.float64()), "gather_positions": numbers, "word_ids": numbers}
+    types |= {"offsets": numbers, "sentence_starts": numbers}
+    schema = pyarrow.schema({**types, "lost_tokens": pyarrow.int32(), "lost_answers": pyarrow.int32()})
     if len(table) == 0:
-        return datasets.Dataset.from_dict({name: [] for name in schema}, features=schema)
+        return ArrowRows(schema.empty_table())
     fingerprint = sha256_json(table.fingerprint, tokenizer_content(tokenizer), dict(key), _FEATURES_VERSION)
 
-    def make(batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
-        batch_features = features(rows_of(batch), tokenizer)
-        return {
-            "row": [feature["row"] + indices[0] for feature in batch_features],
-            "input_ids": [feature["input_ids"] for feature in batch_features],
-            "token_type_ids": [feature["token_type_ids"] for feature in batch_features],
-            **{name: [feature.get(name) for feature in batch_features] for name in _OPTIONAL},
-            **{name: [feature.get(name, 0) for feature in batch_features] for name in ("lost_tokens", "lost_answers")},
-        }
+    def batches() -> Iterator[dict[str, list[Any]]]:
+        first, size = 0, len(table) if batch_size is None else batch_size
+        for rows in with_progress(table.rows.tables(size=size), f"Tokenizing {table.source}", len(table)):
+            made = features(rows.to_pylist(), tokenizer)
+            yield {
+                "row": [feature["row"] + first for feature in made],
+                "input_ids": [feature["input_ids"] for feature in made],
+                "token_type_ids": [feature["token_type_ids"] for feature in made],
+                **{name: [feature.get(name) for feature in made] for name in _OPTIONAL},
+                **{name: [feature.get(name, 0) for feature in made] for name in ("lost_tokens", "lost_answers")},
+            }
+            first += len(rows)
 
     def write(path: Path) -> None:
-        # Bars would fill a log file, and several processes would overwrite each other's bars.
-        visible = message_stream().isatty() and os.environ.get("RANK", "0") == "0"
-        hides = not visible and not datasets.are_progress_bars_disabled()
-        if hides:
-            datasets.disable_progress_bars()
-        try:
-            table.rows.map(
-                make,
-                batched=True,
-                batch_size=batch_size,
-                with_indices=True,
-                remove_columns=table.rows.column_names,
-                features=schema,
-                new_fingerprint=fingerprint,
-                cache_file_name=str(path),
-                load_from_cache_file=False,
-                desc=f"Tokenizing {table.source}",
-            )
-        finally:
-            if hides:
-                datasets.enable_progress_bars()
+        write_batches(path, batches(), schema)
 
     return store(cache_folder(cache_dir, "features"), fingerprint, write).rows
 
@@ -380,16 +259,16 @@ class Samples:
         row_starts: index of each row's first feature, and the number of features at the end.
     """
 
-    features: "Dataset"
-    trained: "Dataset"
-    decoded: "Dataset"
+    features: ArrowRows
+    trained: ArrowRows
+    decoded: ArrowRows
     tokens: Numbers
     starts: Numbers
     lengths: Numbers
     row_starts: Numbers
 
     @classmethod
-    def of(cls, features: "Dataset", unit: Literal["row", "window"] = "row", *, count: int = 0) -> Self:
+    def of(cls, features: ArrowRows, unit: Literal["row", "window"] = "row", *, count: int = 0) -> Self:
         """Reads all lengths once.
 
         Args:
@@ -399,14 +278,14 @@ class Samples:
         """
         import pyarrow.compute
 
-        token_lists = features.with_format("arrow")[:].column("input_ids")  # only the offsets of the lists are read
+        token_lists = features.column("input_ids")  # only the offsets of the lists are read
         tokens = np.asarray(pyarrow.compute.list_value_length(token_lists), np.int64)
-        rows = np.asarray(features.with_format("numpy", columns=["row"])[:]["row"], dtype=np.int64)
+        rows = features.column("row").to_numpy()
         return cls._of_counts(features, tokens, np.bincount(rows, minlength=count), unit)
 
     @classmethod
     def _of_counts(
-        cls, features: "Dataset", tokens: Numbers, counts: ArrayLike, unit: Literal["row", "window"]
+        cls, features: ArrowRows, tokens: Numbers, counts: ArrayLike, unit: Literal["row", "window"]
     ) -> Self:
         """``counts``: the number of features of each row."""
         row_starts = np.append(0, np.cumsum(counts, dtype=np.int64))
@@ -443,15 +322,15 @@ class Samples:
 
     def features_of(self, samples: Iterable[int]) -> list[dict[str, Any]]:
         """What training needs of all features of some samples, in that order."""
-        return rows_of(self.trained[self.indices(samples)])
+        return self.trained[self.indices(samples)]
 
     def whole_features_of(self, samples: Iterable[int]) -> list[dict[str, Any]]:
         """All features of some samples, in that order, with what decoding needs."""
-        return rows_of(self.features[self.indices(samples)])
+        return self.features[self.indices(samples)]
 
     def decoded_rows(self, first: int, end: int) -> list[dict[str, Any]]:
         """What decoding needs of the features of rows ``first`` to ``end - 1``; ``row`` counts from 0 there."""
-        records = rows_of(self.decoded[self.row_starts[first] : self.row_starts[end]])
+        records = self.decoded[self.row_starts[first] : self.row_starts[end]]
         rows = np.repeat(np.arange(end - first), np.diff(self.row_starts[first : end + 1])).tolist()
         return [{**record, "row": row} for record, row in zip(records, rows, strict=True)]
 
@@ -471,10 +350,10 @@ class Truncation:
     lost_answers: int = 0
 
     @classmethod
-    def of(cls, features: "Dataset", *, rows: int) -> Self:
+    def of(cls, features: ArrowRows, *, rows: int) -> Self:
         """Counts over all features of this number of rows."""
-        columns = features.with_format("numpy", columns=["row", "lost_tokens", "lost_answers"])[:]
-        counts = {name: np.asarray(column, dtype=np.int64) for name, column in columns.items()}
+        names = ("row", "lost_tokens", "lost_answers")
+        counts = {name: features.column(name).to_numpy().astype(np.int64) for name in names}
         cut_rows = len(np.unique(counts["row"][counts["lost_tokens"] > 0]))
         return cls(rows=rows, cut_rows=cut_rows, lost_answers=int(counts["lost_answers"].sum()))
 

@@ -4,13 +4,12 @@ Owns their number in features, and the note on it. A tokenizer without a token f
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from datasets import Dataset
+from bert_tasks.data.arrow import ArrowRows
 
 _MOST = 0.01  # share without a warning
 _WINDOWS = 10_000
@@ -46,11 +45,11 @@ class UnknownTokens(NamedTuple):
         return cls.total(counts)
 
     @classmethod
-    def of_features(cls, features: "Dataset", tokenizer: Any) -> "UnknownTokens":
+    def of_features(cls, features: ArrowRows, tokenizer: Any) -> "UnknownTokens":
         """Counts the unknown tokens of a table's features, which stay in their file."""
         import pyarrow.compute
 
-        tables = features.select_columns(["input_ids"]).with_format("arrow").iter(batch_size=_WINDOWS)
+        tables = features.tables(["input_ids"], size=_WINDOWS)
         return cls.of((pyarrow.compute.list_flatten(table.column(0)).to_numpy() for table in tables), tokenizer)
 
     @classmethod

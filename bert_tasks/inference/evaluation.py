@@ -72,8 +72,8 @@ class EvaluationCorpus(Sequence[Feature]):
 
     def __init__(self, samples: Samples) -> None:
         self._features, self._hashes = samples.features, list[int]()
-        for batch in samples.features.with_format("arrow").iter(batch_size=_HASHED_FEATURES):
-            self._hashes += map(content_hash, batch.column("input_ids").to_pylist())
+        for table in samples.features.tables(["input_ids"], size=_HASHED_FEATURES):
+            self._hashes += map(content_hash, table.column(0).to_pylist())
         windows = [range(*ends) for ends in pairwise(samples.row_starts.tolist())]  # of each document
         documents = [content_hash([self._hashes[feature] for feature in numbers]) for numbers in windows]
         ranks = {document: rank for rank, document in enumerate(sorted(set(documents)))}

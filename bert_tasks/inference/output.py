@@ -17,10 +17,11 @@ from types import MappingProxyType
 from typing import IO, Any, Literal, Self, cast
 
 from bert_tasks.checkpoints.load import tensors_digest
+from bert_tasks.data.arrow import read_batches
 from bert_tasks.data.columns import ROW_ERROR, PassthroughColumns
 from bert_tasks.data.problems import counted
 from bert_tasks.data.records import is_encodable
-from bert_tasks.data.table import RowTable, read_batches, tokenizer_content
+from bert_tasks.data.table import RowTable, tokenizer_content
 from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.writers import (
     DELIMITERS,

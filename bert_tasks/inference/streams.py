@@ -11,11 +11,11 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO, Any
 
+from bert_tasks.data.arrow import cache_folder
 from bert_tasks.data.columns import PassthroughColumns, Row
 from bert_tasks.data.formats import StreamFormat, named_format
 from bert_tasks.data.readers import ReadOptions, peeked
 from bert_tasks.data.records import open_text
-from bert_tasks.data.table import cache_folder
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError
 from bert_tasks.model.inputs import input_names

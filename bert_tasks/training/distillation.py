@@ -9,18 +9,17 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 from torch.nn import functional as F
 
 from bert_tasks.checkpoints.tokenizers import same_token_ids
+from bert_tasks.data.arrow import ArrowRows, cache_folder, store, with_progress, write_batches
 from bert_tasks.data.problems import counted
-from bert_tasks.data.records import rows_of
-from bert_tasks.data.table import cache_folder, longest_first, store
+from bert_tasks.data.table import longest_first
 from bert_tasks.encoder.attention import pad_groups
 from bert_tasks.encoder.packing import Packed, PackedBatch
 from bert_tasks.errors import DataError, UsageError
@@ -36,9 +35,6 @@ from bert_tasks.tasks.shared.outputs import DISTILLATION, check_teachable, disti
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training.evaluation import Validation
 from bert_tasks.training.objectives import Objective, weights_digest
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 _LOGITS = "teacher_logits"
 _CACHE_VERSION = 1
@@ -76,7 +72,7 @@ class Distillation(Objective):
         super().__init__(model)
         self.section = section = TeacherSection(name="teacher") if section is None else section
         self._unregistered = (teacher.eval(),)
-        self._cached: Dataset | None = None
+        self._cached: ArrowRows | None = None
         check_teacher(teacher, model)
         reject = partial(require, error=UsageError)
         widths = (teacher.config.hidden_size, model.config.hidden_size)
@@ -134,7 +130,7 @@ class Distillation(Objective):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
         return self
 
-    def begin(self, features: "Dataset", device: torch.device) -> None:
+    def begin(self, features: ArrowRows, device: torch.device) -> None:
         if self.section.cache_logits:
             self.teacher.to(device)
             self._cached = cached_logits(self.teacher, features, self._of_teacher)
@@ -159,7 +155,7 @@ class Distillation(Objective):
         prepared = [self._of_teacher(feature) for feature in super().prepare(features, keys, corpus)]
         if self._cached is None:
             return prepared
-        logits = self._cached[list(keys.numbers)]["logits"]
+        logits = [row["logits"] for row in self._cached[keys.numbers]]
         return [
             {**feature, "fields": {**feature.get("fields", {}), _LOGITS: values}}
             for feature, values in zip(prepared, logits, strict=True)
@@ -298,20 +294,19 @@ def relation_divergence(student: Tensor, teacher: Tensor, layout: Packed, *, hea
     return total
 
 
-def cached_logits(teacher: TaskModel, features: "Dataset", of_teacher: Callable[[Feature], Feature]) -> "Dataset":
+def cached_logits(teacher: TaskModel, features: ArrowRows, of_teacher: Callable[[Feature], Feature]) -> ArrowRows:
     """Returns the teacher's logits of every feature, float32 and flat, memory-mapped from the cache.
 
     The key contains the teacher's weights and the content of the features.
     """
-    from datasets import Features, List, Value
+    import pyarrow
 
-    files = [sha256_file(Path(file["filename"])) for file in features.cache_files]
-    rows = features.with_format("numpy", columns=["row"])[:]["row"]  # which ones of those in the files
-    digest = sha256(np.asarray(rows, dtype=np.int64).tobytes())
+    files = list(map(sha256_file, features.files))
+    digest = sha256(features.column("row").to_numpy().tobytes())  # which ones of those in the files
     key = sha256_json(_CACHE_VERSION, weights_digest(teacher.state_dict()), teacher.hf_config, files, digest)
 
-    def compute(columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-        inputs = [of_teacher(cast("Feature", feature)) for feature in rows_of(columns)]
+    def compute(stored: Sequence[Feature]) -> dict[str, list[Any]]:
+        inputs = list(map(of_teacher, stored))
         flat: dict[int, list[float]] = {}
         for numbers in longest_first([len(one["input_ids"]) for one in inputs], max_tokens=teacher.batch_tokens):
             batch, logits = teacher.batch_logits([inputs[i] for i in numbers])
@@ -320,15 +315,8 @@ def cached_logits(teacher: TaskModel, features: "Dataset", of_teacher: Callable[
         return {"logits": [flat[i] for i in range(len(inputs))]}
 
     def write(path: Path) -> None:
-        features.map(
-            compute,
-            batched=True,
-            remove_columns=features.column_names,
-            features=Features({"logits": List(Value("float32"))}),
-            new_fingerprint=key,
-            cache_file_name=str(path),
-            load_from_cache_file=False,
-            desc="Logits of the teacher",
-        )
+        tables = with_progress(features.tables(), "Logits of the teacher", len(features))
+        schema = pyarrow.schema({"logits": pyarrow.list_(pyarrow.float32())})
+        write_batches(path, (compute(table.to_pylist()) for table in tables), schema)
 
     return store(cache_folder(None, "teacher_logits"), key, write).rows

@@ -2,21 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.precision import float32
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, is_dynamic
 from bert_tasks.training.evaluation import Validation
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class Objective(nn.Module, ABC):
@@ -59,7 +57,7 @@ class Objective(nn.Module, ABC):
         """Section -> the settings of a run that are this objective's, with which it can be resumed."""
         return {}
 
-    def begin(self, features: "Dataset", device: torch.device) -> None:
+    def begin(self, features: ArrowRows, device: torch.device) -> None:
         """Called once before the first step, on the main process first, with the features of the training rows."""
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:

@@ -9,13 +9,14 @@ Shape legend: V vocabulary, E width of the embeddings.
 import numbers
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
+from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.encoder.lora import Adapters
 from bert_tasks.errors import UsageError
@@ -23,9 +24,6 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OPTIMIZERS, OptimSection, import_name
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.vocabulary import TrainedVocabulary, remap_moment
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 # Takes parameter groups, each with `params`, `lr` and `weight_decay`, and returns the optimizer of a run.
 OptimizerFactory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -56,7 +54,7 @@ class ModelOptimizer:
     def __init__(
         self,
         objective: Objective,
-        features: "Dataset",
+        features: ArrowRows,
         optim: OptimSection,
         *,
         seed: int,

@@ -277,7 +277,7 @@ class RunFolder:
             json.dumps({"file": table.source, **json.loads(error)}) + "\n"
             for table in tables.values()
             if table.errors is not None
-            for error in table.errors[ROW_ERROR]
+            for error in table.errors.values(ROW_ERROR)
         ]
         (self.path / outputs.REJECTS).unlink(missing_ok=True)
         if rejects:

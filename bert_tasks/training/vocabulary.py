@@ -10,17 +10,15 @@ Shape legend: V vocabulary, R rows that are trained, E width of the embeddings, 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.errors import CheckpointError
 from bert_tasks.model.task_model import TaskModel
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 # Of the rows of a table: of more than these, the smaller table would save too little for the memory that it takes.
 _LARGEST_SHARE = 0.5
@@ -31,13 +29,13 @@ _MULTIPLE = 16
 _BLOCK = 2**15
 
 
-def token_ids(model: TaskModel, features: "Dataset") -> Tensor:
+def token_ids(model: TaskModel, features: ArrowRows) -> Tensor:
     """``[R]`` the ids of all tokens in the features, of the special tokens, and of a few others; ascending."""
     is_used = np.zeros(model.config.vocab_size, dtype=bool)
     special = [] if model.tokenizer is None else model.tokenizer.all_special_ids
     is_used[[number for number in (*special, model.config.pad_token_id) if number < len(is_used)]] = True
-    for batch in features.with_format("arrow").select_columns(["input_ids"]).iter(batch_size=1000):
-        is_used[batch.column("input_ids").combine_chunks().flatten().to_numpy()] = True
+    for rows in features.tables(["input_ids"]):
+        is_used[rows.column(0).combine_chunks().flatten().to_numpy()] = True
     is_used[np.flatnonzero(~is_used)[: -int(is_used.sum()) % _MULTIPLE]] = True
     return torch.from_numpy(np.flatnonzero(is_used))
 
@@ -64,7 +62,7 @@ class TrainedVocabulary:
         self._factors: list[Tensor] = []  # of each step since the whole table was up to date, float64
 
     @classmethod
-    def of(cls, model: TaskModel, features: "Dataset") -> "TrainedVocabulary | None":
+    def of(cls, model: TaskModel, features: ArrowRows) -> "TrainedVocabulary | None":
         """Returns the trained rows of a model for all training rows; None if they are too many, or not trained."""
         table = model.encoder.embeddings.word
         if not table.weight.requires_grad:

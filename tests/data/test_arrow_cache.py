@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bert_tasks.data.arrow import ArrowRows, read_batches, store
 from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.table import RowTable, read_batches, store
+from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
 Read = Callable[..., RowTable]
@@ -29,7 +30,7 @@ def test_rows_in_order_come_from_the_file_in_batches(read: Read, monkeypatch: py
     assert table.file is not None
     batches = [len(batch) for batch in read_batches(table.file, ["text"])]
     assert batches == [1000, 1000, 500]
-    monkeypatch.setattr("bert_tasks.data.table.rows_of", None)  # it makes rows of the mapped file
+    monkeypatch.setattr(ArrowRows, "tables", None)  # of the mapped file
     assert [row["text"] for row in table] == [f"row {number}" for number in range(2500)]
     assert list(table)[7] == table[7]
 

@@ -4,10 +4,10 @@ from itertools import accumulate, groupby
 from typing import Literal
 
 import pytest
-from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.data.table import (
     RowTable,
     Samples,
@@ -23,7 +23,7 @@ WINDOWS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), max_size
 FEW = settings(max_examples=25, deadline=None, database=None, derandomize=True)
 
 
-def stored(windows: list[list[int]], lost: int = 0) -> Dataset:
+def stored(windows: list[list[int]], lost: int = 0) -> ArrowRows:
     made = [(row, tokens) for row, sizes in enumerate(windows) for tokens in sizes]
     columns = {
         "row": [row for row, _ in made],
@@ -37,7 +37,7 @@ def stored(windows: list[list[int]], lost: int = 0) -> Dataset:
         "lost_answers": [0] * len(made),
     }
     nothing = cached_features(RowTable.from_rows([]), features=lambda rows, tokenizer: [], tokenizer=None, key={})
-    return Dataset.from_dict(columns, features=nothing.features)
+    return ArrowRows.from_columns(columns, nothing.table().schema)
 
 
 @FEW

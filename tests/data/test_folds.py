@@ -220,8 +220,8 @@ def test_a_column_names_the_groups(tmp_path: Path) -> None:
     splits = fold_splits(Splits(train=rows, validation={}), LABELLED, folds, 2, share=0.3, seed=0)
     assert splits.held_out is not None
     parts = [splits.train, splits.validation[""], splits.held_out]
-    assert sorted(line for part in parts for line in part.rows["line"]) == sorted(rows.rows["line"])
-    writers = [set(part.rows[FOLD_GROUP]) for part in parts]
+    assert sorted(line for part in parts for line in part.rows.values("line")) == sorted(rows.rows.values("line"))
+    writers = [set(part.rows.values(FOLD_GROUP)) for part in parts]
     assert sum(map(len, writers)) == len(set.union(*writers)) == 7
     with pytest.raises(
         DataError, match=r'(?s)no column .writr., did you mean .writer.*to read: folds\.group = "NAME"$'
@@ -247,7 +247,7 @@ def test_a_part_has_the_features_of_the_whole(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, unit: str, tmp_path: Path
 ) -> None:
     """All parts are tokenised once, and give what each of them gives alone."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     model = load_model(checkpoint)
     task = SequenceClassification(labels=TASK.labels, max_length=8, long_texts="windows", doc_stride=1)
     whole = RowTable.from_rows(make_rows(30), "rows", task.columns)

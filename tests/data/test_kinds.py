@@ -36,8 +36,8 @@ def columns() -> Iterator[tuple[Column, ...]]:
                 raise RowError("not a size", f"Write one of {', '.join(SIZES)}.")
             return SIZES.index(str(value).upper())
 
-        def feature(self) -> Any:
-            return KINDS["choice"].feature()
+        def arrow_type(self) -> Any:
+            return KINDS["choice"].arrow_type()
 
         def labels_of(self, value: Any) -> Sequence[str]:
             return (SIZES[value],)
@@ -52,7 +52,7 @@ def columns() -> Iterator[tuple[Column, ...]]:
 def test_a_toy_kind_needs_no_other_edit(read: Callable[..., RowTable], columns: tuple[Column, ...]) -> None:
     table = read(CONTENT, columns=columns)
     assert table[2] == {"text": "text 2", "size": 2, "line": 4}
-    assert str(table.rows.features["size"].dtype) == "int64"
+    assert str(table.rows.table().schema.field("size").type) == "int64"
     assert row_strata(table, columns)[:3] == [("S",), ("M",), ("L",)]
     train, validation = train_validation_split(table, columns, 0.2, seed=1)
     assert {row["size"] for row in validation} == {0, 1, 2}

@@ -9,9 +9,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from bert_tasks.data import records, table
+from bert_tasks.data import arrow, records
+from bert_tasks.data.arrow import row_batches
 from bert_tasks.data.columns import Column
-from bert_tasks.data.table import RowTable, row_batches
+from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 from support import runs
 
@@ -112,7 +113,7 @@ def test_a_large_row_of_a_parquet_file(read: Read, tmp_path: Path, texts: list[s
 
 
 def test_large_rows_are_stored_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "LARGEST_ROW", ROW)
+    monkeypatch.setattr(arrow, "LARGEST_ROW", ROW)
     rows = [{"words": ["b" * 300, "c" * 300], "line": 1}] * 5
     assert list(map(len, row_batches(rows))) == [2, 2, 1]
     assert list(map(len, row_batches([{"text": "b"}] * 2400))) == [1000, 1000, 400]

@@ -51,7 +51,7 @@ def test_squad(tmp_path: Path) -> None:
     table = read(tmp_path, "squad/dev-v2.0.part.json", ASKED)
     counts = Counter(len(row["answers"]["text"]) > 0 for row in table)
     assert counts == {True: 6078 - 3168, False: 3168}
-    assert len(set(table.rows["id"])) == 6078
+    assert len(set(table.rows.values("id"))) == 6078
     xquad = read(tmp_path, "squad/xquad.en.json", ASKED)
     assert Counter(len(row["answers"]["text"]) for row in xquad) == {1: 1190}
 
@@ -81,5 +81,5 @@ def test_glue_pairs(tmp_path: Path, folder: str, format: str, kind: str, train: 
     label = Column(name="label", kind="number" if kind == "number" else "label", required=False)
     tables = [read(tmp_path, f"glue/{folder}/{name}.tsv", (*TEXTS, label), format) for name in ("train", "dev")]
     assert [len(table) for table in tables] == [train, dev]
-    values = set(tables[0].rows["label"])
+    values = set(tables[0].rows.values("label"))
     assert values == {"entailment", "not_entailment"} if kind == "label" else (min(values), max(values)) == (0.0, 5.0)

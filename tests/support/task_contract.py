@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from datasets import Dataset
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -23,6 +22,7 @@ from transformers import (
     pipeline,
 )
 
+from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.encoder.heads import VocabularyOutput
@@ -173,7 +173,7 @@ class TaskContract:
             content = prediction.to_json()
             assert json.loads(json.dumps(content, allow_nan=False)) == content
         features = made(model, example.rows)
-        stored = Dataset.from_list([dict(feature) for feature in features])
+        stored = ArrowRows.from_columns({name: [feature.get(name) for feature in features] for name in features[0]})
         assert [dict(feature) for feature in features] == list(stored)
 
     def test_empty_text_is_a_window_like_any_other(self, model: TaskModel, example: Example) -> None:

@@ -9,6 +9,7 @@ from scipy.stats import chi2
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.masked_language_modeling.masking import (
     MaskingIds,
@@ -284,13 +285,11 @@ class TestPreparing:
         assert static != masked_in(range(20), static=True, seed=6)
 
     def test_smoothing_counts_the_tokens_of_the_corpus(self, wordpiece_tokenizer):
-        from datasets import Dataset
-
         features = self.features(wordpiece_tokenizer)
         rule = MaskingRule(mask_smoothing=2.0, mlm_probability=0.3)
         keys = FeatureKeys(seed=1, epoch=0, numbers=range(20))
         made = mask_features(features, keys, features, wordpiece_tokenizer, rule)
-        stored = Dataset.from_list(features)
+        stored = ArrowRows.from_columns({name: [feature[name] for feature in features] for name in features[0]})
         assert made == mask_features(features, keys, stored, wordpiece_tokenizer, rule)
         assert made == mask_features(features, keys, stored, wordpiece_tokenizer, rule)
         the = wordpiece_tokenizer.convert_tokens_to_ids("the")

@@ -498,11 +498,11 @@ def test_kept_logits_are_found_again_and_belong_to_one_teacher(wide_checkpoint, 
     features = make_steps(objective.model, make_rows(6), objective=objective).samples.features
     device = torch.device("cpu")
     objective.begin(features, device)
-    first = objective._cached["logits"]
+    first = objective._cached.values("logits")
     with torch.no_grad():
         objective.teacher.head.output.bias += 1
     objective.begin(features, device)
-    torch.testing.assert_close(torch.tensor(objective._cached["logits"]), torch.tensor(first) + 1)
+    torch.testing.assert_close(torch.tensor(objective._cached.values("logits")), torch.tensor(first) + 1)
     monkeypatch.setattr(TaskModel, "batch_logits", None)
     objective.begin(features, device)
 

@@ -117,6 +117,6 @@ def test_answers_that_are_not_in_their_context_can_be_left_out():
     ).without_errors()
     assert [row["line"] for row in table] == [1, 3]
     assert table.errors is not None
-    (line,) = map(json.loads, table.errors[ROW_ERROR])
+    (line,) = map(json.loads, table.errors.values(ROW_ERROR))
     assert line["line"] == 2
     assert "misplaced answer in column 'answers': 'at eight'" in line["reason"]

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset
 from safetensors.torch import load_file
 
 from bert_tasks import TaskModel, fit
+from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.errors import CheckpointError
 from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.tasks.replaced_token_detection import ReplacedTokens
@@ -98,7 +98,7 @@ def test_rows_without_a_token_decay_by_the_formula(wide_checkpoint):
         rates.append(steps.update(step, batch, steps.backward(step, batch)).learning_rate)
     steps.optimizer.update_weights()
     others = torch.ones(len(before), dtype=torch.bool).index_fill(0, steps.optimizer.vocabulary.ids, False)
-    used = {token for feature in steps.samples.features["input_ids"] for token in feature}
+    used = {token for feature in steps.samples.features.values("input_ids") for token in feature}
     assert used <= set(steps.optimizer.vocabulary.ids.tolist())
     assert (
         len(used) < len(steps.optimizer.vocabulary.ids) <= len(used) + 20
@@ -115,7 +115,7 @@ def test_special_tokens_are_trained_too():
     model = SimpleNamespace(
         config=SimpleNamespace(vocab_size=1000, pad_token_id=1), tokenizer=SimpleNamespace(all_special_ids=[0, 2, 999])
     )
-    ids = token_ids(model, Dataset.from_list([{"input_ids": [500, 7]}])).tolist()
+    ids = token_ids(model, ArrowRows.from_columns({"input_ids": [[500, 7]]})).tolist()
     assert {0, 1, 2, 7, 500, 999} <= set(ids)
     assert ids == sorted(set(ids))
     assert len(ids) == 16

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.tasks.base import Feature, FeatureKeys, require
 from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 
@@ -109,9 +110,8 @@ class MaskingIds:
 def token_weights(corpus: Sequence[Mapping[str, Any]], vocab_size: int, smoothing: float) -> NDArray[np.float64]:
     """``[V]`` ``max(count, 1) ** -smoothing`` of each id, where ``count`` is how often the features hold it."""
     counts = np.zeros(vocab_size, dtype=np.int64)
-    if hasattr(corpus, "with_format"):  # memory-mapped, so no lists are made
-        batches = corpus.with_format("arrow").iter(batch_size=_BATCH)
-        parts = (batch.column("input_ids").combine_chunks().flatten().to_numpy() for batch in batches)
+    if isinstance(corpus, ArrowRows):  # memory-mapped, so no lists are made
+        parts = (rows.column(0).combine_chunks().flatten().to_numpy() for rows in corpus.tables(["input_ids"]))
     else:
         parts = (np.asarray(feature["input_ids"], dtype=np.int64) for feature in corpus)
     for ids in parts:

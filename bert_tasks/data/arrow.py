@@ -1,0 +1,242 @@
+"""Rows in Arrow files: memory-mapped, selected by number, and kept in a cache.
+
+In the cache, ``<key>.json`` names an Arrow file, its number of rows, its sha256 and notes. A damaged, truncated or
+deleted file counts as missing. Files are written under a temporary name and moved into place, data first, so that
+processes that write and read at the same time never meet an unfinished one.
+
+Owns what the package needs of ``datasets``, whose import takes more than a second, apart from the hub.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bert_tasks.data.records import LARGEST_ROW, size_of
+from bert_tasks.environment import cache_folders
+from bert_tasks.errors import DataError
+from bert_tasks.storage import atomic_path, sha256_file
+from bert_tasks.terminal import message_stream
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Write = Callable[[Path], Sequence[str] | None]  # writes the Arrow file and returns the notes to keep beside it
+_BATCH = 1000
+
+
+class ArrowRows:
+    """Rows of an Arrow table. ``rows[3]`` is a row, ``rows[2:5]`` and ``rows[[4, 0]]`` are lists of rows.
+
+    Attributes:
+        files: The files that the rows are in. Empty: they are in memory.
+    """
+
+    def __init__(
+        self,
+        table: "pyarrow.Table",
+        *,
+        files: Sequence[Path] = (),
+        indices: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.files = tuple(files)
+        self._table = table
+        self._indices = indices
+        self._batches: list[pyarrow.RecordBatch] = table.to_batches()
+        self._starts = np.cumsum([0, *(len(batch) for batch in self._batches)])
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Opens a file of an Arrow stream, memory-mapped."""
+        import pyarrow
+
+        with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+            return cls(stream.read_all(), files=[path])
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Sequence[Any]], schema: "pyarrow.Schema | None" = None) -> Self:
+        """Copies columns into memory. Without a schema their types are inferred."""
+        import pyarrow
+
+        return cls(pyarrow.table(dict(columns), schema=schema))
+
+    @classmethod
+    def joined(cls, parts: Sequence["ArrowRows"]) -> "ArrowRows":
+        """Returns the rows of several tables, one after another. A column that a table lacks is None there."""
+        import pyarrow
+
+        tables = [rows.table() for rows in parts]
+        files = dict.fromkeys(file for rows in parts for file in rows.files)
+        return cls(pyarrow.concat_tables(tables, promote_options="default"), files=list(files))
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self._table.column_names)
+
+    def __len__(self) -> int:
+        return len(self._table) if self._indices is None else len(self._indices)
+
+    @overload
+    def __getitem__(self, key: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, key: slice | Sequence[int]) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, key: int | slice | Sequence[int]) -> dict[str, Any] | list[dict[str, Any]]:
+        numbers = range(len(self))
+        if isinstance(key, int):
+            return self[[numbers[key]]][0]
+        rows: list[dict[str, Any]] = self.table(numbers[key] if isinstance(key, slice) else key).to_pylist()
+        return rows
+
+    def select(self, rows: ArrayLike) -> Self:
+        """Returns the rows with these numbers, in this order."""
+        numbers = np.asarray(rows, dtype=np.int64)
+        indices = numbers if self._indices is None else self._indices[numbers]
+        return type(self)(self._table, files=self.files, indices=indices)
+
+    def select_columns(self, names: Sequence[str]) -> Self:
+        return type(self)(self._table.select(list(names)), files=self.files, indices=self._indices)
+
+    def column(self, name: str) -> "pyarrow.ChunkedArray":
+        """Returns the values of a column, without a copy if no rows are selected."""
+        return self.select_columns([name]).table().column(0)
+
+    def values(self, name: str) -> list[Any]:
+        """Returns the values of a column as Python has them."""
+        values: list[Any] = self.column(name).to_pylist()
+        return values
+
+    def tables(self, names: Sequence[str] | None = None, *, size: int = _BATCH) -> Iterator["pyarrow.Table"]:
+        """Yields all rows in tables of ``size`` rows, with some columns or all of them (None)."""
+        rows = self if names is None else self.select_columns(names)
+        for start in range(0, len(rows), size):
+            yield rows.table(range(start, min(start + size, len(rows))))
+
+    def table(self, rows: "Sequence[int] | NDArray[np.int64] | None" = None) -> "pyarrow.Table":
+        """Returns the rows with these numbers, in this order; default: all rows."""
+        import pyarrow
+
+        if rows is None and self._indices is None:
+            return self._table
+        if self._indices is None and isinstance(rows, range):
+            return self._table.slice(rows.start, len(rows))
+        numbers = np.arange(len(self)) if rows is None else np.asarray(rows, dtype=np.int64)
+        numbers = numbers if self._indices is None else self._indices[numbers]
+        owners = np.searchsorted(self._starts, numbers, side="right") - 1
+        places = (numbers - self._starts[owners]).tolist()
+        parts = [self._batches[owner].slice(place, 1) for owner, place in zip(owners.tolist(), places, strict=True)]
+        return pyarrow.Table.from_batches(parts, self._table.schema).combine_chunks()
+
+
+def write_batches(path: Path, batches: Iterable[Mapping[str, Sequence[Any]]], schema: "pyarrow.Schema") -> None:
+    """Writes batches of columns into a file of an Arrow stream."""
+    import pyarrow
+
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
+        for columns in batches:
+            stream.write_table(pyarrow.table(dict(columns), schema=schema))
+
+
+def with_progress(tables: Iterable["pyarrow.Table"], description: str, total: int) -> Iterator["pyarrow.Table"]:
+    """Yields tables, and shows a bar of their rows on a terminal."""
+    if not message_stream().isatty() or os.environ.get("RANK", "0") != "0":
+        yield from tables
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(description, total=total)
+        for table in tables:
+            yield table
+            progress.advance(bar, len(table))
+
+
+def cache_folder(cache_dir: Path | None, name: str) -> Path:
+    """Returns a folder of the cache, created if it is missing. Default: in the cache of ``datasets``."""
+    folder = (cache_folders()["HF_DATASETS_CACHE"] if cache_dir is None else cache_dir) / "bert_tasks" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+    return folder
+
+
+class StoredRows(NamedTuple):
+    """Rows in the cache.
+
+    Attributes:
+        path, sha256: The Arrow file and its digest.
+        notes: What the writer noted.
+    """
+
+    rows: ArrowRows
+    path: Path
+    sha256: str
+    notes: tuple[str, ...]
+
+
+def store(folder: Path, key: str | None, write: Write) -> StoredRows:
+    """Writes rows through ``write(path)``, unless they are stored under the key already, and opens them.
+
+    Without a key they are always written, and cannot be found again.
+    """
+    if key is not None:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged: written anew
+            entry = json.loads((folder / f"{key}.json").read_text())
+            path = folder / Path(entry["file"]).name
+            if sha256_file(path) == entry["sha256"] and len(rows := ArrowRows.from_file(path)) == entry["rows"]:
+                return StoredRows(rows, path, entry["sha256"], tuple(entry["notes"]))
+    try:
+        path = folder / f"{secrets.token_hex(16) if key is None else key}.arrow"
+        with atomic_path(path, durable=False) as temporary:  # reading compares the digest
+            written = write(temporary)
+            content = sha256_file(temporary)
+        notes = () if written is None else tuple(written)
+        rows = ArrowRows.from_file(path)
+        if key is not None:
+            entry = {"file": path.name, "rows": len(rows), "sha256": content, "notes": notes}
+            with atomic_path(folder / f"{key}.json", durable=False) as temporary:
+                temporary.write_text(json.dumps(entry))
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+    return StoredRows(rows, path, content, notes)
+
+
+def _not_writable(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{folder}: the cache cannot be written ({error}); set HF_DATASETS_CACHE to a folder with enough space"
+    )
+
+
+def row_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Yields lists of 1,000 rows, and of fewer if the rows are large."""
+    batch, size = list[Mapping[str, Any]](), 0
+    for row in rows:
+        batch.append(row)
+        size += size_of(row)
+        if len(batch) == _BATCH or size > LARGEST_ROW:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def read_batches(path: Path, columns: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+    """Yields the rows of an Arrow file in order, in the batches they were written in.
+
+    So a file of any size takes the memory of one batch; the pages of a memory-mapped file would stay in memory until
+    the system needs them.
+    """
+    import pyarrow
+
+    with pyarrow.OSFile(str(path), "rb") as file, pyarrow.ipc.open_stream(file) as batches:
+        for batch in batches:
+            yield batch.select(columns).to_pylist()
