@@ -35,7 +35,7 @@ def parse_text(value: Any) -> str:
 
 
 def label_name(value: Any) -> str:
-    """Returns the name of a label. The name of a number or a boolean is how Python writes it.
+    """Returns the name of a label, without white space around it. That of a number or a boolean is as Python writes it.
 
     pandas turns whole numbers into floats where a column has missing values, so whole floats have no ``.0``.
 
@@ -52,9 +52,7 @@ def label_name(value: Any) -> str:
     name = value.strip()
     if name == "":
         raise RowError("missing label")
-    if name != value:
-        raise RowError("spaces around a label", f"Write {name!r}.")
-    return parse_text(value)
+    return parse_text(name)
 
 
 def label_value(name: str) -> float | None:

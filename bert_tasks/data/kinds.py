@@ -356,6 +356,17 @@ class Label(ColumnKind):
     def _parse(self, value: Any, separator: str) -> Any:
         return None if value is None or value == "" else label_name(value)
 
+    def complete(
+        self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        """Returns the cells, with a remark if there is white space around a name."""
+        value = cells.get(names.get(column.name, column.name))
+        parts = value if isinstance(value, list | tuple) else [value]
+        if all(part == part.strip() for part in parts if isinstance(part, str)):
+            return cells
+        remarks = [*cells.get(REMARKS, ()), "changed: white space around a label was removed"]
+        return {**cells, REMARKS: remarks}
+
     def labels_of(self, value: Any) -> Sequence[str]:
         return (value,)
 
@@ -426,6 +437,8 @@ class Tags(_TextList, Labels):
             problem = f"hidden tag (tag {hidden.index(True) + 1} of {len(parts)})"
             raise RowError(problem, "Give all tags of a sentence or none.")
         return self._parts(parts, self._tag)
+
+    complete = ColumnKind.complete
 
     def replacement(self, columns: Sequence[Column]) -> Column | None:
         return next((column for column in columns if isinstance(column.type, Spans)), None)
@@ -501,7 +514,8 @@ class Spans(ColumnKind):
             span_tags, moved = word_tags(spans, places, text)
         except RowError as error:
             raise error.at(name, cells[name]) from None
-        remarks = ["changed: spans that begin or end within a word were moved to its borders"] if moved else []
+        remarks = list(cells.get(REMARKS, ()))
+        remarks += ["changed: spans that begin or end within a word were moved to its borders"] if moved else []
         if tags is not None and to_iob2(KINDS["tags"].parse(tags)) != span_tags:
             remarks.append("changed: the spans replaced other tags")
         return {**cells, sources["words"]: words, sources["tags"]: span_tags, REMARKS: remarks}

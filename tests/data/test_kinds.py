@@ -1,6 +1,7 @@
 """A column kind is one class: a toy kind passes through reading, validation, table, split and messages."""
 
 import ast
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,15 @@ def test_no_other_module_compares_names_of_kinds() -> None:
             if asks and texts & set(KINDS):
                 compared.append(f"{path.relative_to(folder)}:{node.lineno}")
     assert compared == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells"), [("label", ["x ", "\tx", "x"]), ("labels", [["x", " y"], " x;y ", ["x", "y"]])], ids=str
+)
+def test_white_space_around_labels_is_removed_and_counted(
+    read: Callable[..., RowTable], kind: str, cells: list[Any]
+) -> None:
+    content = "".join(json.dumps({"text": "a", kind: cell}) + "\n" for cell in cells)
+    table = read(content, "rows.jsonl", columns=(Column(name="text", kind="text"), Column(name=kind, kind=kind)))
+    assert [row[kind] for row in table] == [table[2][kind]] * 3
+    assert table.notes == ("2 of 3 rows changed: white space around a label was removed (line 1, 2)",)

@@ -260,7 +260,6 @@ def test_answers_that_are_not_verbatim_are_left_out(share: float, hidden: bool, 
 UNUSABLE: dict[str, Mapping[str, Any]] = {
     "no label": {"text": "a", "label": ""},
     "no text": {"text": None, "label": "glad"},
-    "spaces around the label": {"text": "a", "label": " glad"},
     "half a character": {"text": "\ud800", "label": "glad"},
     "a text of another kind": {"text": 5, "label": "glad"},
 }
@@ -289,20 +288,9 @@ def test_labels_that_cannot_be_taken_from_the_rows_are_stated(odd: Sequence[str]
     assert "settings.labels is stated, because" in draft.text
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (
-            [{"text": f"It rained on day {i % 3}", "label": MOODS[i % 3]} for i in range(9)],
-            "too few to split off validation rows",
-        ),
-        ([{"text": text(i), "label": (" glad", "sad")[i % 2]} for i in range(ROWS)], "only the label 'sad' in"),
-    ],
-)
-def test_rows_that_cannot_be_trained_on_make_no_recipe(
-    rows: Sequence[Mapping[str, Any]], message: str, init: Init, tmp_path: Path
-) -> None:
-    with pytest.raises(DataError, match=message):
+def test_rows_that_cannot_be_trained_on_make_no_recipe(init: Init, tmp_path: Path) -> None:
+    rows = [{"text": f"It rained on day {i % 3}", "label": MOODS[i % 3]} for i in range(9)]
+    with pytest.raises(DataError, match="too few to split off validation rows"):
         init(table(rows), "rows.csv")
     assert not (tmp_path / "made.toml").exists()
 
