@@ -187,6 +187,12 @@ def check_splits(
             raise DataError(
                 f"settings.labels names {counted(len(known_labels), 'label')}; training needs at least {least}"
             )
+    words = first_column(columns, lambda column_type: column_type.is_pretokenized)
+    if words is not None and len(train) > 1 and all(len(sentence) == 1 for sentence in _values(train, words)):
+        raise DataError(
+            f"{train.source}: every row has one word. A row is a sentence: write its words as a list, or one word on "
+            "each line of a .conll file."
+        )
     return () if column is None else known_labels
 
 

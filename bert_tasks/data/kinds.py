@@ -21,6 +21,7 @@ from bert_tasks.data.words import place_words, word_spans
 CONTEXT = "context"  # the column that answers and choices are about
 REMARKS = "remarks on the row"  # beside the columns of a row: what people should know of it
 UNKNOWN_START = -1  # of an answer whose start the source does not say
+_C1 = re.compile("[\x80-\x9f]")  # controls that nobody writes; Windows has quotes and dashes at these bytes
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LARGEST_START = 2**31
 _TENTHS = 10
@@ -230,6 +231,17 @@ class Text(ColumnKind):
 
     def texts(self, value: Any) -> Sequence[str]:
         return (value,)
+
+    def complete(
+        self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        """Returns the cells with the text that sentences form, and a remark if the text was decoded wrongly."""
+        cells = super().complete(cells, column, columns, names)
+        text = cells.get(names.get(column.name, column.name))
+        if not isinstance(text, str) or _C1.search(text) is None:
+            return cells
+        remark = "hold control characters from U+0080 to U+009F: is the encoding 'cp1252'?"
+        return {**cells, REMARKS: [*cells.get(REMARKS, ()), remark]}
 
     def replacement(self, columns: Sequence[Column]) -> Column | None:
         return next((column for column in columns if isinstance(column.type, Texts)), None)

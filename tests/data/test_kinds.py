@@ -93,3 +93,12 @@ def test_white_space_around_labels_is_removed_and_counted(
     table = read(content, "rows.jsonl", columns=(Column(name="text", kind="text"), Column(name=kind, kind=kind)))
     assert [row[kind] for row in table] == [table[2][kind]] * 3
     assert table.notes == ("2 of 3 rows changed: white space around a label was removed (line 1, 2)",)
+
+
+def test_texts_that_were_decoded_wrongly_are_counted(read: Callable[..., RowTable]) -> None:
+    """Windows has quotes and dashes at bytes that are controls in latin-1."""
+    content = b"text\nit\x92s\nplain\n"
+    columns = (Column(name="text", kind="text"),)
+    assert read(content, columns=columns, encoding="cp1252").notes == ()
+    remark = "hold control characters from U+0080 to U+009F: is the encoding 'cp1252'?"
+    assert read(content, columns=columns, encoding="latin-1").notes == (f"1 of 2 rows {remark} (line 2)",)
