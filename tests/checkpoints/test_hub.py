@@ -89,6 +89,14 @@ def test_of_the_runs_of_several_seeds_one_must_be_named(tmp_path: Path) -> None:
         resolve(tmp_path)
 
 
+def test_a_run_that_was_stopped_says_where(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"steps": 140}')
+    for name in ("ckpt-9", "ckpt-50", "ckpt-60.tmp-1", "latest"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"the run stopped at step 50 of 140 and has no model yet"):
+        resolve(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["./gone", "runs/x/model", "/gone", "~/gone", "gone/", "..\\gone", Path("gone")])
 def test_missing_path_is_no_hub_id(name: str | Path) -> None:
     with pytest.raises(CheckpointError, match=r"no such folder(: there is no folder [^,]*)?$"):
