@@ -23,25 +23,25 @@ LINES = {
     "serving": (945, 800),
     "glue_submission": (126, 150),
     "experiments": (1624, 1200),
-    "training": (3814, 2700),
-    "inference": (1730, 1150),
+    "training": (3796, 2700),
+    "inference": (1731, 1150),
     "recipe": (1375, 1000),
     "init": (548, 650),
     "model": (2102, 1950),
     "export": (747, 700),
-    "tasks": (7050, 4900),
-    "checkpoints": (1734, 1450),
+    "tasks": (7067, 4900),
+    "checkpoints": (1747, 1450),
     "tensorflow": (686, 600),
     "families": (1224, 1250),
     "metrics": (1179, 1000),
-    "data": (5495, 2900),
-    "encoder": (3081, 2300),
-    "foundations": (857, 800),
+    "data": (5645, 2900),
+    "encoder": (3080, 2300),
+    "foundations": (861, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 38_447  # of 29,000
-TOTAL_STATEMENTS = 21_784  # of 15,800
+TOTAL_LINES = 38_613  # of 29,000
+TOTAL_STATEMENTS = 21_885  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -35,7 +35,7 @@ def parse_text(value: Any) -> str:
 
 
 def label_name(value: Any) -> str:
-    """Returns the name of a label, without white space around it. That of a number or a boolean is as Python writes it.
+    """Returns the name of a label, without white space around it. Numbers and booleans are named as Python writes them.
 
     pandas turns whole numbers into floats where a column has missing values, so whole floats have no ``.0``.
 

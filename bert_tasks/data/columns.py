@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
+from bert_tasks.data.kinds import REMARKS, ColumnKind
 from bert_tasks.data.kinds import Column as Column
-from bert_tasks.data.kinds import ColumnKind
 from bert_tasks.errors import DataError
 
 Row = Mapping[str, Any]
@@ -45,6 +45,9 @@ def complete_row(cells: Row, columns: Sequence[Column], names: Mapping[str, str]
     """
     for column in columns:
         cells = column.type.complete(cells, column, columns, names)
+        remark = column.type.remark(cells.get(names.get(column.name, column.name)))
+        if remark is not None:
+            cells = {**cells, REMARKS: [*cells.get(REMARKS, ()), remark]}
     return cells
 
 

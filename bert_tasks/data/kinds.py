@@ -186,6 +186,10 @@ class ColumnKind:
         """Returns the value that is derived from one of the replacement; None if it cannot be."""
         return None
 
+    def remark(self, cell: Any) -> str | None:
+        """Returns what people should know of a cell, beside its line; default: nothing."""
+        return None
+
     def complete(
         self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
     ) -> Mapping[str, Any]:
@@ -232,16 +236,10 @@ class Text(ColumnKind):
     def texts(self, value: Any) -> Sequence[str]:
         return (value,)
 
-    def complete(
-        self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
-    ) -> Mapping[str, Any]:
-        """Returns the cells with the text that sentences form, and a remark if the text was decoded wrongly."""
-        cells = super().complete(cells, column, columns, names)
-        text = cells.get(names.get(column.name, column.name))
-        if not isinstance(text, str) or _C1.search(text) is None:
-            return cells
-        remark = "hold control characters from U+0080 to U+009F: is the encoding 'cp1252'?"
-        return {**cells, REMARKS: [*cells.get(REMARKS, ()), remark]}
+    def remark(self, cell: Any) -> str | None:
+        if isinstance(cell, str) and _C1.search(cell) is not None:
+            return "hold control characters from U+0080 to U+009F: is the encoding 'cp1252'?"
+        return None
 
     def replacement(self, columns: Sequence[Column]) -> Column | None:
         return next((column for column in columns if isinstance(column.type, Texts)), None)
@@ -368,16 +366,10 @@ class Label(ColumnKind):
     def _parse(self, value: Any, separator: str) -> Any:
         return None if value is None or value == "" else label_name(value)
 
-    def complete(
-        self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
-    ) -> Mapping[str, Any]:
-        """Returns the cells, with a remark if there is white space around a name."""
-        value = cells.get(names.get(column.name, column.name))
-        parts = value if isinstance(value, list | tuple) else [value]
-        if all(part == part.strip() for part in parts if isinstance(part, str)):
-            return cells
-        remarks = [*cells.get(REMARKS, ()), "changed: white space around a label was removed"]
-        return {**cells, REMARKS: remarks}
+    def remark(self, cell: Any) -> str | None:
+        parts = cell if isinstance(cell, list | tuple) else [cell]
+        has_spaces = any(part != part.strip() for part in parts if isinstance(part, str))
+        return "changed: white space around a label was removed" if has_spaces else None
 
     def labels_of(self, value: Any) -> Sequence[str]:
         return (value,)
@@ -450,7 +442,8 @@ class Tags(_TextList, Labels):
             raise RowError(problem, "Give all tags of a sentence or none.")
         return self._parts(parts, self._tag)
 
-    complete = ColumnKind.complete
+    def remark(self, cell: Any) -> str | None:
+        return None
 
     def replacement(self, columns: Sequence[Column]) -> Column | None:
         return next((column for column in columns if isinstance(column.type, Spans)), None)

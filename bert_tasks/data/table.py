@@ -209,13 +209,16 @@ def cached_features(
     def batches() -> Iterator[dict[str, list[Any]]]:
         first, size = 0, len(table) if batch_size is None else batch_size
         for rows in with_progress(table.rows.tables(size=size), f"Tokenizing {table.source}", len(table)):
-            made = features(rows.to_pylist(), tokenizer)
+            batch_features = features(rows.to_pylist(), tokenizer)
             yield {
-                "row": [feature["row"] + first for feature in made],
-                "input_ids": [feature["input_ids"] for feature in made],
-                "token_type_ids": [feature["token_type_ids"] for feature in made],
-                **{name: [feature.get(name) for feature in made] for name in _OPTIONAL},
-                **{name: [feature.get(name, 0) for feature in made] for name in ("lost_tokens", "lost_answers")},
+                "row": [feature["row"] + first for feature in batch_features],
+                "input_ids": [feature["input_ids"] for feature in batch_features],
+                "token_type_ids": [feature["token_type_ids"] for feature in batch_features],
+                **{name: [feature.get(name) for feature in batch_features] for name in _OPTIONAL},
+                **{
+                    name: [feature.get(name, 0) for feature in batch_features]
+                    for name in ("lost_tokens", "lost_answers")
+                },
             }
             first += len(rows)
 
