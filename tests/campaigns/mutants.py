@@ -64,7 +64,7 @@ NEIGHBOURS: dict[str, tuple[str, ...]] = {
     "families": ("checkpoints", "model/test_parity.py", "model/test_dropout.py", "model/test_segments.py"),
     "inference": ("cli/test_commands.py",),
     "metrics": ("report/test_resampling.py", "tasks"),
-    "model": ("tasks/test_contract.py", "inference/test_files.py"),
+    "model": ("tasks/test_contract.py", "inference/test_files.py", "training/test_replaced_tokens.py"),
     "recipe": ("cli/test_commands.py", "training/test_run.py"),
     "storage": ("checkpoints/test_save.py", "training/test_files.py", "cli/test_commands.py"),
     "tasks": ("inference/test_files.py", "serving/test_app.py", "report/test_build.py", "init/test_recipe.py"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert_tasks.encoder import packing
+from bert_tasks.encoder import attention, packing
 from bert_tasks.encoder.attention import _pad, _unpad, attend, attention_backend
 from bert_tasks.encoder.packing import Packed, Padded, Regroup, pack
 from support.largest_tensor import LargestTensor
@@ -211,3 +211,16 @@ def test_the_flash_kernel_gets_the_rows_where_sequences_start(monkeypatch: pytes
     for window in (None, 3):
         context = attend(qkv, layout, dropout=0.25, window=window)
         torch.testing.assert_close(context, plain_attention(qkv, layout, window=window), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("before", [(False, False), (True, False), (True, True)])
+def test_the_order_of_additions_is_fixed_for_one_kernel_only(before: tuple[bool, bool]) -> None:
+    enabled, warns = before
+    torch.use_deterministic_algorithms(enabled, warn_only=warns)
+    try:
+        with attention._deterministic():
+            assert torch.are_deterministic_algorithms_enabled()
+        assert torch.are_deterministic_algorithms_enabled() == enabled
+        assert torch.is_deterministic_algorithms_warn_only_enabled() == warns
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -230,6 +230,11 @@ def test_a_bert_is_no_modernbert_of_fewer_layers() -> None:
         converted_config(bert, layers=(0, 1), family="modernbert")
 
 
+def test_a_family_that_does_not_exist_is_named() -> None:
+    with pytest.raises(UsageError, match="unknown family 'brt', did you mean 'bert'"):
+        converted_config(hf_config("bert").to_dict(), layers=(0, 1), family="brt")
+
+
 def test_kept_layers_stay_global_or_local() -> None:
     config = hf_config("modernbert").to_dict()
     for stated in (config, {**config, "layer_types": None, "rope_parameters": None}):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from bert_tasks.tasks import SequenceClassification
+from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
+from bert_tasks.tasks.masked_language_modeling.predictions import Candidate, MaskPrediction
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.tasks.token_classification.report import MOST_WORDS
@@ -15,6 +16,15 @@ def test_a_number_is_correct_if_it_is_the_label() -> None:
     sections = Report.of(SequenceClassification(problem_type="regression")).sections(predictions, rows)
     assert sections is not None
     assert [(one.is_correct, one.score) for one in sections.results] == [(True, 0.0), (False, 1.5)]
+
+
+def test_two_models_agree_on_a_mask_if_their_best_tokens_are_the_same() -> None:
+    def prediction(*tokens: int) -> MaskPrediction:
+        candidates = (Candidate(token=token, token_str="", score=0.5, sequence="") for token in tokens)
+        return MaskPrediction(masks=(tuple(candidates),))
+
+    report = Report.of(MaskedLanguageModeling())
+    assert report.same([prediction(1, 2), prediction(1, 3)], [prediction(1, 3), prediction(2, 3)]) == [True, False]
 
 
 @pytest.mark.parametrize("edge", ["start", "end"])

@@ -236,6 +236,13 @@ def test_other_layouts_of_variables() -> None:
     assert module._model(bundle_of(alone), {})[2] == "masked-lm"
 
 
+def test_an_albert_that_answers_questions_has_the_head_of_bert() -> None:
+    """run_squad_v1.py of ALBERT writes its head under BERT's name."""
+    _, parameters, head = module._model(bundle_of({**albert(ALBERT), **output("cls/squad/", 2, ALBERT)}), {})
+    assert parameters["qa_outputs.weight"] == ("cls/squad/output_weights", False)
+    assert head == "span"
+
+
 @pytest.mark.parametrize(
     ("shapes", "stated", "reason"),
     [
