@@ -27,7 +27,6 @@ LONG_FILES = (
     "test_disk.py",
     "test_processes.py",
     "test_prediction_processes.py",
-    "test_cli_processes.py",
     "test_quickstart.py",
 )
 
