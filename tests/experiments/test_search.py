@@ -17,7 +17,7 @@ from bert_tasks.experiments.search import search
 from bert_tasks.experiments.study import Study, Trial
 from bert_tasks.recipe.search import SearchSection
 from bert_tasks.report import make_report
-from support.recipes import write_csv, write_with_data
+from support.recipes import recipe, write_csv, write_with_data
 from support.runs import CONSOLE, TORCHRUN, Program
 from support.runs import run as run_program
 from support.training_runs import make_rows
@@ -44,10 +44,6 @@ SEARCH = (
 def folder(tmp_path, checkpoint):
     write_recipe(tmp_path, checkpoint, SEARCH)
     return tmp_path
-
-
-def recipe(folder, *overrides):
-    return load_recipe(folder / "recipe.toml", overrides=overrides)
 
 
 # Suggestions

@@ -24,17 +24,13 @@ from bert_tasks.experiments.seeds import (
 )
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.training.state import FitResult
-from support.recipes import write_with_data
+from support.recipes import recipe, write_with_data
 
 
 @pytest.fixture
 def folder(tmp_path, checkpoint):
     write_with_data(tmp_path, checkpoint, optim="epochs = 1\nbatch_size = 10", run="seed = 9")
     return tmp_path
-
-
-def recipe(folder, *overrides):
-    return load_recipe(folder / "recipe.toml", overrides=overrides)
 
 
 def summary(folder):

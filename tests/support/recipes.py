@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bert_tasks.errors import RecipeError
-from bert_tasks.recipe.schema import load_recipe
+from bert_tasks.recipe.schema import Recipe, load_recipe
 from support.training_runs import make_rows
 
 MINIMAL = """\
@@ -43,6 +43,10 @@ def write_with_data(
         '[data]\ntrain = "train.csv"\nvalidation = "dev.csv"\n'
         f'[optim]\n{optim}\nlearning_rate = 1e-3\n[run]\noutput_dir = "out"\n{run}\n{sections}\n',
     )
+
+
+def recipe(folder: Path, *overrides: str) -> Recipe:
+    return load_recipe(folder / "recipe.toml", overrides=overrides)
 
 
 def refusal(folder: Path, text: str, *overrides: str) -> list[str]:
