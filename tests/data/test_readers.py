@@ -173,13 +173,13 @@ def test_an_unknown_encoding_is_named(read: Read) -> None:
 
 
 def test_equal_problems_are_one_line_and_only_the_first_twenty_are_shown(read: Read) -> None:
-    content = "text,label\n" + "a,\n" * 30 + "b,c,d\n" * 3 + "".join(f"x,{n} \n" for n in range(25)) + "good,x\n"
+    content = "text,label\n" + "a,\n" * 30 + "b,c,d\n" * 3 + "".join(f"x,{n}th\n" for n in range(25)) + "good,1\n"
     with pytest.raises(RowErrors) as error:
-        read(content)
+        read(content, columns=(TEXT, Column(name="label", kind="number")))
     lines = message(error).splitlines()
     assert lines[0].startswith("58 problems")
     assert len(lines) == 22
-    assert lines[1] == "  rows.csv:2: missing label in column 'label': ''. (30 times, also in lines 3, 4, 5, 6, ...)"
+    assert lines[1] == "  rows.csv:2: missing number in column 'label': ''. (30 times, also in lines 3, 4, 5, 6, ...)"
     assert lines[2].startswith("  rows.csv:32: 3 cells where the header has 2;")
     assert lines[2].endswith("(3 times, also in lines 33, 34)")
     assert lines[20].startswith("  rows.csv:52:")
