@@ -21,7 +21,7 @@ from bert_tasks.data.cells import LABEL_SEPARATOR
 from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, Column, PassthroughColumns, Row, read_for_others
 from bert_tasks.data.formats import file_format, named_format
 from bert_tasks.data.problems import did_you_mean, first_few, missing_path
-from bert_tasks.data.records import Document, ParseOptions, Records, dataset_records
+from bert_tasks.data.records import Document, ParseOptions, Records, arrow_records, dataset_records
 from bert_tasks.data.table import RowTable, table_schema, without_absent
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError, UsageError
@@ -54,22 +54,23 @@ def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> It
         DataError: it is something else, or a column of a DataFrame holds values of several types.
     """
     import pyarrow
-    from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
-    if isinstance(data, DatasetDict | IterableDataset | IterableDatasetDict):
-        raise DataError(f"{source}: cannot read {type(data).__name__}. Pass a Dataset, such as one split.")
+    if type(data).__module__.startswith("datasets."):  # which is imported then, and takes a second otherwise
+        from datasets import DatasetDict, IterableDataset, IterableDatasetDict
+
+        if isinstance(data, DatasetDict | IterableDataset | IterableDatasetDict):
+            raise DataError(f"{source}: cannot read {type(data).__name__}. Pass a Dataset, such as one split.")
+        return [record.cells for record in dataset_records(data).rows]
     if hasattr(data, "iloc") and hasattr(data, "columns"):
         frame: Any = data
         try:
-            data = Dataset.from_pandas(frame.rename(columns=str), preserve_index=False)
+            data = pyarrow.Table.from_pandas(frame.rename(columns=str), preserve_index=False)
         except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
             raise DataError(
                 f"{source}: a column of the DataFrame holds values of several types ({error}); convert it to one type"
             ) from error
     if isinstance(data, pyarrow.Table):
-        data = Dataset(data)
-    if isinstance(data, Dataset):
-        return [record.cells for record in dataset_records(data).rows]
+        return [record.cells for record in arrow_records(data).rows]
     if isinstance(data, Iterable):
         return data
     raise DataError(

@@ -222,7 +222,6 @@ def parquet_records(path: Path, *, columns_to_read: Sequence[str] | None = None)
     Label ids become names where ``datasets`` wrote these into the file's metadata.
     """
     import pyarrow
-    from datasets import Features
     from pyarrow import parquet
 
     try:
@@ -235,10 +234,7 @@ def parquet_records(path: Path, *, columns_to_read: Sequence[str] | None = None)
                 raise _too_large(f"{path}: a row of the parquet file", LARGEST_ROW)
             size = max(1, min(_PARQUET_BATCH, LARGEST_ROW // max(1, largest)))
             batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=size, columns=present))
-            metadata = file.schema_arrow.metadata
-            has_names = metadata is not None and b"huggingface" in metadata
-            class_names = _class_names(Features.from_arrow_schema(file.schema_arrow)) if has_names else {}
-            yield Records(columns, _checked_sizes(_numbered(batches, class_names), path))
+            yield Records(columns, _checked_sizes(_numbered(batches, _schema_class_names(file.schema_arrow)), path))
     except MemoryError:  # of Arrow, too
         raise
     except pyarrow.ArrowException as error:
@@ -267,9 +263,10 @@ def dataset_records(rows: Any) -> Records:
     return Records(tuple(rows.column_names), _numbered(batches, _class_names(rows.features)))
 
 
-def rows_of(batch: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """A batch of columns as a list of rows."""
-    return [dict(zip(batch, cells, strict=True)) for cells in zip(*batch.values(), strict=True)]
+def arrow_records(table: Any) -> Records:
+    """Rows of a ``pyarrow.Table``; label ids become names where ``datasets`` wrote these into its metadata."""
+    batches = (batch.to_pylist() for batch in table.to_batches(max_chunksize=1000))
+    return Records(tuple(table.column_names), _numbered(batches, _schema_class_names(table.schema)))
 
 
 def _numbered(batches: Iterable[list[dict[str, Any]]], class_names: Mapping[str, list[str]]) -> Iterator[Record]:
@@ -285,6 +282,14 @@ def _named(value: Any, names: list[str]) -> Any:
     if value is None or value == -1:
         return None
     return names[value] if 0 <= value < len(names) else value
+
+
+def _schema_class_names(schema: Any) -> Mapping[str, list[str]]:
+    if schema.metadata is None or b"huggingface" not in schema.metadata:
+        return {}
+    from datasets import Features
+
+    return _class_names(Features.from_arrow_schema(schema))
 
 
 def _class_names(features: Mapping[str, Any]) -> Mapping[str, list[str]]:
