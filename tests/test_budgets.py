@@ -34,14 +34,14 @@ LINES = {
     "tensorflow": (686, 600),
     "families": (1224, 1250),
     "metrics": (1179, 1000),
-    "data": (5651, 2900),
+    "data": (5658, 2900),
     "encoder": (3080, 2300),
     "foundations": (861, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 38_619  # of 29,000
-TOTAL_STATEMENTS = 21_887  # of 15,800
+TOTAL_LINES = 38_626  # of 29,000
+TOTAL_STATEMENTS = 21_891  # of 15,800
 TASK_MEMBERS = 14
 
 

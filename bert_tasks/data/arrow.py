@@ -4,7 +4,7 @@ In the cache, ``<key>.json`` names an Arrow file, its number of rows, its sha256
 deleted file counts as missing. Files are written under a temporary name and moved into place, data first, so that
 processes that write and read at the same time never meet an unfinished one.
 
-Owns what the package needs of ``datasets``, whose import takes more than a second, apart from the hub.
+``datasets`` does the same, but its import takes more than a second. It is imported for data sets of the hub only.
 """
 
 import json

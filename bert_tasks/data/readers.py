@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar
 
-from bert_tasks.data.arrow import cache_folder, row_batches, store
+from bert_tasks.data.arrow import cache_folder, row_batches, store, write_batches
 from bert_tasks.data.cells import LABEL_SEPARATOR
 from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, Column, PassthroughColumns, Row, read_for_others
 from bert_tasks.data.formats import file_format, named_format
@@ -311,14 +311,13 @@ def _write_rows(
     opened: AbstractContextManager[Records], validator: RowValidator, source: str, target: Path
 ) -> tuple[str, ...]:
     """Streams the canonical rows into an Arrow file and returns the notes, or raises with every fault."""
-    import pyarrow
-
     texts = [PASSTHROUGH] if validator.passthrough != "none" else []
     texts += [ROW_ERROR] if validator.skip_errors else []
     schema = table_schema([field.column for field in validator.fields], texts)
-    with opened as records, pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
-        for batch in row_batches(validator.rows(records, source)):
-            stream.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema=schema))
+    with opened as records:
+        batches = row_batches(validator.rows(records, source))
+        columns = ({name: [row.get(name) for row in batch] for name in schema.names} for batch in batches)
+        write_batches(target, columns, schema)
     return validator.notes
 
 

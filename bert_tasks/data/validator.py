@@ -108,6 +108,7 @@ class RowValidator:
         self.skip_errors = skip_errors
         self.notes: tuple[str, ...] = ()
         self._separator = label_separator
+        self._remarks: Sequence[str] = ()  # what people should know of the row that was validated last
         self._label_names = {} if layout is None else layout.label_names
         self._columns = [field.column for field in self.fields]
         self._names = {field.column.name: field.name for field in self.fields}
@@ -127,12 +128,12 @@ class RowValidator:
         """
         row: dict[str, Any] = {}
         errors: list[RowError] = []
+        self._remarks = ()
         try:
             cells = complete_row(cells, self._columns, self._names)
         except RowError as error:
             return row, [error]
-        if cells.get(REMARKS):
-            row[REMARKS] = cells[REMARKS]
+        self._remarks = cells.get(REMARKS, ())
         for field in self.fields:
             column_type, raw = field.column.type, cells.get(field.name)
             needed = field.needed and not column_type.may_be_missing
@@ -206,7 +207,7 @@ class RowValidator:
                 for error in self._unknown_labels(values):
                     unknown_labels.add(source, record.line, error)
                     errors.add(source, record.line, error)
-                for remark in values.pop(REMARKS, ()):
+                for remark in self._remarks:
                     noted.setdefault(remark, []).append(record.line)
                 row |= values
                 if carried != "none":

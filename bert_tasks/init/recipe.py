@@ -223,7 +223,7 @@ def init_recipe(
     """Writes a recipe for a file of labelled rows, or of texts alone, which ``check`` and ``train`` accept.
 
     Args:
-        file: A csv, tsv, jsonl, parquet, CoNLL, CoNLL-U, SQuAD or text file.
+        file: A csv, tsv, jsonl, parquet, CoNLL, CoNLL-U, SQuAD or text file, or a file of an annotation tool.
         validation: A validation file of the same format. Default: a share of the training rows.
         model: A hub id, a folder or ``package:NAME/PATH``. Default: the embedded small model if its package is
             installed, or bert-base-uncased.

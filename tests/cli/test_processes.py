@@ -56,6 +56,15 @@ def test_help_is_light(arguments: tuple[str, ...]) -> None:
     assert "bert-tasks" in result.stdout
 
 
+def test_a_recipe_is_written_without_what_computes(tmp_path: Path) -> None:
+    """The import of any of these takes more than a second."""
+    rows = [f"the {number}. text of a short file,{'xy'[number % 2]}\n" for number in range(40)]
+    (tmp_path / "rows.csv").write_text("".join(["text,label\n", *rows]))
+    result = in_a_process("-c", HEAVY, "init", tmp_path / "rows.csv", "--output", tmp_path / "recipe.toml")
+    assert result.returncode == 0, result.stderr
+    assert set(result.stderr.split()) <= {"numpy", "pyarrow"}
+
+
 def test_module_and_console_script(tmp_path: Path) -> None:
     failed = in_a_process("-m", "bert_tasks", "inspect", tmp_path)
     assert failed.returncode == 4

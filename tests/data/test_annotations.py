@@ -10,6 +10,7 @@ import pytest
 
 from bert_tasks import TaskModel, fit
 from bert_tasks.data.conll import entities
+from bert_tasks.data.formats import FORMATS
 from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.data.table import RowTable
@@ -37,8 +38,8 @@ def doccano(text: str, spans: Spans) -> dict[str, Any]:
 
 
 def doccano_relations(text: str, spans: Spans) -> dict[str, Any]:
-    found = [{"id": 1, "label": label, "start_offset": start, "end_offset": end} for start, end, label in spans]
-    return {"id": 7, "text": text, "entities": found, "relations": [], "Comments": []}
+    items = [{"id": 1, "label": label, "start_offset": start, "end_offset": end} for start, end, label in spans]
+    return {"id": 7, "text": text, "entities": items, "relations": [], "Comments": []}
 
 
 def prodigy(text: str, spans: Spans, answer: str = "accept") -> dict[str, Any]:
@@ -131,13 +132,18 @@ def test_every_tool_gives_the_same_rows(name: str, tmp_path: Path) -> None:
     path = write(name, tmp_path)
     draft = init_recipe(path, validation=path, output=tmp_path / "recipe.toml")
     assert draft.guess.task == "token-classification"
-    found = []
+    rows = []
     for row in read(path, draft.guess.columns):
         places = place_words(row["words"], row["text"])
         assert places is not None
         spans = [(places[entity.start][0], places[entity.end - 1][1], entity.type) for entity in entities(row["tags"])]
-        found.append((row["text"], spans))
-    assert found == list(TEXTS)
+        rows.append((row["text"], spans))
+    assert rows == list(TEXTS)
+
+
+def test_formats_that_are_read_as_a_whole_are_no_streams() -> None:
+    names = ("prodigy", "label-studio", "spacy", "docbin", "brat")
+    assert [name for name in names if FORMATS[name].can_stream] == ["prodigy"]
 
 
 def test_rows_that_nobody_accepted_are_skipped_and_counted(tmp_path: Path) -> None:

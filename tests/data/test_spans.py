@@ -56,8 +56,8 @@ def test_spans_come_back_from_the_tags() -> None:
         chosen = list(zip(bounds[::2], bounds[1::2], strict=False))
         spans = [[words[first][0], words[end - 1][1], generator.choice("AB")] for first, end in chosen]
         tags, moved = word_tags(parse_spans(spans), words, text)
-        found = [[words[entity.start][0], words[entity.end - 1][1], entity.type] for entity in entities(tags)]
-        assert (found, moved) == (spans, 0)
+        read = [[words[entity.start][0], words[entity.end - 1][1], entity.type] for entity in entities(tags)]
+        assert (read, moved) == (spans, 0)
 
 
 def test_what_becomes_of_a_row_is_noted_by_its_line(read: Read) -> None:

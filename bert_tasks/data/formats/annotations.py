@@ -5,6 +5,7 @@ https://brat.nlplab.org/standoff.html. The lines of doccano need no format.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,10 @@ def _label_cells(names: Sequence[str]) -> dict[str, Any]:
     return {"labels": list(names)} | ({"label": names[0]} if len(names) == 1 else {})
 
 
-class AnnotatedJson(Format):
+class AnnotatedJson(Format, ABC):
     """A list in JSON, whose items are rows after ``cells``."""
+
+    can_stream: ClassVar[bool] = False
 
     def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
         items = read_json(lines, path)
@@ -41,13 +44,15 @@ class AnnotatedJson(Format):
             return Record(number, {}, f"not an item as {self.name} writes it", raw=str(item))
         return Record(number, {}, skip=cells) if isinstance(cells, str) else Record(number, cells)
 
+    @abstractmethod
     def cells(self, item: Any) -> Mapping[str, Any] | str:
         """Returns the cells of an item, or why it is skipped."""
-        raise NotImplementedError
 
 
 class ProdigyFormat(AnnotatedJson):
     """Lines of Prodigy. Answers other than "accept" are skipped."""
+
+    can_stream: ClassVar[bool] = True
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return '"_task_hash"' in start
@@ -129,6 +134,8 @@ class DocBinFormat(Format):
 
 class BratFormat(Format):
     """The .ann file of brat. Each line of the text beside it (.txt) is a row, and the whole text a document."""
+
+    can_stream: ClassVar[bool] = False
 
     def files(self, path: Path) -> tuple[Path, ...]:
         return path, path.with_suffix(".txt")
