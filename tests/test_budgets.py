@@ -22,10 +22,10 @@ LINES = {
     "cards": (544, 380),
     "serving": (945, 800),
     "glue_submission": (126, 150),
-    "experiments": (1624, 1200),
-    "training": (3796, 2700),
+    "experiments": (1620, 1200),
+    "training": (3802, 2700),
     "inference": (1731, 1150),
-    "recipe": (1375, 1000),
+    "recipe": (1379, 1000),
     "init": (548, 650),
     "model": (2102, 1950),
     "export": (747, 700),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 38_626  # of 29,000
-TOTAL_STATEMENTS = 21_891  # of 15,800
+TOTAL_LINES = 38_632  # of 29,000
+TOTAL_STATEMENTS = 21_901  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -409,11 +409,7 @@ class _Search:
         text = _values_text(values) if values else "the recipe as it is"
         self._message(f"fresh seeds {', '.join(map(str, seeds))}: {text}")
         recipe = with_changes(with_values(self.recipe, values), run={"output_dir": str(home)})
-        result = train_seeds(recipe, seeds, progress=self.progress)
-        if self.accelerator.is_main_process:
-            for run in result.runs:
-                outputs.remove_weights(run.output_dir, keep_model=True)
-        return result
+        return train_seeds(recipe, seeds, progress=self.progress)
 
     def _result(self, sampler: Sampler) -> StudyResult:
         result = self._read_study(sampler)

@@ -43,6 +43,7 @@ class FitArguments(ReadingArguments, total=False):
     logging_steps: int
     save_steps: int | None
     keep_last: int
+    keep_checkpoints: bool
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...]
     project: str
     gradient_checkpointing: bool

@@ -297,6 +297,9 @@ class RunSection(BaseModel):
     """Write a checkpoint after that many steps, in addition to those at evaluations."""
     keep_last: Annotated[Count, OnResume("silent")] = 2
     """Number of checkpoints to keep, in addition to the best one."""
+    keep_checkpoints: Annotated[bool, OnResume("silent")] = False
+    """Keep the checkpoints when the run is finished, so that more epochs can continue it: each takes three times the
+    space of the model."""
     trackers: Annotated[Trackers, OnResume("silent")] = ()
     """Services that also receive the records of metrics.jsonl; each needs its package."""
     project: Annotated[str, Field(min_length=1), OnResume("silent")] = "bert-tasks"

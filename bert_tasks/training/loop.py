@@ -8,7 +8,7 @@ import json
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -38,6 +38,7 @@ from bert_tasks.storage import locked
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
+from bert_tasks.training.checkpoints import remove_checkpoints
 from bert_tasks.training.evaluation import Validation, check_metric, evaluate_all, metric_metadata, rank_of
 from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.optim import OptimizerFactory, freeze, freeze_encoder, load_factory, set_sparse_gradients
@@ -340,17 +341,15 @@ class Trainer:
         state, signals = self.state, self.signals
         self.steps.optimizer.update_weights()
         self.objective.eval()  # until the next step
+        forward_fn = self.objective.forward_fn
+        evaluate = partial(evaluate_all, self.model, self.validation, self.accelerator, forward_fn=forward_fn)
         try:
-            evaluation = evaluate_all(
-                self.model,
-                self.validation,
-                self.accelerator,
-                forward_fn=self.objective.forward_fn,
-                stop=lambda: signals.received is not None,
-            )
+            evaluation = evaluate(stop=lambda: signals.received is not None)
         except GivenUpError:
             self._save()
-            self._stop()
+            if state.step < self.steps.plan.total:
+                self._stop()
+            evaluation = evaluate()  # nothing but this evaluation is left of the run
         metadata = metric_metadata(self.model.task, self.run, list(self.validation))
         is_best = state.add_evaluation(
             evaluation.metrics,
@@ -430,6 +429,7 @@ class Trainer:
         )
         path = self.output_dir / outputs.SUMMARY
         broadcast_from_main(self.accelerator, outputs.write_json, path, result.summary())
+        self._remove_checkpoints()
         for note in notes:
             self.reporter.note(f"note: {note}")
         return result
@@ -440,8 +440,14 @@ class Trainer:
         task, _ = broadcast_from_main(self.accelerator, lambda: folder_task(CheckpointFolder.open(folder), cls, {}))
         self.model.task = task
         self._load_best()
+        self._remove_checkpoints()
         sets = tuple(self.splits.validation)
         return FitResult.from_summary(summary, output_dir=self.output_dir, task=task, validation_sets=sets)
+
+    def _remove_checkpoints(self) -> None:
+        """Removes the checkpoints of a finished run, unless they are to be kept."""
+        if not self.run.keep_checkpoints:
+            broadcast_from_main(self.accelerator, remove_checkpoints, self.folder.checkpoints)
 
     def _load_best(self) -> None:
         """Loads the weights of ``model/``, which only the main process needs to see."""

@@ -297,8 +297,8 @@ class RunFolder:
         if newest is None:
             if existing.summary is not None:
                 raise UsageError(
-                    f"{self.path} holds a finished run without checkpoints, which cannot be resumed: "
-                    "choose another folder, or --overwrite to train again"
+                    f"{self.path} holds a finished run without checkpoints, which cannot be resumed: choose another "
+                    "folder, or --overwrite to train again (run.keep_checkpoints keeps the checkpoints of a run)"
                 )
             return None, ["the run in the folder has no checkpoint: it starts again from the beginning"]
         if newest.state.step > total_steps:

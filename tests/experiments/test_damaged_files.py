@@ -51,7 +51,7 @@ def finished(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Expe
         (folder / f"{name}.toml").write_text(
             f'task = "sequence-classification"\n[model]\nname = "{checkpoint}"\n[settings]\nmax_length = 40\n'
             f'[data]\ntrain = "train.csv"\n{validation}[optim]\nepochs = 1\nbatch_size = 8\nlearning_rate = 1e-3\n'
-            f'[run]\noutput_dir = "{name}"\n{section}',
+            f'[run]\noutput_dir = "{name}"\nkeep_checkpoints = true\n{section}',
             "utf-8",
         )
     train(folder / "run.toml", progress=False)

@@ -264,14 +264,14 @@ def test_an_interrupted_cross_validation_resumes(
     with monkeypatch.context() as patch:
         patch.setattr("bert_tasks.experiments.folds.evaluate_data", stop)
         with pytest.raises(KeyboardInterrupt):
-            train_folds(recipe(), progress=False)
+            train_folds(recipe("run.keep_checkpoints=true"), progress=False)
     assert evaluated == [1]
-    result = train_folds(recipe(), progress=False)
+    result = train_folds(recipe("run.keep_checkpoints=true"), progress=False)
     assert [run.result.reused for run in result.runs] == [True, False, False]
     with monkeypatch.context() as patch:  # while runs are extended, the folder is not that of one cross-validation
         patch.setattr("bert_tasks.experiments.folds.evaluate_data", stop)
         with pytest.raises(KeyboardInterrupt):
-            train_folds(recipe("optim.epochs=2"), progress=False)
+            train_folds(recipe("run.keep_checkpoints=true", "optim.epochs=2"), progress=False)
     assert not (result.output_dir / "folds.json").exists()
     assert not (result.output_dir / "out_of_fold.jsonl").exists()
 

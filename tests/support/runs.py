@@ -85,7 +85,7 @@ def write_recipe(
         f'task = "{task}"\n[model]\nname = "{checkpoint}"\n[settings]\nmax_length = 40\n'
         '[data]\ntrain = "train.csv"\nvalidation = "dev.csv"\n'
         f"[optim]\nepochs = {epochs}\nbatch_size = 4\nwarmup_ratio = 0.2\nlearning_rate = 1e-3\n"
-        'micro_batch_tokens = 30\n[run]\noutput_dir = "run"\nlogging_steps = 1\n',
+        'micro_batch_tokens = 30\n[run]\noutput_dir = "run"\nlogging_steps = 1\nkeep_checkpoints = true\n',
         "utf-8",
     )
     return path

@@ -36,6 +36,7 @@ SETTINGS = {
     "weight_decay": 0.01,
     "micro_batch_tokens": 30,
     "logging_steps": 1,
+    "keep_checkpoints": True,
     "progress": False,
 }
 

@@ -279,8 +279,8 @@ def teacher_folder(dropout_checkpoint, tmp_path_factory):
 def run(folder, checkpoint, teacher, *, head_seed=0, **changes):
     student = load_model(checkpoint, TASK, seed=head_seed)
     settings = {"epochs": 2, "batch_size": 3, "learning_rate": 1e-3, "micro_batch_tokens": 30, "logging_steps": 1}
-    rows = make_rows(8, unlabelled=(2,))
-    fit(student, rows, make_rows(6, seed=1), output_dir=folder, teacher=teacher, progress=False, **settings, **changes)
+    options = {"output_dir": folder, "teacher": teacher, "keep_checkpoints": True, "progress": False}
+    fit(student, make_rows(8, unlabelled=(2,)), make_rows(6, seed=1), **options, **settings, **changes)
     return student
 
 

@@ -41,7 +41,7 @@ def trainer(folder, output, settings):
         objective=model,
         splits=Splits(train=tables[0], validation={"": tables[1]}),
         optim=OptimSection(epochs=2, batch_size=4, learning_rate=1e-3, micro_batch_tokens=80),
-        run=RunSection(output_dir=str(output), logging_steps=1),
+        run=RunSection(output_dir=str(output), logging_steps=1, keep_checkpoints=True),
     )
 
 

@@ -81,7 +81,7 @@ def trainer(checkpoint, folder, kind=LengthAndLabel, *, head_seed=0, **changes):
         objective=kind(model),
         splits=Splits(train=tables[0], validation={"": tables[1]}),
         optim=OptimSection(**optim),
-        run=RunSection(output_dir=str(folder), logging_steps=1),
+        run=RunSection(output_dir=str(folder), logging_steps=1, keep_checkpoints=True),
     )
 
 

@@ -170,6 +170,41 @@ def test_a_signal_during_evaluation_saves_before_it(straight, dropout_checkpoint
     assert_same_bits(tmp_path / "run", whole)
 
 
+def test_a_signal_during_the_last_evaluation_saves_and_finishes_the_run(
+    straight, dropout_checkpoint, tmp_path, monkeypatch
+):
+    whole, _ = straight("single")
+    original, saved = loop.evaluate_all, []
+
+    def evaluate_all(*arguments, stop=None, **options):
+        saved.append(sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("ckpt-*")))
+        if len(saved) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments, **options, **({} if stop is None else {"stop": stop}))
+
+    monkeypatch.setattr(loop, "evaluate_all", evaluate_all)
+    run(tmp_path / "run", dropout_checkpoint)
+    assert saved == [[], ["ckpt-3"], ["ckpt-3", "ckpt-6"]]
+    assert_same_bits(tmp_path / "run", whole)
+
+
+def test_a_finished_run_has_no_checkpoints_unless_they_are_to_be_kept(dropout_checkpoint, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "remove_checkpoints", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "run", dropout_checkpoint, keep_checkpoints=False)
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+    assert run(tmp_path / "run", dropout_checkpoint)[1].reused
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+    assert run(tmp_path / "run", dropout_checkpoint, keep_checkpoints=False)[1].reused
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    with pytest.raises(UsageError, match=r"without checkpoints, .* \(run\.keep_checkpoints keeps"):
+        run(tmp_path / "run", dropout_checkpoint, epochs=3)
+
+
 def test_the_second_signal_ends_the_process_at_once(monkeypatch):
     killed = []
     monkeypatch.setattr("bert_tasks.distributed.os.kill", lambda *arguments: killed.append(arguments))

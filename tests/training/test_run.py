@@ -40,7 +40,7 @@ def test_a_run_leaves_what_it_is_made_of(folder):
     wanted = recipe(folder, "run.logging_steps=1")
     result = train(wanted, progress=False)
     out = folder / "out"
-    files = {"checkpoints", "metrics.json", "metrics.jsonl", "model", "recipe.toml", "run.json"}
+    files = {"metrics.json", "metrics.jsonl", "model", "recipe.toml", "run.json"}
     assert {path.name for path in out.iterdir()} == files
     assert load_recipe(out / "recipe.toml") == wanted
     facts = json.loads((out / "run.json").read_text("utf-8"))

@@ -36,6 +36,7 @@ def run(checkpoint: Path, folder: Path, *names: str, **settings: Any) -> None:
         "batch_size": 4,
         "learning_rate": 1e-3,
         "logging_steps": 3,
+        "keep_checkpoints": True,
         "progress": False,
     }
     fit(load_model(checkpoint), ROWS, DEV, output_dir=folder, trackers=names, **options | settings)
