@@ -200,7 +200,11 @@ def init(
         typer.Option(metavar="COLUMN", help="Column of the texts or words; give it twice for two texts."),
     ] = None,
     label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of the labels, numbers, tags or answers.")
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of the labels, numbers, tags or answers; give it several times for columns of 0 and 1.",
+        ),
     ] = None,
     label_separator: LabelSeparator = None,
     format: Format = None,

@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_tasks.data.problems import RowError
@@ -103,8 +103,46 @@ def list_in_cell(cell: str) -> list[Any] | None:
 
 
 def numbered_columns(name: str, present: Iterable[str]) -> list[str]:
-    """Returns the columns that have one choice each, by their numbers: choice0, choice1, ... for ``choices``."""
+    """Returns the columns that have one choice each, in order: choice0, ... or choice_a, ... for ``choices``."""
     stem = re.escape(name.removesuffix("s"))
-    matches = ((re.fullmatch(rf"{stem}s?[ _]?([0-9]{{1,3}})", str(column)), column) for column in present)
-    numbered = sorted((int(match[1]), column) for match, column in matches if match is not None)
+    pattern = re.compile(rf"{stem}s?(?:[ _]?([0-9]{{1,3}}|[A-Z])|[ _]([a-z]))")
+    matches = ((pattern.fullmatch(str(column)), column) for column in present)
+    places = ((match[1] or match[2], column) for match, column in matches if match is not None)
+    numbered = sorted((int(place) if place.isdecimal() else ord(place), column) for place, column in places)
     return [column for _, column in numbered] if len(numbered) > 1 else []
+
+
+def column_parts(name: str) -> list[str]:
+    """Returns the columns that a name with commas stands for."""
+    return [part.strip() for part in name.split(",")]
+
+
+def joined_names(columns: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
+    """Returns names of columns; the names of several columns have commas between them.
+
+    Example:
+        >>> joined_names({"labels": ["toxic", "insult"]})
+        {'labels': 'toxic,insult'}
+    """
+    return {task: name if isinstance(name, str) else ",".join(name) for task, name in columns.items()}
+
+
+def with_named_cell(cells: Mapping[str, Any], name: str, join: Callable[[Mapping[str, Any]], Any]) -> Mapping[str, Any]:
+    """Returns the cells with one of this name, if the name stands for others.
+
+    Args:
+        cells: The row.
+        name: The name of a cell, a path into objects such as ``document.text``, or the names of several cells.
+        join: Makes one value of several cells.
+    """
+    parts = column_parts(name)
+    if name in cells:
+        return cells
+    if len(parts) > 1:
+        return {**cells, name: join({part: cells[part] for part in parts})} if cells.keys() >= set(parts) else cells
+    value: Any = cells
+    for key in name.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return cells
+        value = value[key]
+    return {**cells, name: value}

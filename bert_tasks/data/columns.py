@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
+from bert_tasks.data.cells import with_named_cell
 from bert_tasks.data.kinds import REMARKS, ColumnKind
 from bert_tasks.data.kinds import Column as Column
 from bert_tasks.errors import DataError
@@ -35,17 +36,20 @@ def has_labels(columns: Iterable[Column]) -> bool:
 def complete_row(cells: Row, columns: Sequence[Column], names: Mapping[str, str] = MappingProxyType({})) -> Row:
     """Returns the cells with the values that other cells say: words of a text, a text of its sentences, choices.
 
+    A name with dots may be a path into objects, and one with commas several columns; see ``with_named_cell``.
+
     Args:
         cells: The row under the source's names.
         columns: The task's columns.
         names: The task's columns -> the cells' columns, where they differ.
 
     Raises:
-        RowError: The columns of single choices have wrong numbers.
+        RowError: The columns of single choices have wrong numbers, or several columns do not make one value.
     """
     for column in columns:
-        cells = column.type.complete(cells, column, columns, names)
-        remark = column.type.remark(cells.get(names.get(column.name, column.name)))
+        name = names.get(column.name, column.name)
+        cells = column.type.complete(with_named_cell(cells, name, column.type.join), column, columns, names)
+        remark = column.type.remark(cells.get(name))
         if remark is not None:
             cells = {**cells, REMARKS: [*cells.get(REMARKS, ()), remark]}
     return cells

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar
 
 from bert_tasks.data.arrow import cache_folder, row_batches, store, write_batches
-from bert_tasks.data.cells import LABEL_SEPARATOR
+from bert_tasks.data.cells import LABEL_SEPARATOR, joined_names
 from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, Column, PassthroughColumns, Row, read_for_others
-from bert_tasks.data.formats import file_format, named_format
+from bert_tasks.data.formats import file_format, is_dataset, named_format
 from bert_tasks.data.problems import did_you_mean, first_few, missing_path
-from bert_tasks.data.records import Document, ParseOptions, Records, arrow_records, dataset_records
+from bert_tasks.data.records import Document, ParseOptions, Records, arrow_records, dataset_records, open_text
 from bert_tasks.data.table import RowTable, table_schema, without_absent
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError, UsageError
@@ -82,7 +82,7 @@ def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> It
 class ReadingArguments(TypedDict, total=False):
     """The keyword arguments of public functions that say how to read data, as `ReadOptions` describes them."""
 
-    columns: Mapping[str, str] | None
+    columns: Mapping[str, str | Sequence[str]] | None
     format: str | None
     delimiter: str | None
     encoding: str | None
@@ -96,7 +96,8 @@ class ReadOptions(ParseOptions):
 
     Attributes:
         columns: the task's columns -> the file's, where the names differ. The columns of CoNLL files are called by
-            their number; the words are "0".
+            their number; the words are "0". ``document.text`` is a text inside an object, and several names, in a
+            list or with commas between them, are labels of 0 and 1 or choices in columns of their own.
         format: such as ``glue/sst2``; default: by the file's extension.
         delimiter: of a csv file, where it is not the usual one of its extension; ``\\t``, as it is typed, is a tab.
         encoding: of a text file, unless its byte order mark says another; default: UTF-8.
@@ -109,9 +110,14 @@ class ReadOptions(ParseOptions):
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
-    columns: Mapping[str, str] | None = None
+    columns: Mapping[str, Any] | None = None
     format: str | None = None
     label_separator: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.columns is not None:
+            object.__setattr__(self, "columns", joined_names(self.columns))
 
     @classmethod
     def from_arguments(
@@ -172,12 +178,21 @@ class ReadOptions(ParseOptions):
             replace(self, columns={**fitting, **given_names}) if fitting or given_names else replace(self, columns=None)
         )
 
+    def _for_table(self, path: Path, headers: Collection[str], columns: Sequence[Column]) -> "ReadOptions":
+        """Returns the options, with the format of a table for lines of text whose first one names a column."""
+        if self.format is not None or not file_format(None, existing_file(path), columns).has_documents:
+            return self
+        with open_text(path, encoding=self.encoding, newline="\n") as file:
+            line = file.readline().rstrip("\r\n")
+        mark = next((mark for mark in "\t;|," if mark in line and set(line.split(mark)) & set(headers)), None)
+        formats = {None: self, "\t": replace(self, format="tsv")}
+        return formats.get(mark, replace(self, format="csv", delimiter=mark))
+
     def for_file(self, path: str | Path, names: Mapping[str, str], columns: Sequence[Column]) -> "ReadOptions":
         """Returns the options for a file; see ``with_names``."""
-        if not names:
-            return self
         try:
-            return self.with_names(names, columns, column_names(Path(path), self, columns))
+            options = self._for_table(Path(path), {*names.values(), *(column.name for column in columns)}, columns)
+            return options.with_names(names, columns, column_names(Path(path), options, columns)) if names else options
         except DataError:  # reading the file reports it, with the name that the caller gives the file
             return self
 
@@ -236,12 +251,15 @@ def read_table(
     )
     carried = validator.passthrough
     columns_to_read = None
-    if carried != "all" and not any(column.type.is_numbered for column in columns):  # a choice may have its own column
+    # A choice may have its own column, and a name may stand for several columns.
+    is_spread = any(field.column.type.is_numbered or set(",.") & set(field.name) for field in validator.fields)
+    if carried != "all" and not is_spread:
         columns_to_read = [*(field.name for field in validator.fields), *([] if carried == "none" else carried)]
     try:
-        with path.open("rb") as file:
-            if file.read(4) == b"PK\x03\x04":
-                raise DataError(f"{path}: a zip file or a spreadsheet; unpack it, or export it as csv")
+        if layout.is_text:
+            with path.open("rb") as file:
+                if file.read(4) == b"PK\x03\x04":
+                    raise DataError(f"{path}: a zip file or a spreadsheet; unpack it, or name it .xlsx")
         digests = [sha256_file(file) for file in layout.files(path) if file.exists()]
     except OSError as error:
         raise DataError(f"{path}: the file cannot be read: {error.strerror}") from error
@@ -385,11 +403,13 @@ def _unusable_dataset(dataset: str, config: str | None, error: Exception) -> Dat
 
 
 def existing_file(path: Path) -> Path:
-    """The path, if it is a regular file, which can be read several times.
+    """The path, if it is a regular file, which can be read several times, or the folder of a data set.
 
     Raises:
         DataError: there is nothing, a folder, a pipe or a device; the message says which.
     """
+    if is_dataset(path):
+        return path
     if path.is_dir():
         inside = first_few(sorted(entry.name for entry in path.iterdir() if entry.is_file()), 10)
         raise DataError(f"{path}: a folder where a file was expected; it holds {inside if inside else 'no files'}")

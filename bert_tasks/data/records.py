@@ -450,6 +450,7 @@ def read_json(file: BoundedText, path: Path) -> Any:
 def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
     """One record a question: id, title, question, context and answers, numbered from 1 in file order.
 
+    A member of ``data`` without paragraphs is a row.
     Questions without ``answers`` (test data) have none. Those that are impossible have an empty list.
 
     Raises:
@@ -458,6 +459,10 @@ def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
     content = read_json(file, path)
     number = 0
     for article, location in _members(content, "data", path, ""):
+        if "paragraphs" not in article:
+            number += 1
+            yield Record(number, article)
+            continue
         for paragraph, inside in _members(article, "paragraphs", path, location):
             for question, _ in _members(paragraph, "qas", path, inside):
                 number += 1

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bert_tasks.data.cells import LABEL_SEPARATOR
+from bert_tasks.data.cells import LABEL_SEPARATOR, joined_names
 from bert_tasks.data.columns import FOLD_GROUP, Column, PassthroughColumns, first_column, has_labels
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
 from bert_tasks.data.problems import SKIP_HINT, RowErrors, counted, first_few, missing_path
@@ -209,8 +209,9 @@ class DataSpec:
     the format may know of several (MNLI's matched and mismatched)."""
     format: str | None = None
     """The format of the files; by default their extension says it."""
-    columns: dict[str, str] = field(default_factory=dict)
-    """The task's columns -> columns of the files; CoNLL's are called by their number, the words' column "0"."""
+    columns: dict[str, str | tuple[str, ...]] = field(default_factory=dict)
+    """The task's columns -> columns of the files; CoNLL's are called by their number, the words' column "0".
+    `"document.text"` is a text inside an object. Several columns are labels, each 0 or 1, or choices."""
     validation_share: float = 0.1
     """Share of the training rows that is used for validation where no validation rows are given or found; rows with the
     same texts stay together."""
@@ -242,6 +243,7 @@ class DataSpec:
         for name in ("config", "revision"):
             if getattr(self, name) is not None and self.dataset is None:
                 raise ValueError(f"{name} belongs to dataset, and {present[0]} is given")
+        object.__setattr__(self, "columns", joined_names(self.columns))
         if not 0 < self.validation_share < 1:
             raise ValueError(f"validation_share = {self.validation_share}: expected a share between 0 and 1")
 
@@ -263,7 +265,7 @@ class Splits:
 
 def trained_names(spec: DataSpec, columns: Sequence[Column]) -> dict[str, str]:
     """Returns the names of columns that a model which is trained on these rows remembers."""
-    return _read_options(spec).training_names(None if spec.dataset is not None else _places(spec)[0][0], columns)
+    return _read_options(spec).training_names(None if spec.dataset is not None else split_files(spec)[0][0], columns)
 
 
 def _read_options(spec: DataSpec) -> ReadOptions:
@@ -313,14 +315,14 @@ def load_tables(
         RowErrors: one report over all files.
         DataError: if a file, folder or data set cannot be used.
     """
-    train, validation = _places(spec)
+    train, validation = split_files(spec)
     shared: dict[str, Any] = {"labels": labels, "cache_dir": cache_dir, "skip_errors": spec.on_error == "skip"}
     shared["passthrough"] = passthrough
 
     def read(name: str, is_train: bool) -> RowTable:
         # With require_labels the lines of a corpus form documents. Without it each line is a text, as for prediction.
         shared["require_labels"] = not (is_train and unlabelled and has_labels(columns))
-        read_columns, names = columns, spec.columns
+        read_columns, names = columns, joined_names(spec.columns)
         if is_train and group is not None:
             read_columns, names = [*columns, group], {**names, group.name: group_name}
         if spec.dataset is None:
@@ -342,7 +344,7 @@ def load_tables(
     return Splits(train=tables[0], validation=dict(zip(validation, tables[1:], strict=True)))
 
 
-def _places(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
+def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
     """Where training and validation rows are read: split names of a hub data set, else paths."""
     sources = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
     layout = None if spec.format is None else named_format(spec.format)

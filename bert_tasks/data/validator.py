@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from bert_tasks.data.cells import LABEL_SEPARATOR, label_value
+from bert_tasks.data.cells import LABEL_SEPARATOR, column_parts, label_value
 from bert_tasks.data.columns import (
     FOLD_GROUP,
     PASSTHROUGH,
@@ -262,10 +262,12 @@ class RowValidator:
                 continue
             names = names if names else [field.column.name, *others]
             hint = "".join(f", nor {name!r}" for name in sources[1:])
-            if field.column.type.is_numbered:
+            parts = column_parts(field.name)
+            missing = next(part for part in (*parts, field.name) if part not in present)
+            if field.column.type.is_numbered and len(parts) == 1:
                 stem = field.name.removesuffix("s")
                 hint = f", nor columns of single choices such as '{stem}0' and '{stem}1'"
-            lines.append(f"{source}: no column {field.name!r}{did_you_mean(field.name, present)}{hint}")
+            lines.append(f"{source}: no column {missing!r}{did_you_mean(missing, present)}{hint}")
         if not lines:
             return
         only = next(iter(present)) if len(present) == 1 else ""

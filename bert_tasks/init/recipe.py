@@ -4,21 +4,22 @@ import importlib.util
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.data.cells import LABEL_SEPARATOR, numbered_columns
+from bert_tasks.data.cells import LABEL_SEPARATOR, column_parts, joined_names, with_named_cell
 from bert_tasks.data.checks import check_splits, named_splits
 from bert_tasks.data.columns import ROW_ERROR, Row
-from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
-from bert_tasks.data.problems import RowErrors, counted, did_you_mean
+from bert_tasks.data.formats import GZIP_EXTENSION, is_dataset, uncompressed
+from bert_tasks.data.kinds import KINDS
+from bert_tasks.data.problems import RowError, RowErrors, counted, did_you_mean
 from bert_tasks.data.profile import profile
 from bert_tasks.data.readers import ReadOptions, column_names
-from bert_tasks.data.splits import DataSpec, Splits, load_splits
+from bert_tasks.data.splits import DataSpec, Splits, load_splits, split_files
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.families import encoder_config
 from bert_tasks.init.sample import FileSample, read_sample
@@ -186,7 +187,9 @@ class RecipeDraft:
             yield _entry("on_error", "skip", f"skips {skipped}; without this line `check` lists them")
         if spec.columns or guess.spare:
             yield from ("", "[data.columns]" if spec.columns else "# [data.columns]")
-        yield from (_entry(task, name) for task, name in spec.columns.items())
+        for column, source in joined_names(spec.columns).items():
+            is_one = "," not in source or source in sample.columns
+            yield _entry(column, source if is_one else column_parts(source))
         yield from (_comment(f"{_entry(task, name)} # {remark}") for task, name, remark in guess.spare)
 
     def _hyper_parameters(self) -> Iterator[str]:
@@ -217,21 +220,23 @@ def init_recipe(
     header: bool | None = None,
     task: str | None = None,
     text: str | Sequence[str] = (),
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     label_separator: str | None = None,
 ) -> RecipeDraft:
     """Writes a recipe for a file of labelled rows, or of texts alone, which ``check`` and ``train`` accept.
 
     Args:
-        file: A csv, tsv, jsonl, parquet, CoNLL, CoNLL-U, SQuAD or text file, or a file of an annotation tool.
+        file: A csv, tsv, jsonl, parquet, xlsx, CoNLL, CoNLL-U, SQuAD or text file, a file of an annotation tool, or a
+            folder with the files or folders of a training and a validation split.
         validation: A validation file of the same format. Default: a share of the training rows.
         model: A hub id, a folder or ``package:NAME/PATH``. Default: the embedded small model if its package is
             installed, or bert-base-uncased.
         output: The recipe, which must not exist yet.
         format, encoding, delimiter, header, label_separator: See `ReadOptions`.
-        task: The name of a built-in task. Default: the task that fits the columns best.
+        task: The name of a built-in task, or of a problem of texts: "regression", "multi-label-classification".
+            Default: the task that fits the columns best.
         text: The column of the texts or words. Two for a pair, and for the question and the context of a span.
-        label: The column of the labels, numbers, tags or answers.
+        label: The column of the labels, numbers, tags or answers; several columns of 0 and 1 are labels of their own.
 
     Returns:
         The recipe. It skips unusable rows.
@@ -249,8 +254,15 @@ def init_recipe(
     if model is None:
         model = USUAL_MODEL if importlib.util.find_spec(_SMALL_MODEL_PACKAGE) is None else EMBEDDED_MODEL
     texts = (text,) if isinstance(text, str) else tuple(text)
-    hints = _checked(UserHints(task=task, texts=texts, label=label, separator=label_separator))
-    sample = read_sample(Path(file), ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header))
+    labels_in = (label,) if isinstance(label, str) else () if label is None else tuple(label)
+    hints = _checked(
+        UserHints(task=task, texts=texts, label=",".join(labels_in) if labels_in else None, separator=label_separator)
+    )
+    source = Path(file)
+    if source.is_dir() and not is_dataset(source):
+        train, sets = split_files(DataSpec(dir=str(source), format=format))
+        source, validation = Path(train[0]), validation if validation is not None else sets.get("")
+    sample = read_sample(source, ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header))
     try:
         guess = guess_task(sample.rows, _with_format(hints, sample))
     except DataError as error:
@@ -285,21 +297,28 @@ def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
     Raises:
         DataError: There is nothing to read or nothing to learn from.
     """
-    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name.strip()]
-    for name in (*hints.texts, *([] if hints.label is None else [hints.label])):
-        if name not in names:
-            raise DataError(f"no column {name!r}{did_you_mean(name, names)}; there are {', '.join(map(repr, names))}")
+    rows, names = _with_named_cells(rows, hints)
+    return _best_guess(rows, names, hints)
+
+
+def _best_guess(rows: Sequence[Row], names: Sequence[str], hints: UserHints) -> TaskGuess:
     profiles = [
         profile(name, [row.get(name) for row in rows], hints.separator if name == hints.label else None)
         for name in names
     ]
     tasks = TASKS.values() if hints.task is None else [TASKS[hints.task]]
+    if hints.problem is not None:
+        tasks = [task for task in tasks if hints.problem in Detection.of(task).problems.values()]
     guesses = [guess for task in tasks if (guess := Detection.of(task).guess(profiles, rows, hints)) is not None]
+    inside = _without_objects(rows)
+    if not guesses and inside != rows:
+        return _best_guess(inside, list(dict.fromkeys(name for row in inside for name in row)), hints)
     if not guesses:
         has_text = any(column.is_text for column in profiles)
         missing = "no column to learn (labels, numbers, tags or answers)" if has_text else "no column of texts"
         if hints.task is not None or hints.texts or hints.label is not None:
             task = "no task that init knows" if hints.task is None else hints.task
+            task = task if hints.problem is None else hints.problem
             needed = missing if hints.task is None else Detection.of(TASKS[hints.task]).row_needs
             missing = f"the columns do not fit {task}: {needed}"
         seen = "".join(f"\n  {column.name!r}: {column.described()}" for column in profiles)
@@ -318,12 +337,50 @@ def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
     return replace(best, alternatives=tuple(alternatives))
 
 
+def _with_named_cells(rows: Sequence[Row], hints: UserHints) -> tuple[Sequence[Row], list[str]]:
+    """Returns the rows with the cells that the hints name, and the names of their columns.
+
+    Raises:
+        DataError: There is no such column.
+    """
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name.strip()]
+    hinted = [*hints.texts, *([] if hints.label is None else [hints.label])]
+    for hint in hinted:
+        for name in [hint] if hint in names or "." in hint else column_parts(hint):
+            if name.split(".")[0] not in names:
+                there = ", ".join(map(repr, names))
+                raise DataError(f"no column {name!r}{did_you_mean(name, names)}; there are {there}")
+    try:
+        for name in hinted:
+            rows = [with_named_cell(row, name, KINDS["labels"].join) for row in rows]
+    except RowError as error:
+        raise DataError(f"{error}; several columns of labels hold 0 and 1") from None
+    new = [name for name in hinted if name not in names]
+    spread = {part for name in new for part in column_parts(name)}
+    return rows, [*(name for name in names if name not in spread), *new]
+
+
+def _without_objects(rows: Sequence[Row]) -> list[Row]:
+    """Returns the rows with what is in objects as cells of their own: ``document.text``."""
+    flat: list[Row] = []
+    for row in rows:
+        cells = dict[str, Any]()
+        for name, value in row.items():
+            is_object = isinstance(value, Mapping)
+            cells |= {f"{name}.{key}": inner for key, inner in value.items()} if is_object else {name: value}
+        flat.append(cells)
+    return flat
+
+
 def share(count: int, of: int) -> str:
     """For people: "5 of 20 rows (25%)"."""
     return f"{count} of {of} rows ({count / of:.0%})"
 
 
 def _checked(hints: UserHints) -> UserHints:
+    problems = {name: problem for task in TASKS.values() for name, problem in Detection.of(task).problems.items()}
+    if hints.task in problems:
+        hints = replace(hints, task=None, problem=problems[hints.task])
     task = None if hints.task is None else named_task(hints.task.strip()).name
     if task is not None and task not in DETECTABLE:
         raise UsageError(f"init writes recipes for {', '.join(DETECTABLE)}, not for {task!r}")
@@ -347,8 +404,9 @@ def _with_format(hints: UserHints, sample: FileSample) -> UserHints:
 def _check_validation(path: Path, sample: FileSample, guess: TaskGuess) -> None:
     """Raises DataError if the file cannot be read as the training file is, or lacks a column."""
     present = column_names(path, sample.reading)
-    for name in guess.columns.values():
-        if present and name not in present and not numbered_columns(name, present):
+    kinds = {column.name: column.type for column in load_task_class(guess.task)(**guess.settings).columns}
+    for column, name in guess.columns.items():
+        if present and not kinds[column].columns_in(name, present):
             raise DataError(
                 f"{path}: no column {name!r}{did_you_mean(name, present)}, which {sample.path} has; the columns there "
                 f"are {', '.join(map(repr, present))}"

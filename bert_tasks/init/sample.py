@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ from bert_tasks.data.cells import ENCODING_EXAMPLE
 from bert_tasks.data.formats import FORMATS, Format, file_format
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.readers import ReadOptions, existing_file
-from bert_tasks.data.records import TEXT, is_encodable
+from bert_tasks.data.records import TEXT, is_encodable, open_text
 from bert_tasks.errors import DataError
+from bert_tasks.tasks.shared.detection import LABEL_NAMES
 
 _MOST_ROWS = 20_000
 _LONGEST_HEADER = 5  # words
 _MOST_ROWS_PER_CLASS = 100  # a name in fewer of them is no class
 _UNKNOWN_BYTE = re.compile("[\udc80-\udcff]")  # as surrogateescape decodes it
 _DELIMITERS = (";", "\t", "|", ",")
+_LOOKED_AT, _FIRST_LINES = 2**20, 200  # bytes and lines of a file
+# Euro sign, quotes, dots, dashes and trade mark of Windows. The code pages of DOS have letters there.
+_WINDOWS_MARKS = frozenset(b"\x80\x84\x85\x91\x92\x93\x94\x95\x96\x97\x99")
+_DOS_LETTER = re.compile(rb"[A-Za-z][\x84\x91\x93\x94\x95][A-Za-z]")
 _NO_HEADER = 'the first line is a row like the others, so there is no header and the columns are named "0", "1", ...'
 
 Options = Mapping[str, Any]
@@ -67,6 +73,15 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
     layout = file_format(reading.format, path)
     names = ("format", "delimiter", "encoding", "header")
     options = {name: value for name in names if (value := getattr(reading, name)) not in (None, "utf-8")}
+    notes: tuple[str, ...] = ()
+    if layout.is_text and reading.encoding is None and _is_windows(path):
+        options["encoding"] = "cp1252"
+        notes = ("its bytes from 0x80 to 0x9f are quotes, dashes or euro signs of Windows -> encoding cp1252",)
+    if layout.has_documents and reading.format is None:
+        table = _table_in_text(path, options)
+        if table is not None:
+            layout, options = FORMATS[table["format"]], {**options, **table}
+            notes = (*notes, f"its lines are rows of a table -> format {layout.name}")
     if not layout.quoted:
         sample = _read(path, layout, options)
     elif reading.header is None:
@@ -85,7 +100,36 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
                     f"{path}: column {name!r} has bytes that are not {options.get('encoding', 'utf-8')}; "
                     f"name the file's encoding with --encoding, {ENCODING_EXAMPLE}"
                 )
-    return replace(sample, has_stated_format=reading.format is not None)
+    return replace(sample, notes=(*notes, *sample.notes), has_stated_format=reading.format is not None)
+
+
+def _is_windows(path: Path) -> bool:
+    """Returns True for Western European text of Windows: it is not UTF-8, and has quotes, dashes or euro signs.
+
+    Other encodings have letters at these bytes, or far more bytes from 0x80 on.
+    """
+    with path.open("rb") as file:
+        content = file.read(_LOOKED_AT)
+    try:
+        content[: content.rfind(b"\n") + 1].decode("utf-8")
+    except UnicodeDecodeError:
+        high = [byte for byte in content if byte >= 0x80]
+        controls = [byte for byte in high if byte < 0xA0]
+        is_western = set(controls) <= _WINDOWS_MARKS and len(high) < 0.1 * len(content)
+        return len(controls) > 0 and is_western and _DOS_LETTER.search(content) is None
+    return False
+
+
+def _table_in_text(path: Path, options: Options) -> dict[str, Any] | None:
+    """Returns the options with which lines of text are a table: tabs in all of them, or a header with a usual name."""
+    with open_text(path, encoding=options.get("encoding"), newline="\n") as file:
+        lines = [line.rstrip("\r\n") for line in islice(file, _FIRST_LINES) if line.strip()]
+    for mark in _DELIMITERS if len(lines) > 1 else ():
+        counts = {line.count(mark) for line in lines}
+        names = {cell.strip(' "').lower() for cell in lines[0].split(mark)}
+        if 0 not in counts and ((mark == "\t" and len(counts) == 1) or names.intersection(LABEL_NAMES)):
+            return {"format": "tsv"} if mark == "\t" else {"format": "csv", "delimiter": mark}
+    return None
 
 
 def _detect_documents(sample: FileSample) -> FileSample:

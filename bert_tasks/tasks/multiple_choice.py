@@ -7,8 +7,10 @@ each row may have another number. Texts longer than ``max_length`` are cut from 
 Shape legend: B sequences (choices), S samples (rows), C choices of the row that has most.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, ClassVar, Literal
 
 from bert_tasks.data.cells import numbered_columns
@@ -69,26 +71,34 @@ class ChoicePrediction(Prediction):
 class ChoiceDetection(Detection):
     """How ``init`` recognises rows of multiple choice."""
 
-    row_needs: ClassVar[str] = "a context, choices, and which of them is right, counted from 0"
+    row_needs: ClassVar[str] = "a context, choices, and which of them is right"
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         some = rows[:COMPARED_ROWS]
-        fitting = [columns for columns in _choice_columns(profiles, hints) if _read_choices(some, columns)]
+        fitting = [
+            (columns, base)
+            for columns in _choice_columns(profiles, hints)
+            for base in _label_bases(profiles, columns)
+            if _read_choices(some, columns, base)
+        ]
         if not fitting:
             return None
-        columns, *others = fitting
-        read = _read_choices(rows, columns)
+        columns, base = fitting[0]
+        others = [other for other, _ in fitting[1:]]
+        read = _read_choices(rows, columns, base)
         counts = sorted({len(choices) for choices in read})
         several = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         texts = [columns[name] for name in (CONTEXT, QUESTION) if name in columns]
         longest = [max(map(pieces, choices)) for choices in read]
+        counting = ", counted from 1" if base else ""
         return TaskGuess(
             task=self.task.name,
             columns=columns,
             words=percentile([count_pieces(row, texts) for row in rows]) + percentile(longest),
             precedence=3,
+            settings={"label_base": base} if base else {},
             reasons=(
-                f"{columns[CHOICES]}: {several} choices in a row; {columns[LABEL]} names the right one",
+                f"{columns[CHOICES]}: {several} choices in a row; {columns[LABEL]} names the right one{counting}",
                 f"{', '.join(texts)}: what the choices are about",
             ),
             alternatives=other_columns(columns, others, profiles),
@@ -280,7 +290,7 @@ def _choice_columns(profiles: Sequence[ColumnProfile], hints: UserHints) -> Iter
     """Columns that may be context, question, choices and label, likeliest first."""
     for choices, parts in _choice_sources(profiles):
         others = [column for column in profiles if column.name not in (choices, *parts)]
-        for label in _label_columns(others, hints):
+        for label in _label_columns(others, parts, hints):
             texts = [column for column in others if column is not label and not column.is_number and not column.nested]
             context, question = _context_and_question(texts, hints)
             if context is not None:
@@ -288,10 +298,22 @@ def _choice_columns(profiles: Sequence[ColumnProfile], hints: UserHints) -> Iter
                 yield {CONTEXT: context, **asked, CHOICES: choices, LABEL: label.name}
 
 
-def _label_columns(profiles: Sequence[ColumnProfile], hints: UserHints) -> list[ColumnProfile]:
+def _label_columns(profiles: Sequence[ColumnProfile], parts: Sequence[str], hints: UserHints) -> list[ColumnProfile]:
+    """Columns that may say which choice is right: with a usual name, or with names of the choices' columns."""
     if hints.label is not None:
         return [column for column in profiles if column.name == hints.label]
-    return sorted((c for c in profiles if c.known in _RIGHT), key=lambda column: _RIGHT.index(column.known))
+    named = sorted((c for c in profiles if c.known in _RIGHT), key=lambda column: _RIGHT.index(column.known))
+    return [*named, *(c for c in profiles if c not in named and parts and _values(c) and _values(c) <= set(parts))]
+
+
+def _values(column: ColumnProfile) -> set[str]:
+    return {value for value, _ in column.common}
+
+
+def _label_bases(profiles: Sequence[ColumnProfile], columns: Mapping[str, str]) -> tuple[Literal[0, 1], ...]:
+    """The numbers of the first choice to try, likeliest first."""
+    label = next(column for column in profiles if column.name == columns[LABEL])
+    return (1, 0) if label.is_number and label.low == 1 else (0,)
 
 
 def _context_and_question(texts: Sequence[ColumnProfile], hints: UserHints) -> tuple[str | None, str | None]:
@@ -315,15 +337,20 @@ def _choice_sources(profiles: Sequence[ColumnProfile]) -> Iterator[tuple[str, li
         if column.known in _CHOICES and column.filled and (column.nested == 1 or column.lists == 1):
             yield column.name, []
     names = [column.name for column in profiles]
-    for stem in dict.fromkeys(name.rstrip("0123456789").rstrip(" _") for name in names):
+    for stem in dict.fromkeys(re.sub(r"[ _]?([0-9]+|[A-Z])$|[ _][a-z]$", "", name) for name in names):
         parts = numbered_columns(stem, names)
         if parts and stem.strip().lower() in _CHOICES:
             yield (CHOICES if stem == CHOICES.removesuffix("s") else stem), parts
+    letters = list(takewhile(names.__contains__, "ABCDEFGH"))
+    for values in (set(letters), *map(_values, profiles)):  # a column's values may be the names of others
+        parts = [name for name in names if name in values]
+        if len(parts) == len(values) > 1:
+            yield ",".join(parts), parts
 
 
-def _read_choices(rows: Sequence[Row], columns: Mapping[str, str]) -> list[list[str]]:
+def _read_choices(rows: Sequence[Row], columns: Mapping[str, str], base: Literal[0, 1]) -> list[list[str]]:
     """The choices of the rows that have a label, or none if the choices or the label of a row cannot be read."""
-    validator, read = RowValidator(MultipleChoice().columns, columns), []
+    validator, read = RowValidator(MultipleChoice(label_base=base).columns, columns), []
     for row in rows:
         values, errors = validator.validate(row)
         if any(error.column in (columns[CHOICES], columns[LABEL]) for error in errors):

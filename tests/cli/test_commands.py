@@ -191,7 +191,6 @@ class TestTrain:
         assert 0 <= summary["metrics"]["accuracy"] <= 1
         assert summary["best_step"] == 2
         assert {path.name for path in folder.iterdir()} == {
-            "checkpoints",
             "model",
             "metrics.jsonl",
             "metrics.json",

@@ -92,7 +92,7 @@ def test_problems_name_the_question(read: Read) -> None:
         ('{"data": 5}', "a.json: no list 'data', which SQuAD's JSON has; read one object a line"),
         ("[]", "a.json: no list 'data'"),
         ('{"data": [5]}', r"a.json: data\[0\]: expected an object, not 5"),
-        ('{"data": [{}, {}]}', r"a.json: no list 'data\[0\].paragraphs', which SQuAD's JSON has$"),
+        ('{"data": [{"paragraphs": 1}]}', r"a.json: no list 'data\[0\].paragraphs', which SQuAD's JSON has$"),
         ('{"data": [{"paragraphs": [{"qas": []}, {}]}]}', r"a.json: no list 'data\[0\].paragraphs\[1\].qas'"),
         ('{"data": []}', "a.json: no rows$"),
         ("[" * 100_000, "a.json: JSON that cannot be read: maximum recursion depth"),

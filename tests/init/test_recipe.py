@@ -121,13 +121,13 @@ def test_every_table_format(kind: str, tmp_path: Path, base: str) -> None:
 
 
 def test_another_encoding(tmp_path: Path, base: str) -> None:
-    rows = [{**row, "text": f"“café” {row['text']}"} for row in labelled()]
+    rows = [{**row, "text": f"café {row['text']}"} for row in labelled()]
     path = write_csv(tmp_path / "rows.csv", rows)
-    path.write_bytes(path.read_text("utf-8").encode("cp1252"))
+    path.write_bytes(path.read_text("utf-8").encode("latin-1"))
     with pytest.raises(DataError, match=r"'text' has bytes that are not utf-8; .* with --encoding, such as 'cp1252'"):
         draft_of(path, tmp_path)
-    draft = draft_of(path, tmp_path, model=base, encoding="cp1252")
-    assert load_recipe(draft.path).data.encoding == "cp1252"
+    draft = draft_of(path, tmp_path, model=base, encoding="latin-1")
+    assert load_recipe(draft.path).data.encoding == "latin-1"
     check(load_recipe(draft.path))
 
 
@@ -338,7 +338,7 @@ def test_a_column_with_a_usual_name_matches_better() -> None:
     rows = [{**row, "answer": row["span"], "question": row["asked"], "context": row["review"]} for row in QUESTIONS]
     guess = guess_task([{key: row[key] for key in ("adjective", "question", "context", "answer")} for row in rows])
     assert guess.columns == {"question": "question", "context": "context", "answers": "answer"}
-    assert guess.alternatives == ()
+    assert guess.alternatives == ('answers = "adjective" (40 different values in 40 rows, 4.0 words on average)',)
 
 
 def test_two_texts_are_a_pair_and_a_doubt_where_names_say_nothing() -> None:
@@ -621,7 +621,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "rows.csv", labelled())
     with pytest.raises(DataError, match=r"no such file, did you mean 'rows\.csv'\?"):
         draft_of(tmp_path / "row.csv", tmp_path)
-    with pytest.raises(DataError, match="a folder"):
+    with pytest.raises(DataError, match=r"no file train\.csv or"):
         draft_of(tmp_path, tmp_path)
     with pytest.raises(DataError, match=r"dev\.csv: no such file"):
         draft_of(path, tmp_path, validation=tmp_path / "dev.csv")

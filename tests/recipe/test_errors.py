@@ -83,8 +83,8 @@ def test_mistakes_at_different_depths_of_a_section_are_all_named(tmp_path: Path)
     text = MINIMAL + "encoding = 8\n[data.columns]\ntext = 1\nlabel = 2\n"
     assert refusal(tmp_path, text) == [
         "recipe.toml:6: encoding = 8: expected a string",
-        "recipe.toml:8: columns.text = 1: expected a string",
-        "recipe.toml:9: columns.label = 2: expected a string",
+        "recipe.toml:8: columns.text = 1: expected a string or a list",
+        "recipe.toml:9: columns.label = 2: expected a string or a list",
     ]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.formats import annotations, plain
+from bert_tasks.data.formats import annotations, plain, stored
 from bert_tasks.data.formats.base import FORMATS, Format, named_format, register_format
 from bert_tasks.data.formats.plain import StreamFormat
 from bert_tasks.data.records import open_text
@@ -13,7 +13,7 @@ from bert_tasks.errors import DataError
 GZIP_EXTENSION = ".gz"
 _START_LENGTH = 4096  # characters that tell formats with the same extension apart
 
-for _format in (*plain.ALL, *annotations.ALL):
+for _format in (*plain.ALL, *annotations.ALL, *stored.ALL):
     register_format(_format)
 
 
@@ -30,6 +30,8 @@ def file_format(name: str | None, path: Path, columns: Sequence[Column] | None =
     """
     if name is not None:
         return named_format(name)
+    if path.is_dir():
+        return named_format("datasets")
     extension = uncompressed(path).suffix.lower()
     candidates = [format for format in FORMATS.values() if extension in format.extensions]
     if not candidates:
@@ -60,8 +62,19 @@ def _names_of_split(split: str, format: str | None) -> tuple[list[str], list[str
 def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
     """The files in a folder that may hold a split, of the format or of any."""
     names, packed = _names_of_split(split, format)
-    paths = (path for name in [*names, *packed] for path in sorted(folder.glob(name)))
+    paths = [path for name in [*names, *packed] for path in sorted(folder.glob(name))]
+    inside = folder / split
+    if is_dataset(inside):
+        return [inside]
+    if inside.is_dir():
+        extensions = tuple(extension for row in FORMATS.values() for extension in row.extensions)
+        paths += [path for path in sorted(inside.iterdir()) if uncompressed(path).suffix.lower() in extensions]
     return [path for path in dict.fromkeys(paths) if path.is_file()]
+
+
+def is_dataset(path: Path) -> bool:
+    """Returns True for a folder that ``save_to_disk`` of a ``datasets.Dataset`` wrote."""
+    return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
 
 
 def expected_files(split: str, format: str | None) -> str:
@@ -77,6 +90,7 @@ __all__ = [
     "expected_files",
     "file_format",
     "files_of_split",
+    "is_dataset",
     "named_format",
     "register_format",
     "uncompressed",

@@ -1,7 +1,8 @@
-"""Files of annotation tools. Each class turns the tool's nesting into rows of a text with entities or labels.
+"""Files of annotation tools and of fastText. Each class makes rows of a text with entities or labels of them.
 
-Sources: https://prodi.gy/docs/api-interfaces, https://labelstud.io/guide/export, https://spacy.io/api/data-formats and
-https://brat.nlplab.org/standoff.html. The lines of doccano need no format.
+Sources: https://prodi.gy/docs/api-interfaces, https://labelstud.io/guide/export, https://spacy.io/api/data-formats,
+https://brat.nlplab.org/standoff.html and https://fasttext.cc/docs/en/supervised-tutorial.html. The lines of doccano
+need no format.
 """
 
 import re
@@ -157,6 +158,25 @@ class BratFormat(Format):
         return Records(("text", "entities", "document"), _lines_with_entities(text, entities, path.stem))
 
 
+class FastTextFormat(Format):
+    """Lines of fastText: labels such as ``__label__sports``, then the text."""
+
+    _LABELS: ClassVar[re.Pattern[str]] = re.compile(r"\s*(?:__label__\S+\s*)*")
+
+    def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
+        return start.lstrip().startswith("__label__")
+
+    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+        filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+        return Records(None, (Record(number, self._cells(line)) for number, line in filled))
+
+    def _cells(self, line: str) -> dict[str, Any]:
+        text = self._LABELS.sub("", line, count=1)
+        labels = line[: len(line) - len(text)].split()
+        names = [label.removeprefix("__label__").rstrip(",") for label in labels]
+        return {"text": text.strip(), **_label_cells(names)}
+
+
 def _lines_with_entities(text: str, entities: Sequence[tuple[int, int, str, bool]], document: str) -> Iterator[Record]:
     """Yields the lines of a text that are not blank.
 
@@ -180,4 +200,5 @@ ALL: tuple[Format, ...] = (
     SpacyFormat(name="spacy", extensions=(".json",)),
     DocBinFormat(name="docbin", extensions=(".spacy",)),
     BratFormat(name="brat", extensions=(".ann",)),
+    FastTextFormat(name="fasttext", extensions=(".txt",)),
 )

@@ -2,9 +2,10 @@
 
 import csv
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from bert_tasks.data.columns import Column, first_column
@@ -24,6 +25,7 @@ from bert_tasks.data.records import (
 )
 from bert_tasks.errors import DataError, UsageError
 
+_EXCEL_DELIMITER = re.compile(r'"?sep=(.)"?\r?\n')  # the first line of a csv file that Excel is to open
 _LARGEST_CELL = 2**31 - 1  # characters; the limit of a row is lower
 
 
@@ -45,8 +47,13 @@ class TableFormat(Format):
             raise DataError(
                 f"{path}: delimiter = {delimiter!r}: expected one character that is neither a quote nor a line end"
             )
+        rows: Iterable[str] = lines
+        match = _EXCEL_DELIMITER.fullmatch(lines.peek_line()) if self.quoted else None
+        if match is not None:
+            lines.readline()
+            delimiter, rows = match[1], chain(["\n"], lines)  # a blank line counts as a line, and is no row
         return table_records(
-            lines,
+            rows,
             path,
             delimiter=delimiter,
             header=options.header is not False,
@@ -78,7 +85,7 @@ class JsonFormat(Format):
 
 
 class SquadFormat(Format):
-    """JSON in the nesting of SQuAD."""
+    """JSON in the nesting of SQuAD, or rows in a list ``data``."""
 
     can_stream = False
     # An object whose members before a list "data" of objects are plain values, as the "version" of SQuAD is.

@@ -3,10 +3,10 @@
 Pair classification uses the same rules: the two tasks differ in how many columns of texts there are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from bert_tasks.data.cells import LABEL_SEPARATOR
+from bert_tasks.data.cells import LABEL_SEPARATOR, label_value
 from bert_tasks.data.checks import imbalance_hint
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
@@ -22,6 +22,7 @@ from bert_tasks.tasks.shared.detection import (
     needed_tokens,
 )
 
+_REGRESSION, _MULTI_LABEL = "regression", "multi_label_classification"
 _PAIR_NAMES = (
     ("text", "text_pair"),
     ("sentence1", "sentence2"),
@@ -39,6 +40,11 @@ class TextDetection(Detection):
     """How ``init`` recognises texts, or pairs of texts, with a label, several labels or a number."""
 
     row_needs: ClassVar[str] = "a text and a label or number"
+    problems: ClassVar[Mapping[str, str]] = {
+        "regression": _REGRESSION,
+        "multi-label-classification": _MULTI_LABEL,
+        "multi-label": _MULTI_LABEL,
+    }
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         count, by_name = len(self.task.texts), {column.name: column for column in profiles}
@@ -55,8 +61,8 @@ class TextDetection(Detection):
             columns = [column for column in texts if column in longest]  # in the order of the file, or of usual names
             if len(columns) != count:
                 return None
-            problem, reason = _problem_type(label, is_joined=hints.separator is not None)
-            several, names = problem == "multi_label_classification", [column.name for column in columns]
+            problem, reason = _problem_type(label, hints)
+            several, names = problem == _MULTI_LABEL, [column.name for column in columns]
             values = label.names if several else tuple(sorted(value for value, _ in label.common))
             spare: tuple[tuple[str, str, str], ...] = ()
             if count == 2 and columns[0].distinct <= columns[0].rows / 2 and label.distinct == 2:  # it repeats
@@ -67,7 +73,7 @@ class TextDetection(Detection):
                 columns=dict(zip(self.task.texts, names, strict=True)) | {"labels" if several else "label": label.name},
                 words=percentile([count_pieces(row, names) for row in rows]),
                 settings={"problem_type": problem},
-                labels=() if problem == "regression" else values,
+                labels=() if problem == _REGRESSION else values,
                 reasons=tuple(_reasons(columns, label, problem, reason)),
                 alternatives=tuple(_alternatives(texts, columns, label, others, hints)),
                 spare=spare,
@@ -95,11 +101,16 @@ def _label_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
     fitting = [c for c in filled if c.is_sets or c.is_classes or c.is_amount or (c.is_repeated and _is_named(c))]
     order = {column.name: position for position, column in enumerate(profiles)}
     plain = {column.name: column.is_sets or column.is_classes or column.decimals for column in fitting}
-    return sorted(fitting, key=lambda c: (_is_named(c), plain[c.name], order[c.name]), reverse=True)
+    return sorted(fitting, key=lambda c: (_is_named(c), plain[c.name], c.filled, order[c.name]), reverse=True)
 
 
 def _is_named(column: ColumnProfile) -> bool:
     return column.known in LABEL_NAMES
+
+
+def _is_flag(column: ColumnProfile) -> bool:
+    """Whether a column is 0 or 1, as a column of one label among several is."""
+    return {label_value(value) for value, _ in column.common} == {0.0, 1.0}
 
 
 def _text_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
@@ -115,17 +126,17 @@ def _text_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
     return sorted(short, key=lambda column: (column.is_id, -column.words))[:1]
 
 
-def _problem_type(label: ColumnProfile, *, is_joined: bool) -> tuple[str, str]:
-    """The problem type, and the reason for it. Cells hold several labels if ``is_joined``."""
-    if label.is_sets or is_joined:
+def _problem_type(label: ColumnProfile, hints: UserHints) -> tuple[str, str]:
+    """The problem type, and the reason for it. With a separator cells hold several labels."""
+    if label.is_sets or hints.separator is not None or hints.problem == _MULTI_LABEL:
         joint = "in a list" if label.lists > 0 else f"in a cell, with {label.separator!r} between them"
         summary = f"{counted(len(label.names), 'name')}, several {joint} ({listed(label.names)})"
-        return "multi_label_classification", f"{label.name}: {summary} -> any number of labels per row"
+        return _MULTI_LABEL, f"{label.name}: {summary} -> any number of labels per row"
     # Class numbers 0, 1, 2, ... without a gap, in a column that is called so.
     are_classes = _is_named(label) and label.low == 0 and label.high == label.distinct - 1
-    if label.is_amount and not (label.is_repeated and are_classes):
+    if hints.problem == _REGRESSION or (label.is_amount and not (label.is_repeated and are_classes)):
         range_type = "with decimals" if label.decimals else f"{label.distinct} different"
-        return "regression", f"{label.name}: numbers from {label.low:g} to {label.high:g}, {range_type} -> regression"
+        return _REGRESSION, f"{label.name}: numbers from {label.low:g} to {label.high:g}, {range_type} -> regression"
     summary = f"{counted(label.distinct, 'distinct value')} in {counted(label.rows, 'row')} ({label.counts()})"
     return "single_label_classification", f"{label.name}: {summary} -> one label per row"
 
@@ -137,7 +148,7 @@ def _reasons(texts: Sequence[ColumnProfile], label: ColumnProfile, problem: str,
         yield f"{texts[0].name}, {texts[1].name}: two texts in a row -> a pair"
     yield reason
     empty = label.rows - label.filled
-    if empty and problem == "multi_label_classification":
+    if empty and problem == _MULTI_LABEL:
         yield f"{label.name}: {counted(empty, 'empty cell')} -> rows without any label"
     elif empty:
         yield f"{label.name}: {counted(empty, 'empty cell')} -> rows without a label, which cannot be trained on"
@@ -164,10 +175,14 @@ def _alternatives(
             if column not in pair:
                 name = "text" if len(pair) == 1 else "text_pair"
                 yield f'{name} = "{column.name}" ({column.described()})'
-    if label.is_number and label.is_classes and label.distinct > 2:
+    if label.is_number and label.is_classes and label.distinct > 2 and hints.problem is None:
         yield 'settings.problem_type = "regression", if the numbers are amounts'
     if label.is_amount and not label.decimals and label.is_repeated:
         yield 'settings.problem_type = "single_label_classification", if the numbers are classes'
+    flags = [column.name for column in (label, *others) if _is_flag(column)]
+    if len(flags) > 1 and label.name in flags:
+        yield f"labels = {flags}, several labels per row ({' '.join(f'--label {name}' for name in flags)})"
     for column in others:
-        if _is_named(column) or not _is_named(label):
+        is_repeated = column.lists > 0 and column.sets == 0  # lists of the one label
+        if (_is_named(column) or not _is_named(label)) and not is_repeated:
             yield f'label = "{column.name}" ({column.described()})'

@@ -65,11 +65,13 @@ class UserHints:
     Attributes:
         task: a name of the task.
         texts: columns: one text or two, the words, or the question and its context.
+        problem: what is predicted, for tasks with ``Detection.problems``.
         label: the column of the labels, numbers, tags or answers.
         separator: between several labels in a cell of that column.
     """
 
     task: str | None = None
+    problem: str | None = None
     texts: tuple[str, ...] = ()
     label: str | None = None
     separator: str | None = None
@@ -85,11 +87,13 @@ class Detection(Part):
 
     Attributes:
         row_needs: The rows that ``guess`` looks for, in words. Empty if ``init`` cannot detect the task.
+        problems: Names that users may write instead of a task's -> ``problem`` of the hints.
         has_dense_labels: True if a row trains many of its tokens. ``init`` then suggests a higher learning rate and,
             for many rows, fewer epochs.
     """
 
     row_needs: ClassVar[str] = ""
+    problems: ClassVar[Mapping[str, str]] = {}
     has_dense_labels: ClassVar[bool] = False
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:

@@ -20,6 +20,7 @@ from bert_tasks.tasks.shared.detection import (
 _LEAST_CONTEXT = 10  # words on average
 _SHARE = 0.9  # of the answers that must be in their context
 _SHARE_IF_NAMED = 0.3  # if the columns have usual names
+_EQUAL = 0.02  # columns whose shares differ less are as good
 
 # Column names that people use, in lower case.
 _CONTEXTS = ("context", "passage", "paragraph")
@@ -58,7 +59,12 @@ class SpanDetection(Detection):
             reasons.append(f"{answers}: {none} of {len(rows)} are empty -> questions without an answer")
         # As good are readings with as usual names. Of contexts without a usual name the longest is better.
         usual = _usual(best)
-        alike = [other for other in others if _usual(other) == usual and (other[1] is best[1] or usual[1])]
+        alike = [
+            other
+            for other in others
+            if (_usual(other) == usual and (other[1] is best[1] or usual[1]))
+            or (other[:2] == best[:2] and abs(_copied(*best[1:], rows) - _copied(*other[1:], rows)) <= _EQUAL)
+        ]
         return TaskGuess(
             task=self.task.name,
             columns=columns,
@@ -110,7 +116,13 @@ def _is_answered(context: ColumnProfile, answers: ColumnProfile, rows: Sequence[
     plain = context.words >= _LEAST_CONTEXT and not answers.is_classes and answers.words < context.words / 2
     if not (named or (plain and answers.distinct > 1 and not answers.is_number)):
         return False
+    least = 0.0 if is_stated else _SHARE_IF_NAMED if named and not answers.is_classes else _SHARE
+    copied = _copied(context, answers, rows)
+    return copied > 0 and copied >= least
+
+
+def _copied(context: ColumnProfile, answers: ColumnProfile, rows: Sequence[Row]) -> float:
+    """The share of the answers that are in their context."""
     cells = [(str(row.get(context.name)), cell_value(row, answers.name, "answers")) for row in rows]
     copied = [text in place for place, cell in cells if cell is not None for text in cell["text"]]
-    least = 0.0 if is_stated else _SHARE_IF_NAMED if named and not answers.is_classes else _SHARE
-    return any(copied) and sum(copied) >= least * len(copied)
+    return sum(copied) / len(copied) if copied else 0.0
