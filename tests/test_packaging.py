@@ -84,7 +84,7 @@ def test_console_script_names_a_function(project: dict[str, Any]) -> None:
 
 def test_every_import_is_declared(project: dict[str, Any]) -> None:
     extras = project["optional-dependencies"]
-    used = ("excel", "export", "labels", "search", "sentences", "serve", "spacy", "tracking")
+    used = ("excel", "export", "labels", "notebook", "search", "sentences", "serve", "spacy", "tracking")
     needed = project["dependencies"] + [name for extra in used for name in extras[extra]]
     declared = {requirement_name(requirement) for requirement in needed}
     assert imported_distributions(package_sources()) - declared == set()

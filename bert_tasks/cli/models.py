@@ -82,6 +82,10 @@ def predict(
     text: Annotated[
         list[str] | None, typer.Option("--text", help="A text to predict instead of a file; may be repeated.")
     ] = None,
+    text_pair: Annotated[
+        list[str] | None,
+        typer.Option("--text-pair", help="Second text of a --text: of a pair, a question's context, or its choices."),
+    ] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", help="A .jsonl, .csv, .tsv or .parquet file, or - for standard output.")
     ] = "-",
@@ -105,6 +109,8 @@ def predict(
 
     Example: bert-tasks predict runs/first --text "a fine film"
 
+    Example: bert-tasks predict runs/squad --text "Who sang?" --text-pair "Ada sang in Paris."
+
     Example: bert-tasks predict runs/cola --format glue --output submission
     """
     from bert_tasks.inference import predict_file
@@ -115,9 +121,7 @@ def predict(
         for name, rows in glue_submission(model, output).items():
             print_out(f"{Path(output) / name}: {rows} rows")
         return
-    if data is not None and text:
-        raise typer.BadParameter("FILE and --text exclude each other: give only one of them")
-    source = text if text else _data_or_pipe(data, "predict")
+    source = _texts_or_data(text, text_pair, data, "predict")
     writing = replace(writing, csv_raw=csv_raw, logits=logits, explain=explain)
     with _rows_output(output, quiet=quiet) as (target, progress):
         result = predict_file(
@@ -133,6 +137,9 @@ def embed(
     reading: "ReadOptions",
     writing: "WriteOptions",
     data: DataOrPipe = None,
+    text: Annotated[
+        list[str] | None, typer.Option("--text", help="A text to embed instead of a file; may be repeated.")
+    ] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", help="A .parquet, .npy or .jsonl file, or - for JSON lines.")
     ] = "-",
@@ -164,7 +171,7 @@ def embed(
     """
     from bert_tasks.inference import embed_file
 
-    source = _data_or_pipe(data, "embed")
+    source = _texts_or_data(text, None, data, "embed")
     with _rows_output(output, quiet=quiet) as (target, progress):
         result = embed_file(
             model,
@@ -182,6 +189,20 @@ def embed(
             progress=progress,
         )
     _print_rows_result(result, "embedding", output)
+
+
+def _texts_or_data(texts: list[str] | None, seconds: list[str] | None, data: str | None, verb: str) -> Any:
+    """The rows of --text and --text-pair, a file, or "-" for standard input. One text may have several second texts."""
+    if data is not None and texts:
+        raise typer.BadParameter("FILE and --text exclude each other: give only one of them")
+    if seconds and (not texts or len(texts) not in (1, len(seconds))):
+        count = 0 if not texts else len(texts)
+        raise typer.BadParameter(f"{count} --text and {len(seconds)} --text-pair: give each --text its second text")
+    if not texts:
+        return _data_or_pipe(data, verb)
+    if not seconds:
+        return texts
+    return [(texts[0], *seconds)] if len(texts) == 1 else list(zip(texts, seconds, strict=True))
 
 
 def _data_or_pipe(data: str | None, verb: str) -> str:

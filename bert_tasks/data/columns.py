@@ -99,8 +99,15 @@ def text_columns(columns: Sequence[Column]) -> list[str]:
     return [column.name if text is None else text.name for column, text in zip(required, replaced, strict=True)]
 
 
+def _text_list_columns(columns: Sequence[Column]) -> list[str]:
+    """Returns the columns of texts and the last one, of a list of texts, if a row needs these: context and choices."""
+    *firsts, last = [column for column in columns if column.required]
+    is_list = last.type.has_texts and not last.type.is_text
+    return [*text_columns(firsts), last.name] if firsts and is_list else []
+
+
 def as_row(row: Row | str | tuple[str, ...], columns: Sequence[Column], number: int) -> Row:
-    """Returns a row that the caller passes as a mapping, as its text, or as a tuple of its texts.
+    """Returns a row that the caller passes as a mapping, as its text, or as a tuple of its texts, choices at the end.
 
     Args:
         row: The row.
@@ -112,12 +119,17 @@ def as_row(row: Row | str | tuple[str, ...], columns: Sequence[Column], number: 
     """
     if isinstance(row, Mapping):
         return row
-    texts = text_columns(columns)
+    texts, lists = text_columns(columns), _text_list_columns(columns)
     values = row if isinstance(row, tuple) else (row,)
-    if texts and len(values) == len(texts) and all(isinstance(value, str) for value in values):
-        return dict(zip(texts, values, strict=True))
+    if all(isinstance(value, str) for value in values):
+        if texts and len(values) == len(texts):
+            return dict(zip(texts, values, strict=True))
+        if lists and len(values) >= len(lists):
+            *firsts, last = lists
+            return dict(zip(firsts, values, strict=False)) | {last: list(values[len(firsts) :])}
     mapping = "{" + ", ".join(f'"{column.name}": ...' for column in columns if column.required) + "}"
-    short = ", or a text" if len(texts) == 1 else f", or a tuple of {' and '.join(texts)}" if texts else ""
+    named = texts if texts else lists
+    short = ", or a text" if len(named) == 1 else f", or a tuple of {' and '.join(named)}" if named else ""
     raise DataError(f"row {number}: expected a mapping such as {mapping}{short}, got {type(row).__name__}")
 
 
@@ -129,8 +141,9 @@ def as_rows(
     Raises:
         DataError: A row is not in one of the forms that ``as_row`` accepts.
     """
-    texts = len(text_columns(columns))
-    is_one = isinstance(inputs, tuple) and texts == len(inputs) > 1 and all(isinstance(part, str) for part in inputs)
-    is_one = is_one or isinstance(inputs, Mapping | str) or not isinstance(inputs, Iterable)
+    texts, has_list = len(text_columns(columns)), len(_text_list_columns(columns)) > 0
+    is_one = isinstance(inputs, Mapping | str) or not isinstance(inputs, Iterable)
+    if isinstance(inputs, tuple) and all(isinstance(part, str) for part in inputs):
+        is_one = has_list or texts == len(inputs) > 1
     several: Iterable[Any] = [inputs] if is_one else inputs
     return (as_row(row, columns, number) for number, row in enumerate(several))

@@ -82,7 +82,7 @@ def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> It
 class ReadingArguments(TypedDict, total=False):
     """The keyword arguments of public functions that say how to read data, as `ReadOptions` describes them."""
 
-    columns: Mapping[str, str | Sequence[str]] | None
+    columns: Mapping[str, Any] | None
     format: str | None
     delimiter: str | None
     encoding: str | None

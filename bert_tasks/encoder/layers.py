@@ -24,6 +24,14 @@ from bert_tasks.encoder.positions import Positions, position_module
 from bert_tasks.errors import CheckpointError
 
 
+class Embedding(nn.Embedding):
+    """``nn.Embedding``, which on the meta device draws no weights: torch would import its compiler, for a second."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class Embeddings(nn.Module):
     """Word embeddings and, if there are any, position and segment embeddings: summed, normalised, and projected where
     the family does so.
@@ -32,9 +40,9 @@ class Embeddings(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         width = config.embedding_size
-        self.word = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
-        self.position = nn.Embedding(config.max_position_embeddings, width) if config.absolute_positions else None
-        self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
+        self.word = Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
+        self.position = Embedding(config.max_position_embeddings, width) if config.absolute_positions else None
+        self.token_type = Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.norm_last = config.norm_after_projection
         normalised = config.hidden_size if self.norm_last else width
         self.norm = nn.LayerNorm(normalised, eps=config.layer_norm_eps, bias=config.bias)
@@ -337,6 +345,8 @@ class TransformerEncoder(nn.Module):
 def initialize(module: nn.Module, config: EncoderConfig) -> None:
     """Draws the weights of an encoder or a head as transformers does; biases are 0 and norms the identity."""
     for name, submodule in module.named_modules():
+        if any(parameter.is_meta for parameter in submodule.parameters(recurse=False)):
+            continue  # there is nothing to draw, see ``Embedding``
         if isinstance(submodule, nn.Linear | nn.Embedding | nn.Conv1d):
             cutoff = config.initializer_cutoff
             if cutoff is None or config.initializer_range == 0:

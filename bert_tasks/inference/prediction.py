@@ -58,6 +58,7 @@ from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained, v
 from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Prediction, PredictionT, Task, float_list
+from bert_tasks.tasks.shared.notebook import Predictions
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import Windows
 
@@ -78,7 +79,7 @@ def predict(
     logits: bool = False,
     explain: bool = False,
     **reading: Unpack[ReadingArguments],
-) -> list[PredictionT]: ...
+) -> Predictions[PredictionT]: ...
 
 
 @overload
@@ -119,7 +120,7 @@ def predict(
     logits: bool = False,
     explain: bool = False,
     **reading: Unpack[ReadingArguments],
-) -> list[PredictionT] | int:
+) -> Predictions[PredictionT] | int:
     """Predicts one result per row, in row order.
 
     With ``output`` predictions are written as they are made, and only their number is returned. The output is .jsonl,
@@ -170,7 +171,7 @@ def predict(
     forward_fn = logits_of(model, dtype)
     table = load_table(data, model.task, names=model.columns, reading=how, labels="unread")
     predictions = model.predict_rows(table, forward_fn=forward_fn, logits=logits, explain=explain)
-    return cast("list[PredictionT]", list(predictions))
+    return cast("Predictions[PredictionT]", Predictions(predictions))
 
 
 def predict_file(

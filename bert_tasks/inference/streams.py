@@ -12,8 +12,8 @@ from tempfile import NamedTemporaryFile
 from typing import IO, Any
 
 from bert_tasks.data.arrow import cache_folder
-from bert_tasks.data.columns import PassthroughColumns, Row
-from bert_tasks.data.formats import StreamFormat, named_format
+from bert_tasks.data.columns import PassthroughColumns, Row, text_columns
+from bert_tasks.data.formats import StreamFormat, TableFormat, named_format
 from bert_tasks.data.readers import ReadOptions, peeked
 from bert_tasks.data.records import open_text
 from bert_tasks.data.validator import RowValidator
@@ -30,14 +30,18 @@ def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
     if reading.format is not None:
         return reading
     with open_text(path, encoding=reading.encoding, newline="\n") as lines:
-        return replace(reading, format=_stream_format(model).detect(lines.peek_line()).name)
+        layout = _stream_format(model).detect(lines.peek_line())
+    if isinstance(layout, TableFormat):
+        columns = {name: str(place) for place, name in enumerate(layout.headless)}
+        return replace(reading, format="tsv/plain", header=False, columns=columns)
+    return replace(reading, format=layout.name)
 
 
 def _stream_format(model: TaskModel) -> StreamFormat:
     """The format that the first line shows, unless it is the header of a table with the model's columns."""
     inputs = [column.name for column in model.input_columns]
     headers = {header for name in inputs for header in (name, model.columns.get(name, name))}
-    return StreamFormat(name=STDIN_NAME, headers=headers)
+    return StreamFormat(name=STDIN_NAME, headers=headers, texts=tuple(text_columns(model.input_columns)))
 
 
 def has_descriptor(source: IO[bytes]) -> bool:

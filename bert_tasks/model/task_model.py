@@ -37,6 +37,7 @@ from bert_tasks.tasks.base import Feature, PredictionT, Task
 from bert_tasks.tasks.shared.explanation import with_explanations
 from bert_tasks.tasks.shared.features import checked_features, collate
 from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.notebook import Predictions
 from bert_tasks.tasks.shared.outputs import with_logits
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import Windows
@@ -443,7 +444,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """The logits of a packed batch; exported models compute them with their graph."""
         return self._logits(batch)
 
-    def predict(self, inputs: Inputs, *, logits: bool = False, explain: bool = False) -> list[PredictionT]:
+    def predict(self, inputs: Inputs, *, logits: bool = False, explain: bool = False) -> Predictions[PredictionT]:
         """One prediction per row, in row order; a list of one for one row.
 
         Args:
@@ -458,7 +459,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             DataError: a row lacks a column or a value is of the wrong kind.
             UsageError: the model has no tokenizer, or its task gives no logits or no explanations.
         """
-        return list(self.predict_rows(as_rows(inputs, self.input_columns), logits=logits, explain=explain))
+        return Predictions(self.predict_rows(as_rows(inputs, self.input_columns), logits=logits, explain=explain))
 
     def predict_rows(
         self,

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ class Report:
     on_file: FileResults | None = None
     mistakes: WrittenRows | None = None
     label_issues: WrittenRows | None = None
+
+    def _repr_html_(self) -> str:
+        page = escape(self.output.read_text("utf-8"))
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 700px; border: 0"></iframe>'
 
     def to_json(self) -> dict[str, Any]:
         """Returns the figures of the page."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import timedelta
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class Clock:
 
 
 class Reporter:
-    """Reports a run on standard error: a progress bar on a terminal, else lines without control characters.
+    """Reports a run on standard error: a progress bar on a terminal or in a notebook, else lines of plain text.
 
     A line is written every ``logging_steps`` steps, and nothing if it is not ``visible``.
     """
@@ -72,7 +73,10 @@ class Reporter:
             TimeRemainingColumn(),
         )
         self._total, self._every, self._is_visible, self._console = total_steps, logging_steps, visible, console
-        self._has_bar = visible and console.is_terminal
+        # Without ipywidgets rich would show a new bar in each update of a notebook.
+        self._has_bar = visible and (
+            console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+        )
         self._progress = Progress(*columns, console=console, speed_estimate_period=_HOUR)
         self._bar = self._progress.add_task("epoch 1", total=total_steps, loss="-", rate="-", speed="-")
         if self._has_bar:

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ from bert_tasks.storage import remove_temporaries
 from bert_tasks.tasks import typed_setting
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.notebook import html_table
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.tasks.shared.windows import Windows
 from bert_tasks.training import checkpoints as checkpointing
@@ -169,6 +171,19 @@ class FitResult:
         """For each validation set the metrics of the best model, arranged for people."""
         by_set = metrics_by_set(self.metrics, self.validation_sets)
         return {name: Report.of(self.task).table(metrics) for name, metrics in by_set.items()}
+
+    def _repr_html_(self) -> str:
+        rows = [
+            {"validation set": name, "metric": metric, "value": f"{value:.4f}"}
+            for name, table in self.metric_tables().items()
+            for metric, value in table.overall.items()
+        ]
+        names = ["metric", "value"] if self.validation_sets == ("",) else ["validation set", "metric", "value"]
+        report = self.output_dir / outputs.REPORT
+        about = f"best after step {self.best_step} of {self.steps}, {self.train_seconds:.0f} s of training"
+        lines = [about, f"model: {self.output_dir / outputs.MODEL}", *self.notes]
+        lines += [f"report: {report}"] if report.is_file() else []
+        return html_table(names, rows) + "".join(f"<div>{escape(line)}</div>" for line in lines)
 
     @classmethod
     def from_summary(

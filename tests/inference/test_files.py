@@ -222,7 +222,10 @@ class TestPredict:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("answers.xlsx", "the output's extension must be .jsonl, .csv, .tsv, .parquet, .conll, .json or .txt"),
+            (
+                "answers.xlsx",
+                "the output's extension must be .jsonl, .csv, .tsv, .parquet, .conll, .conllu, .json or .txt",
+            ),
             ("answers", "the output's extension must be"),
             ("missing/answers.csv", "the folder .*missing does not exist"),
             ("folder.csv", "is a folder, expected the name of a file"),

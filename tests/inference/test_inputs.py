@@ -16,10 +16,10 @@ import torch
 from pyarrow import parquet
 from typer.testing import CliRunner
 
-from bert_tasks import predict
+from bert_tasks import Encoder, predict
 from bert_tasks.cli import models as progress
 from bert_tasks.cli.app import app
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import WriteOptions, predict_file, streams
 from bert_tasks.inference.output import OutputDestination
@@ -218,6 +218,62 @@ def test_the_command_line_predicts_texts_and_pipes(
     shown = CliRunner().invoke(app, ["predict", "model", "--text", "a", "b.csv"])
     assert shown.exit_code == 2
     assert "exclude each other" in shown.output
+
+
+# Rows of two texts or more: the kind, the row, and its texts on the command line.
+SEVERAL_TEXTS = {
+    "pair": ({"text": "It rains.", "text_pair": "It is wet."}, ("It rains.", "It is wet.")),
+    "span": ({"question": "Who sang?", "context": "Ada sang."}, ("Who sang?", "Ada sang.")),
+    "choice": ({"context": "He was late.", "choices": ["He ran.", "Ok."]}, ("He was late.", "He ran.", "Ok.")),
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL_TEXTS)
+def test_a_row_of_several_texts_is_a_tuple_options_or_a_line(
+    kind: str, model_of: ModelOf, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    row, texts = SEVERAL_TEXTS[kind]
+    model = model_of(kind)
+    expected = contents(model.predict([row]))
+    assert contents(model.predict(texts)) == contents(model.predict([texts])) == expected
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    seconds = [argument for text in texts[1:] for argument in ("--text-pair", text)]
+    assert CliRunner().invoke(app, ["predict", str(folder), "--text", texts[0], *seconds]).exit_code == 0
+    assert json.loads(capfd.readouterr().out) == {**row, **expected[0]}
+    if kind == "choice":  # a line has no number of choices
+        return
+    lines = "\t".join(texts) + "\n"
+    for output, names in (("-", tuple(row)), (str(tmp_path / "rows.jsonl"), ("0", "1"))):
+        command = [*CONSOLE, "predict", str(folder), "--output", output]
+        ended = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
+        written = ended.stdout if output == "-" else Path(output).read_text("utf-8")
+        assert json.loads(written) == {**dict(zip(names, texts, strict=True)), **expected[0]}
+
+
+def test_second_texts_need_their_first(capfd: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--text-pair", "a"], ["--text", "a", "--text", "b", "--text-pair", "c"]):
+        shown = CliRunner().invoke(app, ["predict", "model", *arguments])
+        assert shown.exit_code == 2
+        assert "give each --text its second text" in " ".join(shown.output.split())
+
+
+def test_texts_are_embedded(base: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    CliRunner().invoke(app, ["embed", str(base), "--text", "one", "--text", "two"])
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [row["text"] for row in rows] == ["one", "two"]
+    expected = Encoder.from_pretrained(base).embed(["one", "two"])
+    assert torch.tensor([row["embedding"] for row in rows]).sub(torch.as_tensor(expected)).abs().max() < 1e-6
+
+
+def test_tags_are_written_as_universal_dependencies(model_of: ModelOf, tmp_path: Path) -> None:
+    """What is written is read again as the words and their tags."""
+    model, output = model_of("token"), tmp_path / "rows.conllu"
+    rows = [{"words": ["Ada", "met", "Bob"]}, {"words": ["a b", ""]}]
+    predict(model, rows, output=output)
+    table = read_table(output, columns=model.task.columns)
+    assert [row["words"] for row in table] == [["Ada", "met", "Bob"], ["a_b", "_"]]
+    assert [row["tags"] for row in table] == [list(one.tags) for one in model.predict(rows)]
 
 
 class _Terminal(io.StringIO):

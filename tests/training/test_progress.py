@@ -6,6 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
+from bert_tasks.training import progress
 from bert_tasks.training.progress import Reporter
 from bert_tasks.training.step import StepLog
 
@@ -62,6 +63,18 @@ def test_the_bar_shows_loss_rate_and_speed():
         assert part in shown
     assert "weights: [all] loaded" in shown
     assert "evaluation after step 4: accuracy 0.7500" in shown
+
+
+@pytest.mark.parametrize("has_widgets", [True, False])
+def test_a_notebook_has_a_bar_if_it_can_be_updated(has_widgets, monkeypatch):
+    monkeypatch.setattr(progress, "find_spec", lambda name: object() if name == "ipywidgets" and has_widgets else None)
+    started, noted = [], []
+    monkeypatch.setattr(progress.Progress, "start", lambda bar: started.append(bar))
+    console = Console(file=io.StringIO(), force_jupyter=True)
+    monkeypatch.setattr(console, "out", lambda text, **_: noted.append(text))
+    reporter = Reporter(total_steps=2, logging_steps=1, console=console)
+    reporter.step(log(0), epoch=0, tokens_per_second=1.0)
+    assert (len(started), len(noted)) == ((1, 0) if has_widgets else (0, 1))
 
 
 def test_other_processes_report_nothing(capsys):

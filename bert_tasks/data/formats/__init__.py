@@ -6,7 +6,7 @@ from pathlib import Path
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import annotations, plain, stored
 from bert_tasks.data.formats.base import FORMATS, Format, named_format, register_format
-from bert_tasks.data.formats.plain import StreamFormat
+from bert_tasks.data.formats.plain import StreamFormat, TableFormat
 from bert_tasks.data.records import open_text
 from bert_tasks.errors import DataError
 
@@ -87,6 +87,7 @@ __all__ = [
     "GZIP_EXTENSION",
     "Format",
     "StreamFormat",
+    "TableFormat",
     "expected_files",
     "file_format",
     "files_of_split",

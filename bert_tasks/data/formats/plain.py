@@ -153,10 +153,12 @@ class StreamFormat(Format):
     Attributes:
         name: The source in messages.
         headers: Names of columns. A first line with one of them is the header of a table.
+        texts: The columns of texts that a row needs. Several of them may be in a line, with tabs between them.
     """
 
     extensions: tuple[str, ...] = ()
     headers: Collection[str] = ()
+    texts: tuple[str, ...] = ()
 
     def detect(self, line: str) -> Format:
         """Returns the format of a stream with this first line.
@@ -173,7 +175,11 @@ class StreamFormat(Format):
                 f"{self.name}: the first line names the column {header!r}, as the header of a table does; add --format "
                 "csv, tsv, ..., or --format text if every line is a text"
             )
-        return FORMATS["jsonl" if FORMATS["jsonl"].matches(line, None) else "text"]
+        if FORMATS["jsonl"].matches(line, None):
+            return FORMATS["jsonl"]
+        if len(self.texts) > 1 and line.count("\t") == len(self.texts) - 1:
+            return TableFormat(name="texts", extensions=(), delimiter="\t", headless=self.texts)
+        return FORMATS["text"]
 
     def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
         return self.detect(lines.peek_line()).records(lines, path, options)

@@ -98,7 +98,7 @@ class TokenFormats(Card, Rendering, HFConfig):
 
     task: "TokenClassification"
     default_head: ClassVar[Literal["token"]] = "token"
-    file_formats: ClassVar[tuple[str, ...]] = (".conll", ".txt")
+    file_formats: ClassVar[tuple[str, ...]] = (".conll", ".conllu", ".txt")
     renders_labels: ClassVar[bool] = True
     pipeline_tag: ClassVar[str] = "token-classification"
 
@@ -136,10 +136,16 @@ class TokenFormats(Card, Rendering, HFConfig):
         """Columns that conlleval reads: word, its tag if all rows have tags, predicted tag; entities in IOB2.
 
         A blank line ends each row. White space within a word, which would separate columns, becomes ``_``, as does an
-        empty word; ``check_render`` says how many.
+        empty word; ``check_render`` says how many. ".conllu" has the predicted tag as ``UPOS``, and _ in other columns.
         """
         if extension not in self.file_formats:
             return super().render(extension, predictions, rows)
+        if extension == ".conllu":
+            sentences = (enumerate(zip(one.words, one.tags, strict=True), start=1) for one in predictions)
+            text = (
+                "".join(f"{n}\t{_column(word)}\t_\t{tag}" + "\t_" * 6 + "\n" for n, (word, tag) in s) for s in sentences
+            )
+            return {"": "".join(f"{sentence}\n" for sentence in text)}
         with_tags = all(row.get("tags") is not None for row in rows)
         lines: list[str] = []
         for prediction, row in zip(predictions, rows, strict=True):

@@ -1,0 +1,97 @@
+"""What notebooks show of predictions and results: small tables of HTML, and words with a shade behind them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from bert_tasks.tasks.base import PredictionT
+
+_SHOWN = 20  # predictions of a table
+_LONGEST = 12  # values of a cell
+# Behind entities, one colour for each type; black text is readable on all of them, in light and in dark notebooks.
+_COLOURS = ("#aecbfa", "#fdd663", "#a8dab5", "#f6aea9", "#d7aefb", "#fcc934", "#9fe3e7", "#e6c9a8")
+
+
+class Predictions(list[PredictionT]):
+    """The predictions of rows, in their order: a list that a notebook shows as a table.
+
+    Example:
+        >>> predictions = model.predict(["a fine film", "a dull one"])
+        >>> predictions[0].label
+        'positive'
+        >>> predictions.to_frame()[["label", "score"]]
+    """
+
+    def to_frame(self) -> Any:
+        """Returns a DataFrame of pandas with a row for each prediction and the columns of a written file.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas
+
+        return pandas.DataFrame([prediction.to_json() for prediction in self])
+
+    def _repr_html_(self) -> str:
+        cells = [_prediction_cells(prediction) for prediction in self[:_SHOWN]]
+        more = f"<p>... and {len(self) - _SHOWN} more</p>" if len(self) > _SHOWN else ""
+        return html_table(list(dict.fromkeys(name for row in cells for name in row)), cells) + more
+
+
+def html_table(names: Sequence[str], rows: Iterable[Mapping[str, str]]) -> str:
+    """Returns a table of HTML; the cells are HTML, too."""
+    lines = ("".join(f'<td style="text-align: left">{row.get(name, "")}</td>' for name in names) for row in rows)
+    head = "".join(f'<th style="text-align: left">{escape(name)}</th>' for name in names)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _prediction_cells(prediction: Any) -> dict[str, str]:
+    """The written fields of a prediction; tags and explanations shade the words that they are about."""
+    content = prediction.to_json()
+    explanation = content.pop("explanation", None)
+    if explanation is not None:
+        largest = max((abs(word["contribution"]) for word in explanation["words"]), default=0.0)
+        content["explanation"] = _Html(" ".join(_contribution(word, largest) for word in explanation["words"]))
+    if "tags" in content:
+        words, tags, scores = (content.pop(name) for name in ("words", "tags", "scores"))
+        types = sorted({tag.removeprefix("B-").removeprefix("I-") for tag in tags})
+        colours = {name: "" if name == "O" else _COLOURS[place % len(_COLOURS)] for place, name in enumerate(types)}
+        shaded = (
+            _shaded(word, colours[tag.removeprefix("B-").removeprefix("I-")], f"{tag} {score:.3f}")
+            for word, tag, score in zip(words, tags, scores, strict=True)
+        )
+        content["entities"] = ", ".join(
+            f"{entity['word']} ({entity['entity_group']})" for entity in content["entities"]
+        )
+        content = {"words": _Html(" ".join(shaded)), **content}
+    return {name: value if isinstance(value, _Html) else escape(_short(value)) for name, value in content.items()}
+
+
+class _Html(str):
+    """A cell that is HTML already."""
+
+
+def _contribution(word: Mapping[str, Any], largest: float) -> str:
+    """A word with green behind what speaks for the prediction and red behind what speaks against it."""
+    share = word["contribution"] / largest if largest else 0.0
+    colour = f"rgba({'52, 168, 83' if share > 0 else '234, 67, 53'}, {abs(share):.2f})"
+    return _shaded(word["word"], colour, f"{word['contribution']:+.4f}")
+
+
+def _shaded(text: str, colour: str, title: str) -> str:
+    if not colour:
+        return escape(text)
+    ink = "; color: black" if colour.startswith("#") else ""
+    return f'<span title="{escape(title)}" style="background: {colour}{ink}; border-radius: 3px">{escape(text)}</span>'
+
+
+def _short(value: Any) -> str:
+    """A value in a few characters: numbers with four digits, the first parts of lists."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        value = [f"{name} {_short(part)}" for name, part in value.items()]
+    if isinstance(value, list):
+        more = ["..."] if len(value) > _LONGEST else []
+        return ", ".join([*map(_short, value[:_LONGEST]), *more])
+    return str(value)

@@ -1,0 +1,87 @@
+"""What notebooks show of predictions, results and reports, and predictions as a DataFrame."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas
+import pytest
+
+from bert_tasks import TaskModel, fit, predict
+from bert_tasks.report import make_report
+from bert_tasks.tasks.shared.notebook import Predictions
+from bert_tasks.tasks.token_classification.task import EntitySpan, TokenPrediction
+from support.training_runs import LABELS, load_model, make_rows
+
+HOSTILE = '<script>alert("1")</script> & so on'
+
+
+def cells(html: str) -> list[list[str]]:
+    """The texts of a table, row by row; the HTML must be well-formed."""
+    table = ElementTree.fromstring(f"<div>{html}</div>").find("table")
+    assert table is not None
+    return [["".join(cell.itertext()) for cell in row] for row in table]
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> TaskModel:
+    return load_model(checkpoint)
+
+
+def test_predictions_are_a_list_and_a_table(model: TaskModel) -> None:
+    texts = [HOSTILE, *(f"text {number}" for number in range(24))]
+    predictions = model.predict(texts)
+    assert isinstance(predictions, list)
+    assert predictions == [model.predict(text)[0] for text in texts]
+    html = predictions._repr_html_()
+    head, *rows = cells(html.removesuffix("<p>... and 5 more</p>"))
+    assert head == ["label", "score", "scores"]
+    assert [row[0] for row in rows] == [prediction.label for prediction in predictions[:20]]
+    assert rows[0][1] == f"{predictions[0].score:.4g}"
+    assert html.endswith("<p>... and 5 more</p>")
+
+
+def test_a_frame_has_what_a_file_has(model: TaskModel, tmp_path: Path) -> None:
+    rows = make_rows(5)
+    frame = predict(model, rows).to_frame()
+    predict(model, rows, output=tmp_path / "rows.jsonl", keep_columns="none")
+    written = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()]
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame.to_dict("records") == written
+    assert frame.label.isin(LABELS).all()
+
+
+def test_explanations_shade_words(model: TaskModel) -> None:
+    predictions = model.predict([HOSTILE], explain=True)
+    html = predictions._repr_html_()
+    head, row = cells(html)
+    words = " ".join(word.word for word in predictions[0].explanation.words)
+    assert (head[-1], row[-1].split()) == ("explanation", words.split())
+    assert "<script" not in html
+    largest = max(predictions[0].explanation.words, key=lambda word: abs(word.contribution))
+    assert f'title="{largest.contribution:+.4f}" style="background: rgba(' in html
+    assert "1.00)" in html
+
+
+def test_entities_are_shaded_by_type() -> None:
+    entities = (EntitySpan(entity_group="PER", score=0.9, word="Ada <3", start=0, end=6),)
+    words, tags = ("Ada", "<3", "in", "Rome"), ("B-PER", "I-PER", "O", "B-LOC")
+    shown = TokenPrediction(words=words, tags=tags, scores=(0.9, 0.9, 1.0, 0.5), entities=entities)
+    html = Predictions([shown])._repr_html_()
+    assert cells(html) == [["words", "entities"], ["Ada <3 in Rome", "Ada <3 (PER)"]]
+    colours = [part.split(";")[0] for part in html.split("background: ")[1:]]
+    assert len(colours) == 3  # the word outside has none
+    assert colours[0] == colours[1] != colours[2]
+    assert 'title="B-LOC 0.500"' in html
+
+
+def test_results_and_reports_are_shown_in_the_page(checkpoint: Path, tmp_path: Path) -> None:
+    options = {"output_dir": tmp_path / "run", "epochs": 1, "batch_size": 8, "report": True, "progress": False}
+    result = fit(load_model(checkpoint), make_rows(8), make_rows(6, seed=1), **options)
+    html = result._repr_html_()
+    assert ["accuracy", f"{result.metrics['accuracy']:.4f}"] in cells(html)
+    assert f"model: {tmp_path / 'run' / 'model'}" in html
+    assert f"report: {tmp_path / 'run' / 'report.html'}" in html
+    report = make_report(tmp_path / "run")
+    frame = ElementTree.fromstring(report._repr_html_())
+    assert (frame.tag, frame.get("srcdoc")) == ("iframe", report.output.read_text("utf-8").replace("\n", " "))
