@@ -26,11 +26,11 @@ LINES = {
     "training": (3821, 2700),
     "inference": (1736, 1150),
     "recipe": (1379, 1000),
-    "init": (650, 650),
+    "init": (670, 650),
     "model": (2103, 1950),
     "export": (747, 700),
-    "tasks": (7228, 4900),
-    "checkpoints": (1747, 1450),
+    "tasks": (7239, 4900),
+    "checkpoints": (1750, 1450),
     "tensorflow": (686, 600),
     "families": (1224, 1250),
     "metrics": (1179, 1000),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_261  # of 29,000
-TOTAL_STATEMENTS = 22_309  # of 15,800
+TOTAL_LINES = 39_295  # of 29,000
+TOTAL_STATEMENTS = 22_330  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -31,6 +31,8 @@ TokenizerType = Literal["wordpiece", "bpe", "unigram"]
 CORPUS_COLUMNS = (Column(name="text", kind="text"), Column(name="sentences", kind="texts", required=False))
 MODEL_MAX_LENGTH = 512
 _CHECKED = 1000  # texts that are read back
+_MOST_UNKNOWN = 0.01  # of their tokens, without a warning
+_WARNING = "WARNING: {:.1%} of the tokens are unknown: raise --vocab-size, or use --type bpe, which knows all texts"
 _MOST_TOKENS = 2**31 - 1
 _LARGEST_VOCABULARY = 1_000_000
 _UNIGRAM_STEP = 1e-4  # of the trainer
@@ -94,6 +96,7 @@ class TrainedTokenizer:
             f"read back {counted(self.checked, 'text')}: {self.tokens_per_word:.2f} tokens a word, "
             f"{self.unknown:.2%} unknown",
             f"tokenizer: {self.folder}",
+            *([_WARNING.format(self.unknown)] if self.unknown > _MOST_UNKNOWN else []),
         ]
 
 

@@ -37,6 +37,8 @@ _SEED = 42
 _SMALL, _MIDDLE = 1000, 10_000  # rows
 _SHOWN_LABELS = 30
 _LONGEST_REASON = 160  # characters
+_FAMILIES = {"WordPiece": "bert", "BPE": "roberta", "Unigram": "albert"}  # whose tokenizers are of this type
+_NEW_MODEL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 _PLAIN_STEMS = ("train", "data")
 _VALIDATION_STEMS = ("dev", "valid", "validation")
 
@@ -149,11 +151,16 @@ class RecipeDraft:
         is_local = Path(self.model).expanduser().is_dir()
         name = self._relative(self.model) if is_local else self.model
         yield from ("", _entry("task", guess.task), "", "[model]")
-        yield _entry("name", name, "a hub id, a folder, or package:NAME/PATH")
+        family = _tokenizer_family(self.model)
+        if family is None:
+            yield _entry("name", name, "a hub id, a folder, or package:NAME/PATH")
+        else:
+            yield _entry("config", {"family": family, **_NEW_MODEL}, "a new model, with random weights")
+            yield _entry("tokenizer", name)
 
         yield from ("", "[settings]")
         positions = 512  # the usual length, because the limit of a model on the hub is not known
-        if is_local or self.model.startswith("package:"):
+        if family is None and (is_local or self.model.startswith("package:")):
             positions = encoder_config(read_config(resolve(self.model))).usable_length
         for suggestion in Detection.of(TASKS[guess.task]).settings(guess.words, positions):
             entry = _entry(suggestion.name, suggestion.value, suggestion.comment)
@@ -196,7 +203,11 @@ class RecipeDraft:
         """The last sections: more epochs for small files, a higher learning rate for small models."""
         is_dense, rows = Detection.of(TASKS[self.guess.task]).has_dense_labels, self.sample.count
         rates = (
-            (5e-5, 1e-4, "") if self.model == EMBEDDED_MODEL else (2e-5, 3e-5, "2e-5 to 5e-5 suit base-sized models")
+            (5e-4, 5e-4, "for a new model")
+            if _tokenizer_family(self.model) is not None
+            else (5e-5, 1e-4, "")
+            if self.model == EMBEDDED_MODEL
+            else (2e-5, 3e-5, "2e-5 to 5e-5 suit base-sized models")
         )
         epochs = 10 if rows < _SMALL else 4 if rows < _MIDDLE else 2 if is_dense else 3
         yield from ("", "[optim]", _entry("learning_rate", rates[is_dense], rates[2]), _entry("epochs", epochs))
@@ -229,8 +240,8 @@ def init_recipe(
         file: A csv, tsv, jsonl, parquet, xlsx, CoNLL, CoNLL-U, SQuAD or text file, a file of an annotation tool, or a
             folder with the files or folders of a training and a validation split.
         validation: A validation file of the same format. Default: a share of the training rows.
-        model: A hub id, a folder or ``package:NAME/PATH``. Default: the embedded small model if its package is
-            installed, or bert-base-uncased.
+        model: A hub id, a folder or ``package:NAME/PATH``; or the folder of a tokenizer, for a new model. Default: the
+            embedded small model if its package is installed, or bert-base-uncased.
         output: The recipe, which must not exist yet.
         format, encoding, delimiter, header, label_separator: See `ReadOptions`.
         task: The name of a built-in task, or of a problem of texts: "regression", "multi-label-classification".
@@ -399,6 +410,15 @@ def _with_format(hints: UserHints, sample: FileSample) -> UserHints:
         return hints
     texts = tuple(usual[name] for name in ("text", "text_pair") if name in usual)
     return replace(hints, texts=texts, label=usual["label"])
+
+
+def _tokenizer_family(model: str) -> str | None:
+    """Returns the family of a new model for the folder of a tokenizer; None for any other name."""
+    folder = Path(model).expanduser()
+    if not (folder / "tokenizer.json").is_file() or (folder / "config.json").is_file():
+        return None
+    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    return _FAMILIES.get(content["model"]["type"], "bert")
 
 
 def _check_validation(path: Path, sample: FileSample, guess: TaskGuess) -> None:

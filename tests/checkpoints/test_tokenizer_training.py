@@ -15,6 +15,9 @@ from bert_tasks import TaskModel
 from bert_tasks.checkpoints.tokenizer_training import TrainedTokenizer, train_tokenizer
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.init.recipe import init_recipe
+from bert_tasks.recipe.schema import load_recipe
+from bert_tasks.training.run import check
 from support.small_tokenizers import LINES
 
 TYPES = ("wordpiece", "bpe", "unigram")
@@ -117,6 +120,20 @@ def test_a_small_vocabulary_has_the_most_frequent_characters(tmp_path: Path) -> 
     assert made.vocab_size == 207
     assert opened.tokenize("".join(characters)) == [*characters[:200], *["[UNK]"] * 200]
     assert made.unknown == pytest.approx(200 / 603)
+    assert made.lines()[-1].startswith("WARNING: 33.2% of the tokens are unknown: raise --vocab-size")
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_a_tokenizer_is_a_new_model_for_init(type: Any, corpus: Path, tmp_path: Path) -> None:
+    made = trained(corpus, type=type)
+    assert not any(line.startswith("WARNING") for line in made.lines())
+    reviews = tmp_path / "reviews.csv"
+    reviews.write_text("text,label\n" + "".join(f'"{line}",{n % 2}\n' for n, line in enumerate(LINES)), "utf-8")
+    init_recipe(reviews, model=str(made.folder), output=tmp_path / "made.toml")
+    recipe = load_recipe(tmp_path / "made.toml")
+    assert recipe.model.config is not None
+    assert (recipe.model.config["family"], recipe.model.name) == (FAMILIES[type], None)
+    check(recipe)
 
 
 def test_the_corpus_is_read_as_training_reads_it(tmp_path: Path) -> None:

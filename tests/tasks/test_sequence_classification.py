@@ -97,6 +97,25 @@ class TestLoss:
         assert mean_loss(task, logits, self.SETS) == pytest.approx(float(expected), rel=1e-12)
 
     @pytest.mark.parametrize("task", [SINGLE, SEVERAL, NUMBER], ids=["single", "several", "regression"])
+    def test_an_own_loss_gets_the_labels_as_torch_wants_them(self, task: SequenceClassification) -> None:
+        seen = []
+
+        class Own(SequenceClassification):
+            def summed_loss(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+                seen.append((logits.shape, labels.shape, labels.dtype, weights))
+                return logits.sum()
+
+        own = Own(labels=task.labels, problem_type=task.problem_type)
+        targets = self.SETS[:3] if task is SEVERAL else [[1.0], None, [2.0]]
+        logits = logits_of(3, 1 if task is NUMBER else 3)
+        (term,) = own.loss(logits, batch_of(targets))
+        size = {SINGLE: ((2, 3), (2,), torch.int64), SEVERAL: ((3, 3), (3, 3), torch.float64)}
+        assert seen == [(*size.get(task, ((2,), (2,), torch.float64)), None)]
+        kept = logits if task is SEVERAL else logits[[0, 2]]
+        assert float(term.total) == pytest.approx(float(kept.sum()))
+        assert float(term.count) == (9 if task is SEVERAL else 2)
+
+    @pytest.mark.parametrize("task", [SINGLE, SEVERAL, NUMBER], ids=["single", "several", "regression"])
     def test_rows_without_target_do_not_count(self, task: SequenceClassification) -> None:
         target = [1.0] if task is not SEVERAL else [1.0, 0.0, 1.0]
         logits = logits_of(3, 1 if task is NUMBER else 3).requires_grad_()

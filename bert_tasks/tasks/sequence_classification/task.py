@@ -367,24 +367,35 @@ class TextClassification(Task[SequencePrediction]):
         labels = batch.labels.view(len(labelled), -1)  # [S, 1] or [S, L]
         class_weights = self._class_weights()
         weights = None if class_weights is None else packing.device_tensor(class_weights, samples.device, samples.dtype)
+        count = samples.new_full((), samples.numel() if self.problem_type == _MULTI_LABEL else len(labelled))
         match self.problem_type:
             case "regression":
-                total = F.mse_loss(samples.squeeze(-1), labels.squeeze(-1).to(samples.dtype), reduction="sum")
-                count = samples.new_full((), len(labelled))
+                labels = labels.squeeze(-1).to(samples.dtype)
             case "multi_label_classification":
-                total = F.binary_cross_entropy_with_logits(
-                    samples, labels.to(samples.dtype), pos_weight=weights, reduction="sum"
-                )
-                count = samples.new_full((), samples.numel())
+                labels = labels.to(samples.dtype)
             case "single_label_classification":
-                classes = labels.squeeze(-1).long()
-                total = F.cross_entropy(
-                    samples, classes, weight=weights, reduction="sum", label_smoothing=self.label_smoothing
-                )
-                count = (
-                    samples.new_full((), len(classes)) if weights is None else weights.index_select(0, classes).sum()
-                )
+                labels = labels.squeeze(-1).long()
+                count = count if weights is None else weights.index_select(0, labels).sum()
+        total = self.summed_loss(samples if self.output_kind != "value" else samples.squeeze(-1), labels, weights)
         return (LossTerm(name=self.name, total=total, count=count),)
+
+    def summed_loss(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        """Returns the loss of labelled rows, summed; it is divided by their number. Override it for your own loss.
+
+        Args:
+            logits: ``[S, L]``; of regression ``[S]``.
+            labels: ``[S]`` classes as int64, ``[S, L]`` of 0.0 and 1.0, or ``[S]`` numbers.
+            weights: ``[L]`` class weights; None: there are none. With weights of single labels the sum of the rows'
+                weights takes the place of their number.
+        """
+        match self.problem_type:
+            case "regression":
+                return F.mse_loss(logits, labels, reduction="sum")
+            case "multi_label_classification":
+                return F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights, reduction="sum")
+            case "single_label_classification":
+                smoothing = self.label_smoothing
+                return F.cross_entropy(logits, labels, weight=weights, reduction="sum", label_smoothing=smoothing)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """Labelled samples, times the labels if there may be several, or the sum of class weights."""
