@@ -34,14 +34,14 @@ LINES = {
     "tensorflow": (686, 600),
     "families": (1224, 1250),
     "metrics": (1179, 1000),
-    "data": (5959, 2900),
+    "data": (5964, 2900),
     "encoder": (3090, 2300),
     "foundations": (861, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_295  # of 29,000
-TOTAL_STATEMENTS = 22_330  # of 15,800
+TOTAL_LINES = 39_300  # of 29,000
+TOTAL_STATEMENTS = 22_332  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -34,10 +34,14 @@ def parse_text(value: Any) -> str:
     return value
 
 
+_WHOLE_FLOAT = re.compile(r"-?\d+\.0+")
+
+
 def label_name(value: Any) -> str:
     """Returns the name of a label, without white space around it. Numbers and booleans are named as Python writes them.
 
-    pandas turns whole numbers into floats where a column has missing values, so whole floats have no ``.0``.
+    pandas turns whole numbers into floats where a column has missing values, so whole floats have no ``.0``, written as
+    a text or not.
 
     Raises:
         RowError: The value is neither a number nor a name.
@@ -50,6 +54,7 @@ def label_name(value: Any) -> str:
     if not isinstance(value, str):
         raise RowError("not a label name", "Write a text or a number.")
     name = value.strip()
+    name = name.partition(".")[0] if _WHOLE_FLOAT.fullmatch(name) else name
     if name == "":
         raise RowError("missing label")
     return parse_text(name)

@@ -1,0 +1,70 @@
+"""A DataFrame, the files it is written to, and its rows as dicts are the same rows, or have the same faults."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+from bert_tasks.data.readers import read_table
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError
+from bert_tasks.model.inputs import load_table
+from bert_tasks.tasks import SequenceClassification, Task
+
+# What a column of labels may hold; None: a missing cell.
+LABELS: Mapping[str, list[Any]] = {
+    "booleans": [True, False, True, False],
+    "whole numbers": [1, 0, 1, -2],
+    "floats of whole numbers": [1.0, 0.0, 1.0, -2.0],
+    "floats": [1.5, 0.25, 1.0, 2.0],
+    "whole numbers and a missing cell": [1, None, 0, 1],
+    "names": ["NA", "null", "a", "b"],
+    "names and a missing cell": ["a", None, "a", "b"],
+    "names and an empty one": ["a", "", "a", "b"],
+    "numbers as texts": ["1.0", "2.0", "1", "007"],
+    "categories": pandas.Categorical(["x", "y", "x", "y"]),
+}
+TASKS: Mapping[str, Task] = {
+    "label": SequenceClassification(),
+    "number": SequenceClassification(problem_type="regression"),
+}
+
+
+def forms(frame: pandas.DataFrame, folder: Path, task: Task) -> dict[str, Callable[[], RowTable]]:
+    frame.to_csv(folder / "rows.csv", index=False)
+    frame.to_parquet(folder / "rows.parquet")
+    frame.to_json(folder / "rows.jsonl", orient="records", lines=True)
+    frame.to_excel(folder / "rows.xlsx", index=False)
+    files = [folder / f"rows.{extension}" for extension in ("csv", "parquet", "jsonl", "xlsx")]
+    reading = {path.suffix: lambda path=path: read_table(path, columns=task.columns) for path in files}
+    return {
+        **reading,
+        "frame": lambda: load_table(frame, task),
+        "rows": lambda: load_table(frame.to_dict("records"), task),
+    }
+
+
+def outcome(read: Callable[[], RowTable], first_line: int) -> list[Any]:
+    """The rows, or the faults by their row: the kind of value, without what tells the types of cells apart."""
+    try:
+        return [{name: value for name, value in row.items() if name != "line"} for row in read()]
+    except DataError as error:
+        message = str(error)
+    faults = re.findall(r":(\d+): (.*?) in column 'label'(?:: '?(.*?)'?\.|\.)", message)
+    assert faults, message
+    empty = ("nan", "None")
+    return [(int(line) - first_line, what, "" if value in empty else value) for line, what, value in faults]
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("labels", LABELS)
+def test_a_frame_is_its_files(labels: str, task: str, tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"text": ["w x", "y", "z", "NA"], "label": LABELS[labels]})
+    found = {
+        name: outcome(read, 2 if name in (".csv", ".xlsx") else 1)
+        for name, read in forms(frame, tmp_path, TASKS[task]).items()
+    }
+    assert all(rows == found["frame"] for rows in found.values()), found
