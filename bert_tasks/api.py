@@ -4,6 +4,7 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -95,9 +96,12 @@ def fit(
     name = "a model in memory" if isinstance(teacher, TaskModel) else None if teacher is None else str(teacher)
     recipe = recipe_of_arguments(arguments, teacher=name, output_dir=str(output_dir))
     prepare_model(model, seed=recipe.run.seed)
+    has_assumed_labels = model.has_assumed_labels
     check_installed(recipe.run.trackers)
     with main_process_first(make_accelerator(recipe.optim.mixed_precision)):
         splits = _load_splits(model, train, validation, recipe, reading)
+    if has_assumed_labels:
+        model.draw_new_head(recipe.run.seed)
     model_in_memory = teacher if isinstance(teacher, TaskModel) else None
     trainer = Trainer(
         objective=make_objective(model, recipe.teacher, model_in_memory, seed=recipe.run.seed),
@@ -190,7 +194,8 @@ def _load_splits(
     reading: ReadOptions,
 ) -> Splits:
     """Returns the checked rows. The model remembers the names of their columns."""
-    task, skips, has_teacher = model.task, recipe.data.on_error == "skip", recipe.teacher is not None
+    task = replace(model.task, labels=()) if model.has_assumed_labels else model.task
+    skips, has_teacher = recipe.data.on_error == "skip", recipe.teacher is not None
     sets = {} if validation is None else validation if isinstance(validation, Mapping) else {"": validation}
     tables: list[RowTable] = []
     for name, data in (("train", train), *((f"validation {name}".strip(), data) for name, data in sets.items())):
@@ -208,6 +213,8 @@ def _load_splits(
         share, seed = recipe.data.validation_share, recipe.run.seed
         train_rows, validation_rows[""] = train_validation_split(train_rows, task.columns, share, seed)
     splits = Splits(train=train_rows, validation=validation_rows)
-    check_splits(splits, columns=task.columns, labels=task.labels, unlabelled=has_teacher)
+    labels_found = check_splits(splits, columns=task.columns, labels=task.labels, unlabelled=has_teacher)
+    if model.has_assumed_labels:
+        model.set_labels(labels_found)
     model.columns = reading.training_names(train if isinstance(train, str | Path) else None, task.columns)
     return splits

@@ -17,7 +17,7 @@ from support.sources import Source, package_sources
 # several modules of the top level.
 LINES = {
     "cli": (1433, 1000),
-    "api": (213, 250),
+    "api": (220, 250),
     "report": (1970, 1700),
     "cards": (544, 380),
     "serving": (945, 800),
@@ -27,7 +27,7 @@ LINES = {
     "inference": (1736, 1150),
     "recipe": (1379, 1000),
     "init": (670, 650),
-    "model": (2103, 1950),
+    "model": (2134, 1950),
     "export": (747, 700),
     "tasks": (7239, 4900),
     "checkpoints": (1750, 1450),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_300  # of 29,000
-TOTAL_STATEMENTS = 22_332  # of 15,800
+TOTAL_LINES = 39_338  # of 29,000
+TOTAL_STATEMENTS = 22_362  # of 15,800
 TASK_MEMBERS = 14
 
 

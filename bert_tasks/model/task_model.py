@@ -21,7 +21,7 @@ from bert_tasks.checkpoints.hub import Origin, origin, resolve
 from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights, read_weights
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
-from bert_tasks.data.columns import Column, Row, as_rows
+from bert_tasks.data.columns import Column, Row, as_rows, first_column
 from bert_tasks.data.problems import first_few
 from bert_tasks.data.table import filled_batches, filling_order
 from bert_tasks.data.validator import valid_rows
@@ -51,6 +51,7 @@ EXPLAINED_ROWS = 32  # of a chunk: an explanation takes as long as a hundred pre
 BATCH_TOKENS = 16384
 CPU_BATCH_TOKENS = 1024  # the activations of two such batches stay in a processor's cache
 _BATCH_LOGITS = 2**25
+_ASSUMED = ("LABEL_0", "LABEL_1")  # until the labels are known
 _MOST_TOKENS = 2**31 - 1
 
 
@@ -73,6 +74,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         origin: the name that the model was loaded by, and the hub's commit; None for a model made from a configuration.
         columns: The task's columns -> their names in the training data, if they differ. They are saved with the model.
             Files and rows may use these names.
+        has_assumed_labels: Neither the caller nor the folder named the labels, so ``fit`` takes the labels of the
+            training rows. Until then the model predicts and saves nothing.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 f"config.json: tie_word_embeddings = false is not supported by {task.name}: the decoder of its head is "
                 "the table of word embeddings"
             )
+        self.has_assumed_labels = False
         # Parameters and buffers that no file has given, with the values they were drawn with.
         self._drawn: dict[str, Tensor] = {}
 
@@ -120,6 +124,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             task: a task's name or class, or a task. Then the head may be new, and ``load_report`` says so, unless it is
                 just the folder's own. Without it the folder says what the task is, and its head must be complete.
             labels: the classes in order. A head in the file with the same labels in another order is reordered.
+                Default: the folder's; where it has none, ``fit`` takes the labels of the training rows.
             revision: branch, tag or commit of a hub id.
             settings: fields of the task. Those that are not given are the ones stored in the folder, else those that
                 its config.json implies, else the defaults.
@@ -203,6 +208,11 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         served_as: Callable[[type[Task]], type[Task]] | None,
     ) -> Self:
         built, is_own = folder_task(folder, task, options, served_as)
+        classes = first_column(built.columns, lambda column_type: column_type.has_classes)
+        needs_labels = classes is not None and HFConfig.of(built).has_labels and not built.labels
+        has_assumed_labels = needs_labels and not isinstance(task, Task)
+        if has_assumed_labels:
+            built = replace(built, labels=_ASSUMED)
         with torch.device("meta"):
             model = cls(folder.hf_config, cast("Task[PredictionT]", built))
         matched = model.match(folder, head_may_be_new=not is_own)
@@ -213,6 +223,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         state = model.state_dict()
         model._drawn = {name: value.clone() for name, value in state.items() if name not in matched.tensors}
         model.load_report = matched.report
+        model.has_assumed_labels = has_assumed_labels
         return model
 
     def with_layers(
@@ -272,6 +283,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             UsageError: a library (peft, ...) has wrapped or replaced modules of the model.
         """
         self.check_parameters()
+        self.require_labels()
         state, names = self.state_dict(), self._hf_names()
         head_state = {key: value for key, value in state.items() if key not in names}
         has_prefix = HFConfig.of(self.task).head is not None  # transformers' base models have none
@@ -370,6 +382,24 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         if self._tokenizer is None:
             raise UsageError("the model has no tokenizer: load one with tokenizer files, or set model.tokenizer")
         return self._tokenizer
+
+    def require_labels(self) -> None:
+        """Raises UsageError if the labels are not known yet."""
+        if self.has_assumed_labels:
+            raise UsageError(
+                f"{self.task.name} needs labels, e.g. labels=['negative', 'positive']: pass them to from_pretrained, "
+                "or call fit, which takes the labels of the training rows"
+            )
+
+    def set_labels(self, labels: Sequence[str]) -> None:
+        """Replaces labels that were assumed, and the part of the head that depends on them."""
+        before = {name: value for name, value in self.head.state_dict().items() if f"head.{name}" not in self._drawn}
+        self.task = replace(self.task, labels=tuple(labels))
+        self.head = self.task.head(self.config).to(self.device)
+        self.head.load_state_dict(before, strict=False)
+        new = {name: value for name, value in self.head.state_dict().items() if name not in before}
+        self._drawn = {f"head.{name}": value.clone() for name, value in new.items()}
+        self.has_assumed_labels = False
 
     @torch.no_grad()
     def draw_new_head(self, seed: int) -> None:
@@ -499,6 +529,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             UsageError: The model has no tokenizer, no logits or no explanations, or an id has no embedding.
             CheckpointError: The logits are not finite.
         """
+        self.require_labels()
         explainable = explainable_task(self, self.task) if explain else None
         tokenizer, task = self.require_tokenizer(), self.task
         features = checked_features(task, rows, tokenizer, self.config)

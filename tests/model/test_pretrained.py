@@ -18,6 +18,7 @@ from transformers import (
     pipeline,
 )
 
+from bert_tasks import fit
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
@@ -26,6 +27,7 @@ from support.hf_models import AFTER_PADDING, FAMILIES, PREFIX, WITHOUT_TYPES, He
 from support.largest_tensor import LargestTensor
 from support.small_checkpoints import copied, edit_config, save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
+from support.task_examples import EXAMPLES
 
 LABELS = ("calm", "glad", "sad")
 TEXTS = (LINES[0], "the ferry", "", LINES[7])
@@ -346,10 +348,35 @@ def test_pipeline_of_transformers_gives_the_same_answers(family: str, stock: Sav
     assert [answer["score"] for answer in answers] == pytest.approx([one["score"] for one in ours], abs=1e-5)
 
 
-def test_a_classifier_without_labels_is_refused(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+@pytest.mark.parametrize("kind", ["single", "several", "token", "pair"])
+def test_labels_that_nobody_named_are_those_of_the_training_rows(
+    kind: str, tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    save_checkpoint(tmp_path / "base", "bert", wordpiece_tokenizer, head="base")
+    example = EXAMPLES[kind]
+    options = {"task": example.task.name, "max_length": 24}
+    if kind == "several":
+        options["problem_type"] = "multi_label_classification"
+    waiting = TaskModel.from_pretrained(tmp_path / "base", **options)
+    for call in (lambda: waiting.predict([example.rows[0]]), lambda: waiting.save_pretrained(tmp_path / "saved")):
+        with pytest.raises(UsageError, match=r"needs labels, e\.g\. .* or call fit, which takes the labels of"):
+            call()
+    rows = list(example.rows)
+    settings = {"epochs": 1, "batch_size": 4, "progress": False}
+    fit(waiting, rows, rows, output_dir=tmp_path / "waiting", **settings)
+    labels = waiting.task.labels
+    assert set(labels) <= set(example.task.labels)
+    assert len(labels) > 1
+    told = TaskModel.from_pretrained(tmp_path / "base", labels=labels, **options)
+    fit(told, rows, rows, output_dir=tmp_path / "told", **settings)
+    assert all(torch.equal(one, other) for one, other in zip(waiting.parameters(), told.parameters(), strict=True))
+    assert TaskModel.from_pretrained(tmp_path / "waiting").task == told.task
+
+
+def test_a_task_in_memory_has_its_labels(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
     save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="base")
     with pytest.raises(UsageError, match="needs labels"):
-        TaskModel.from_pretrained(tmp_path, task="sequence-classification", max_length=40)
+        TaskModel.from_pretrained(tmp_path, task=SequenceClassification(max_length=40))
 
 
 def test_a_regression_model_is_reloaded_by_its_task_name(
