@@ -23,25 +23,25 @@ LINES = {
     "serving": (945, 800),
     "glue_submission": (126, 150),
     "experiments": (1620, 1200),
-    "training": (3821, 2700),
+    "training": (3829, 2700),
     "inference": (1736, 1150),
-    "recipe": (1379, 1000),
+    "recipe": (1382, 1000),
     "init": (670, 650),
-    "model": (2134, 1950),
+    "model": (2182, 1950),
     "export": (747, 700),
     "tasks": (7239, 4900),
-    "checkpoints": (1750, 1450),
+    "checkpoints": (1921, 1450),
     "tensorflow": (686, 600),
     "families": (1224, 1250),
     "metrics": (1179, 1000),
     "data": (5964, 2900),
-    "encoder": (3090, 2300),
+    "encoder": (3131, 2300),
     "foundations": (861, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_338  # of 29,000
-TOTAL_STATEMENTS = 22_362  # of 15,800
+TOTAL_LINES = 39_609  # of 29,000
+TOTAL_STATEMENTS = 22_519  # of 15,800
 TASK_MEMBERS = 14
 
 

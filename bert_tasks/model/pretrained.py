@@ -14,7 +14,9 @@ from typing import Any, Self
 import torch
 from pydantic import ValidationError
 
+from bert_tasks.checkpoints.adapters import head_of, is_adapter, read_adapter_config
 from bert_tasks.checkpoints.files import read_config
+from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.checkpoints.load import (
     CheckpointMatch,
     LoadReport,
@@ -48,6 +50,7 @@ class CheckpointFolder:
         labels: The names of the head's outputs, in order; empty if config.json has none.
         stored: The content of our key in config.json; None if this package did not write it.
         columns: The task's columns -> their names in the training data, as far as config.json says it.
+        tokenizer_path: The folder with the tokenizer: adapters of peft have the one of their base.
     """
 
     path: Path
@@ -56,6 +59,7 @@ class CheckpointFolder:
     labels: tuple[str, ...] = ()
     stored: dict[str, Any] | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
+    tokenizer_path: Path = Path()
 
     @property
     def task(self) -> Any:
@@ -69,6 +73,10 @@ class CheckpointFolder:
         Raises:
             CheckpointError: config.json is missing or damaged, or the family is not supported.
         """
+        if is_adapter(path) and not (path / "config.json").exists():
+            config = read_adapter_config(path)
+            base = cls.open(resolve(config["base_model_name_or_path"]))
+            return replace(base, path=path, tokenizer_path=base.path, head=head_of(config), labels=(), stored=None)
         hf_config = read_config(path)
         entry = hf_config.get(CONFIG_KEY)
         stored = entry if isinstance(entry, dict) else None
@@ -83,6 +91,7 @@ class CheckpointFolder:
             labels=label_names(hf_config),
             stored=stored,
             columns=columns,
+            tokenizer_path=path,
         )
 
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.checkpoints.adapters import adapter_files, model_weights, no_adapters
 from bert_tasks.checkpoints.hub import Origin, origin, resolve
-from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights, read_weights
+from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.columns import Column, Row, as_rows, first_column
@@ -27,6 +28,7 @@ from bert_tasks.data.table import filled_batches, filling_order
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.cpu import map_batches
 from bert_tasks.encoder.layers import initialize
+from bert_tasks.encoder.lora import AdapterWeights
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import converted_config, family_of, new_hf_config, parameter_map
@@ -74,6 +76,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         origin: the name that the model was loaded by, and the hub's commit; None for a model made from a configuration.
         columns: The task's columns -> their names in the training data, if they differ. They are saved with the model.
             Files and rows may use these names.
+        adapters: The low-rank adapters that the last run trained, which are in the weights, too; None without such a
+            run.
         has_assumed_labels: Neither the caller nor the folder named the labels, so ``fit`` takes the labels of the
             training rows. Until then the model predicts and saves nothing.
     """
@@ -103,6 +107,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 "the table of word embeddings"
             )
         self.has_assumed_labels = False
+        self.adapters: AdapterWeights | None = None
         # Parameters and buffers that no file has given, with the values they were drawn with.
         self._drawn: dict[str, Tensor] = {}
 
@@ -120,7 +125,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
         Args:
             name: a folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package. The output
-                folder of a run stands for the run's model.
+                folder of a run stands for the run's model, and a folder of the library peft for the model that it names
+                with its adapters.
             task: a task's name or class, or a task. Then the head may be new, and ``load_report`` says so, unless it is
                 just the folder's own. Without it the folder says what the task is, and its head must be complete.
             labels: the classes in order. A head in the file with the same labels in another order is reordered.
@@ -196,7 +202,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         model = cls._from_folder(folder, task, options, served_as)
         model.origin = origin(name, folder.path, revision=revision)
         model.columns = folder.columns
-        model.tokenizer = load_tokenizer(folder.path, vocab_size=model.config.vocab_size)
+        model.tokenizer = load_tokenizer(folder.tokenizer_path, vocab_size=model.config.vocab_size)
         return model.eval()
 
     @classmethod
@@ -296,6 +302,37 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             head_tensors=hf_tensors(head_state, {key: (key,) for key in head_state}) if head_state else None,
         )
 
+    @property
+    def can_save_adapter(self) -> bool:
+        """Whether peft can open adapters of this model: it came from a folder, and transformers has its head."""
+        has_head = HFConfig.of(self.task).has_head and not self.head.reads_embeddings
+        return has_head and self.origin is not None
+
+    def save_adapter(self, folder: str | Path) -> None:
+        """Writes the adapters that a run has trained, and the head, in the format of the library peft.
+
+        ``from_pretrained`` opens the folder, which needs the model that the run began with, and so does ``PeftModel``.
+
+        Raises:
+            CheckpointError: The folder cannot be written.
+            UsageError: No run has trained adapters of this model, or transformers has no such head.
+        """
+        head_kind, names, target = HFConfig.of(self.task).head, self._hf_names(), Path(folder)
+        if self.adapters is None or head_kind is None or self.origin is None or not self.can_save_adapter:
+            raise no_adapters(self.task.name)
+        state, base = self.state_dict(), Path(self.origin.name).expanduser()
+        of_head = {key: names[key] for key in names if key.startswith("head.")}
+        config, tensors = adapter_files(
+            self.adapters,
+            {key.removeprefix("encoder."): name for key, name in names.items()},
+            hf_tensors({key: state[key] for key in of_head}, of_head),
+            prefix=family_of(self.hf_config).prefix,
+            head_kind=head_kind,
+            base=str(base.absolute()) if base.is_dir() else self.origin.name,
+        )
+        hf_config = saved_config(self.hf_config, self.task, self.columns)
+        save_folder(target, config=hf_config, tensors=tensors, tokenizer=self.tokenizer, adapter_config=config)
+
     def restore(self, folder: str | Path) -> None:
         """Takes all weights from a folder that this model was saved to; raises CheckpointError if they do not fit."""
         self.check_parameters()
@@ -320,7 +357,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             )
         shapes = {key: state[key].shape for key in names}
         matched = match_weights(
-            read_weights(folder.path),
+            model_weights(folder.path),
             names,
             shapes=shapes,
             family=family_of(self.hf_config),

@@ -44,6 +44,7 @@ class FitArguments(ReadingArguments, total=False):
     save_steps: int | None
     keep_last: int
     keep_checkpoints: bool
+    save_adapter: bool
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...]
     project: str
     gradient_checkpointing: bool

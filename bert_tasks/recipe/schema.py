@@ -300,6 +300,8 @@ class RunSection(BaseModel):
     keep_checkpoints: Annotated[bool, OnResume("silent")] = False
     """Keep the checkpoints when the run is finished, so that more epochs can continue it: each takes three times the
     space of the model."""
+    save_adapter: Annotated[bool, OnResume("silent")] = False
+    """Write the low-rank adapters of the best model to `adapter/`, too, in the format of the library peft."""
     trackers: Annotated[Trackers, OnResume("silent")] = ()
     """Services that also receive the records of metrics.jsonl; each needs its package."""
     project: Annotated[str, Field(min_length=1), OnResume("silent")] = "bert-tasks"

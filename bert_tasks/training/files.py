@@ -32,6 +32,7 @@ from bert_tasks.training import checkpoints as checkpointing
 from bert_tasks.training.records import EventRecord, RunRecord, SummaryRecord, check_record, read_record
 
 MODEL, CARD = RUN_MODEL, "README.md"
+ADAPTER = "adapter"  # the low-rank adapters of the best model, in the format of peft
 GENERATOR = RUN_GENERATOR
 EVENTS = "metrics.jsonl"
 SUMMARY = RUN_SUMMARY
@@ -101,7 +102,7 @@ def clear(folder: Path) -> None:
     """
     remove_temporaries(folder, WRITTEN)
     (folder / SUMMARY).unlink(missing_ok=True)  # first: without it the run counts as unfinished
-    for name in (MODEL, GENERATOR, TENSORBOARD, "wandb"):
+    for name in (MODEL, GENERATOR, ADAPTER, TENSORBOARD, "wandb"):
         if (folder / name).is_symlink():
             (folder / name).unlink()
     card = folder / MODEL / CARD
@@ -126,7 +127,7 @@ def remove(folder: Path) -> None:
 def remove_weights(folder: Path, *, keep_model: bool = False) -> None:
     """Removes the checkpoints of a finished run and, unless it is to be kept, its model; all else stays."""
     checkpointing.remove_checkpoints(folder / checkpointing.FOLDER)
-    for name in () if keep_model else (MODEL, GENERATOR):
+    for name in () if keep_model else (MODEL, GENERATOR, ADAPTER):
         if (folder / name).is_dir() and not (folder / name).is_symlink():
             remove_saved(folder / name)
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from accelerate.utils import broadcast
 from torch import nn
 
+from bert_tasks.checkpoints.adapters import no_adapters
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.problems import counted
 from bert_tasks.data.splits import Splits
@@ -200,6 +201,8 @@ class Trainer:
             load_factory(optim)
         if optim.lora_rank is not None:
             freeze_encoder(self.objective, optim)
+        if self.run.save_adapter and (optim.lora_rank is None or not model.can_save_adapter):
+            raise no_adapters(model.task.name)
         freeze(model, embeddings=optim.freeze_embeddings, layers=optim.freeze_layers)
         if self.run.metric_for_best_model is not None:
             check_metric(model, self.run.metric_for_best_model, validation, self.accelerator, self.objective.forward_fn)
@@ -363,7 +366,7 @@ class Trainer:
         broadcast_from_main(self.accelerator, self.logger.record, record)
         self._save()
         if is_best:
-            self.folder.publish(state.task)
+            self.folder.publish(state.task, self.steps.optimizer.adapters)
         asked = broadcast_from_main(self.accelerator, lambda: bool(self.callback.on_evaluate(self, dict(record))))
         overall = {  # the metrics over all rows, each number once
             metric_key(name, metric): value

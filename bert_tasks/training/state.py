@@ -25,6 +25,7 @@ from bert_tasks.data.problems import shortened
 from bert_tasks.data.splits import Splits
 from bert_tasks.distributed import on_main_process, thread_hint, usable_cores
 from bert_tasks.encoder.cpu import slow_bfloat16
+from bert_tasks.encoder.lora import Adapters
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
 from bert_tasks.model.inputs import input_notes
@@ -345,7 +346,7 @@ class RunFolder:
             for name, parameter in parameters.items():
                 parameter.copy_(best.pop(name))
             steps.optimizer.update_weights()
-            self._publish(state.task)
+            self._publish(state.task, steps.optimizer.adapters)
             for name, parameter in parameters.items():
                 parameter.copy_(loaded.weights[name])
         return []
@@ -373,15 +374,18 @@ class RunFolder:
         )
 
     @on_main_process
-    def publish(self, task: Task) -> None:
-        """Writes the model as it is now, with the task tuned on validation, to ``model/``."""
-        self._publish(task)
+    def publish(self, task: Task, adapters: Adapters | None) -> None:
+        """Writes the model as it is now, with the task tuned on validation, to ``model/``; its adapters if asked to."""
+        self._publish(task, adapters)
 
-    def _publish(self, task: Task) -> None:
+    def _publish(self, task: Task, adapters: Adapters | None) -> None:
         model = self.objective.model
+        model.adapters = None if adapters is None else adapters.weights()
         untuned, model.task = model.task, task
         try:
             model.save_pretrained(self.path / outputs.MODEL)
+            if self.settings["run.save_adapter"]:
+                model.save_adapter(self.path / outputs.ADAPTER)
         finally:
             model.task = untuned
         for name, further in self.objective.further_models.items():

@@ -1,0 +1,162 @@
+"""Low-rank adapters in the folders of the library peft: written, and added to the weights of their base.
+
+Source of the format: https://huggingface.co/docs/peft/developer_guides/checkpoint
+"""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_json, refuse
+from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, resolve
+from bert_tasks.checkpoints.load import read_safetensors, read_weights
+from bert_tasks.encoder.lora import AdapterWeights
+from bert_tasks.errors import UsageError
+
+_PREFIX = "base_model.model."
+_LORA_A, _LORA_B = ".lora_A.weight", ".lora_B.weight"
+_TASK_TYPES = {"sequence": "SEQ_CLS", "token": "TOKEN_CLS", "span": "QUESTION_ANS"}
+# Fields of peft's configuration that change what adapters compute, with the values that this package computes.
+_SUPPORTED: Mapping[str, Any] = {"peft_type": "LORA", "use_dora": False, "bias": "none", "lora_bias": False}
+
+
+def is_adapter(folder: Path) -> bool:
+    """Returns True for a folder of peft, which has adapters and no weights of a model."""
+    return os.path.lexists(folder / ADAPTER_CONFIG)
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """Returns the configuration of a folder of peft.
+
+    Raises:
+        CheckpointError: It is damaged, or it has adapters of another kind.
+    """
+    path = checked_file(folder, ADAPTER_CONFIG)
+    config = read_json(path, max_bytes=MAX_CONFIG_BYTES)
+    for name, value in _SUPPORTED.items():
+        if config.get(name, value) != value:
+            refuse(path, f"{name} = {config[name]!r}; adapters with {name} = {value!r} are supported")
+    if not isinstance(config.get("base_model_name_or_path"), str):
+        refuse(path, "base_model_name_or_path does not name the model that the adapters belong to")
+    return config
+
+
+def head_of(config: Mapping[str, Any]) -> str | None:
+    """Returns the kind of head that adapters were trained with; None if their configuration does not say it."""
+    return next((head for head, name in _TASK_TYPES.items() if name == config.get("task_type")), None)
+
+
+def model_weights(folder: Path) -> dict[str, Tensor]:
+    """Returns the weights of a model's folder; for adapters, of their base with the changes of the adapters.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or the adapters belong to another model.
+    """
+    if not is_adapter(folder) or (folder / "model.safetensors").exists():
+        return read_weights(folder)
+    base = resolve(read_adapter_config(folder)["base_model_name_or_path"])
+    return with_adapters(model_weights(base), folder)
+
+
+def with_adapters(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Returns the weights of a base with the changes of a folder's adapters, and the modules that the folder stores.
+
+    Raises:
+        CheckpointError: The adapters belong to another model, or a file is damaged.
+    """
+    config, path = read_adapter_config(folder), checked_file(folder, ADAPTER_WEIGHTS)
+    tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in read_safetensors(path).items()}
+    merged = dict(weights)
+    for name, lora_a in tensors.items():
+        if not name.endswith(_LORA_A):
+            continue
+        module = name.removesuffix(_LORA_A)
+        lora_b = tensors.get(module + _LORA_B)
+        target = _key_of(f"{module}.weight", weights)
+        if target is None or lora_b is None or (len(lora_b), lora_a.shape[1]) != weights[target].shape:
+            refuse(path, f"{name} fits no weight of {config['base_model_name_or_path']}: it is another model's")
+        rank = len(lora_a)
+        alpha = config.get("alpha_pattern", {}).get(module, config["lora_alpha"])
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        whole = weights[target]
+        merged[target] = (whole.float() + scale * (lora_b.float() @ lora_a.float())).to(whole.dtype)
+    stored = {name: tensor for name, tensor in tensors.items() if not name.endswith((_LORA_A, _LORA_B))}
+    return merged | {_key_of(name, weights) or name: tensor for name, tensor in stored.items()}
+
+
+def _key_of(name: str, weights: Mapping[str, Tensor]) -> str | None:
+    """The key of a parameter in a file that may have the family's prefix or not."""
+    for key in (name, name.partition(".")[2]):
+        if key in weights:
+            return key
+    return next((key for key in weights if key.endswith(f".{name}")), None)
+
+
+def adapter_files(
+    adapters: AdapterWeights,
+    names: Mapping[str, tuple[str, ...]],
+    head: Mapping[str, Tensor],
+    *,
+    prefix: str,
+    head_kind: str,
+    base: str,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Returns the configuration and the tensors of a folder of peft.
+
+    Args:
+        adapters: The adapters.
+        names: Parameter -> the names of its parts in transformers.
+        head: The weights of the head, by the names of transformers.
+        prefix: Of the encoder's names in transformers.
+        head_kind: The head of transformers.
+        base: The name of the model that the adapters belong to.
+    """
+    tensors: dict[str, Tensor] = {}
+    ranks: dict[str, int] = {}
+    for parameter, matrices in adapters.matrices.items():
+        size = matrices.outputs // len(names[parameter])
+        for number, name in enumerate(names[parameter]):
+            rows = range(number * size, (number + 1) * size)
+            blocks = [block for block in matrices.blocks if block.outputs.start in rows]
+            if not blocks:
+                continue
+            # Where transformers has one layer for several of ours, its adapter has the matrices B in blocks.
+            lora_b = torch.zeros(size, sum(len(block.lora_a) for block in blocks))
+            column = 0
+            for block in blocks:
+                rows_of_block = lora_b.narrow(0, block.outputs.start - rows.start, len(block.outputs))
+                rows_of_block.narrow(1, column, len(block.lora_a)).copy_(block.lora_b)
+                column += len(block.lora_a)
+            module = name.removesuffix(".weight")
+            ranks[module] = column
+            tensors[_PREFIX + module + _LORA_A] = torch.cat([block.lora_a for block in blocks])
+            tensors[_PREFIX + module + _LORA_B] = lora_b
+    usual, _ = Counter(ranks.values()).most_common(1)[0]
+    scale = adapters.alpha / adapters.rank
+    unusual = {module: rank for module, rank in ranks.items() if rank != usual}
+    config = {
+        "peft_type": "LORA",
+        "task_type": _TASK_TYPES.get(head_kind),
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": usual,
+        "lora_alpha": scale * usual,
+        "lora_dropout": adapters.dropout,
+        "rank_pattern": unusual,
+        "alpha_pattern": {module: scale * rank for module, rank in unusual.items()},
+        "target_modules": sorted(ranks),
+        "modules_to_save": sorted({name.removeprefix(prefix).partition(".")[0] for name in head}),
+        "bias": "none",
+    }
+    return config, tensors | {_PREFIX + name: tensor for name, tensor in head.items()}
+
+
+def no_adapters(task: str) -> UsageError:
+    """Returns the error of a model that has no adapters which peft could open."""
+    return UsageError(f"{task}: the model has no adapters to save: train it with lora_rank, on a head of transformers")

@@ -1,0 +1,157 @@
+"""Adapters in the format of peft: what PeftModel opens around stock transformers, and what peft has written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks import Encoder, TaskModel, fit
+from bert_tasks.errors import CheckpointError, UsageError
+from support.hf_models import FAMILIES, hf_class
+from support.small_checkpoints import save_checkpoint, tokenizer_of
+from support.task_examples import EXAMPLES
+
+# peft asks transformers for an attribute that it has renamed.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+
+EVERY = ("query", "key", "value", "attention_output", "intermediate", "output")
+SETTINGS = {
+    "epochs": 2,
+    "batch_size": 4,
+    "learning_rate": 1e-2,
+    "lora_rank": 2,
+    "lora_alpha": 3.0,
+    "save_adapter": True,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizers(
+    bpe_tokenizer: PreTrainedTokenizerBase,
+    unigram_tokenizer: PreTrainedTokenizerBase,
+    multilingual_tokenizer: PreTrainedTokenizerBase,
+    french_tokenizer: PreTrainedTokenizerBase,
+    mpnet_tokenizer: PreTrainedTokenizerBase,
+    modern_tokenizer: PreTrainedTokenizerBase,
+    deberta_tokenizer: PreTrainedTokenizerBase,
+    wordpiece_tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, PreTrainedTokenizerBase]:
+    return {
+        "bpe": bpe_tokenizer,
+        "unigram": unigram_tokenizer,
+        "multilingual": multilingual_tokenizer,
+        "french": french_tokenizer,
+        "mpnet": mpnet_tokenizer,
+        "modern": modern_tokenizer,
+        "deberta": deberta_tokenizer,
+        "wordpiece": wordpiece_tokenizer,
+    }
+
+
+def trained(folder: Path, kind: str = "single", **settings: Any) -> TaskModel:
+    """A model of the base in ``folder`` with trained adapters, which are in ``folder/run/adapter``."""
+    example = EXAMPLES[kind]
+    model = TaskModel.from_pretrained(folder / "base", task=example.task)
+    rows = list(example.rows)
+    fit(model, rows, rows, output_dir=folder / "run", **{"progress": False} | SETTINGS | settings)
+    return model
+
+
+def logits_of(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Tensor:
+    with torch.inference_mode():
+        return torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in texts])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_peft_opens_them_around_stock_transformers(
+    family: str, tokenizers: dict[str, PreTrainedTokenizerBase], tmp_path: Path
+) -> None:
+    tokenizer = tokenizer_of(family, tokenizers)
+    save_checkpoint(tmp_path / "base", family, tokenizer, wide=True)
+    ours = trained(tmp_path, lora_targets=EVERY)
+    adapter = tmp_path / "run" / "adapter"
+    base = hf_class(family, "sequence").from_pretrained(tmp_path / "base", num_labels=3)
+    theirs = peft.PeftModel.from_pretrained(base, adapter).eval()
+    texts = [row["text"] for row in EXAMPLES["single"].rows[:4]]
+    own = torch.tensor([prediction.logits for prediction in ours.predict(texts, logits=True)])
+    stock = logits_of(theirs, ours.require_tokenizer(), texts)
+    assert (stock - own).abs().max() < 1e-4 * own.abs().max()
+    opened = TaskModel.from_pretrained(adapter)
+    assert opened.task == ours.task
+    read = torch.tensor([prediction.logits for prediction in opened.predict(texts, logits=True)])
+    assert (read - own).abs().max() < 1e-5 * own.abs().max()
+    assert len(load_file(adapter / "adapter_model.safetensors")) > 12  # of two layers
+
+
+@pytest.mark.parametrize("kind", ["token", "span"])
+def test_heads_of_every_kind(kind: str, bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer, wide=True)
+    ours = trained(tmp_path, kind)
+    rows = list(EXAMPLES[kind].rows)
+    opened = TaskModel.from_pretrained(tmp_path / "run" / "adapter")
+    for one, other in zip(ours.predict(rows), opened.predict(rows), strict=True):
+        assert one.to_json().keys() == other.to_json().keys()
+    for name, value in ours.state_dict().items():
+        assert (opened.state_dict()[name] - value).abs().max() < 1e-5
+
+
+def test_what_peft_has_written_is_read(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer, wide=True)
+    stock = hf_class("roberta", "sequence").from_pretrained(tmp_path / "base", num_labels=3)
+    config = peft.LoraConfig(
+        task_type="SEQ_CLS", r=4, lora_alpha=6, use_rslora=True, target_modules=["query", "output.dense"]
+    )
+    theirs = peft.get_peft_model(stock, config).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.2)
+    theirs.save_pretrained(tmp_path / "adapter")
+    texts = [row["text"] for row in EXAMPLES["single"].rows[:4]]
+    expected = logits_of(theirs, bpe_tokenizer, texts)
+    ours = TaskModel.from_pretrained(
+        tmp_path / "adapter", task="sequence-classification", labels=["a", "b", "c"], max_length=40
+    )
+    found = torch.tensor([prediction.logits for prediction in ours.predict(texts, logits=True)])
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+    merged = theirs.merge_and_unload().roberta
+    vectors = Encoder.from_pretrained(tmp_path / "adapter").embed(texts, normalize=False)
+    with torch.inference_mode():
+        hidden = [merged(**bpe_tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(dim=0) for text in texts]
+    assert (torch.as_tensor(vectors) - torch.stack(hidden)).abs().max() < 1e-4
+
+
+def test_what_cannot_be_read_or_written_is_named(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer, wide=True)
+    model = TaskModel.from_pretrained(tmp_path / "base", task=EXAMPLES["single"].task)
+    with pytest.raises(UsageError, match=r"no adapters to save: train it with lora_rank"):
+        model.save_adapter(tmp_path / "none")
+    with pytest.raises(UsageError, match=r"no adapters to save: train it with lora_rank"):
+        trained(tmp_path, lora_rank=None, lora_alpha=None)  # before the first step
+    assert not (tmp_path / "run").exists()
+    trained(tmp_path)
+    adapter = tmp_path / "run" / "adapter"
+    trained(tmp_path, save_adapter=False, overwrite=True)
+    assert not adapter.exists()
+    trained(tmp_path, overwrite=True)
+    path = adapter / "adapter_config.json"
+    content = json.loads(path.read_text("utf-8"))
+    for change, message in (
+        ({"use_dora": True}, r"adapter_config\.json: use_dora = True; adapters with use_dora = False are supported"),
+        ({"base_model_name_or_path": None}, r"base_model_name_or_path does not name the model"),
+    ):
+        path.write_text(json.dumps(content | change), "utf-8")
+        with pytest.raises(CheckpointError, match=message):
+            TaskModel.from_pretrained(adapter)
+    path.write_text(json.dumps(content), "utf-8")
+    weights = load_file(adapter / "adapter_model.safetensors")
+    name = next(name for name in weights if name.endswith("lora_B.weight"))
+    save_file({**weights, name: weights[name][:-1].clone()}, adapter / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lora_A\.weight fits no weight of .*base: it is another model's"):
+        TaskModel.from_pretrained(adapter)
