@@ -25,7 +25,7 @@ from support.training_runs import load_model, make_rows
 folder, checkpoint = Path(sys.argv[1]), Path(sys.argv[2])
 recipe = load_recipe(folder / "recipe.toml", overrides=["optim.toy=5"])
 errors = []
-options = {"epochs": 1, "batch_size": 8, "progress": False}
+options = {"epochs": 1, "batch_size": 8, "keep_checkpoints": True, "progress": False}
 for toy in (0, 4):
     try:
         fit(load_model(checkpoint), make_rows(16), output_dir=folder / "run", toy=toy, **options)
