@@ -50,6 +50,11 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
     return family
 
 
+def family_with_tokenizer(model_type: str) -> str:
+    """Returns the family whose tokenizers have a model of this type in ``tokenizer.json``."""
+    return {"BPE": "roberta", "Unigram": "albert"}.get(model_type, "bert")
+
+
 def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
     """Translates a ``config.json``.
 

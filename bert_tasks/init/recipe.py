@@ -21,7 +21,7 @@ from bert_tasks.data.profile import profile
 from bert_tasks.data.readers import ReadOptions, column_names
 from bert_tasks.data.splits import DataSpec, Splits, load_splits, split_files
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.families import encoder_config
+from bert_tasks.families import encoder_config, family_with_tokenizer
 from bert_tasks.init.sample import FileSample, read_sample
 from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.toml import literal
@@ -37,7 +37,6 @@ _SEED = 42
 _SMALL, _MIDDLE = 1000, 10_000  # rows
 _SHOWN_LABELS = 30
 _LONGEST_REASON = 160  # characters
-_FAMILIES = {"WordPiece": "bert", "BPE": "roberta", "Unigram": "albert"}  # whose tokenizers are of this type
 _NEW_MODEL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 _PLAIN_STEMS = ("train", "data")
 _VALIDATION_STEMS = ("dev", "valid", "validation")
@@ -418,7 +417,7 @@ def _tokenizer_family(model: str) -> str | None:
     if not (folder / "tokenizer.json").is_file() or (folder / "config.json").is_file():
         return None
     content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    return _FAMILIES.get(content["model"]["type"], "bert")
+    return family_with_tokenizer(content["model"]["type"])
 
 
 def _check_validation(path: Path, sample: FileSample, guess: TaskGuess) -> None:
