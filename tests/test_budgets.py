@@ -26,22 +26,22 @@ LINES = {
     "training": (3829, 2700),
     "inference": (1736, 1150),
     "recipe": (1382, 1000),
-    "init": (669, 650),
+    "init": (673, 650),
     "model": (2182, 1950),
     "export": (747, 700),
     "tasks": (7239, 4900),
-    "checkpoints": (1921, 1450),
+    "checkpoints": (1931, 1450),
     "tensorflow": (686, 600),
     "families": (1229, 1250),
     "metrics": (1179, 1000),
-    "data": (5964, 2900),
+    "data": (5967, 2900),
     "encoder": (3131, 2300),
     "foundations": (861, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 39_613  # of 29,000
-TOTAL_STATEMENTS = 22_521  # of 15,800
+TOTAL_LINES = 39_630  # of 29,000
+TOTAL_STATEMENTS = 22_535  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -44,7 +44,11 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
             refuse(path, f"{name} = {config[name]!r}; adapters with {name} = {value!r} are supported")
     if not isinstance(config.get("base_model_name_or_path"), str):
         refuse(path, "base_model_name_or_path does not name the model that the adapters belong to")
-    return config
+    factors = config.get("alpha_pattern", {})
+    alphas = [config.get("lora_alpha"), *(factors.values() if isinstance(factors, dict) else [None])]
+    if not all(isinstance(alpha, int | float) for alpha in alphas):
+        refuse(path, "lora_alpha or alpha_pattern are no numbers")
+    return {**config, "alpha_pattern": factors}
 
 
 def head_of(config: Mapping[str, Any]) -> str | None:
@@ -79,15 +83,21 @@ def with_adapters(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tens
         module = name.removesuffix(_LORA_A)
         lora_b = tensors.get(module + _LORA_B)
         target = _key_of(f"{module}.weight", weights)
-        if target is None or lora_b is None or (len(lora_b), lora_a.shape[1]) != weights[target].shape:
+        if target is None or lora_b is None or not _fit(lora_a, lora_b, weights[target]):
             refuse(path, f"{name} fits no weight of {config['base_model_name_or_path']}: it is another model's")
         rank = len(lora_a)
-        alpha = config.get("alpha_pattern", {}).get(module, config["lora_alpha"])
+        alpha = config["alpha_pattern"].get(module, config["lora_alpha"])
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         whole = weights[target]
         merged[target] = (whole.float() + scale * (lora_b.float() @ lora_a.float())).to(whole.dtype)
     stored = {name: tensor for name, tensor in tensors.items() if not name.endswith((_LORA_A, _LORA_B))}
     return merged | {_key_of(name, weights) or name: tensor for name, tensor in stored.items()}
+
+
+def _fit(lora_a: Tensor, lora_b: Tensor, weight: Tensor) -> bool:
+    """Whether B A has the shape of a weight."""
+    are_matrices = lora_a.dim() == lora_b.dim() == 2 and len(lora_a) == lora_b.shape[1]
+    return are_matrices and (len(lora_b), lora_a.shape[1]) == tuple(weight.shape)
 
 
 def _key_of(name: str, weights: Mapping[str, Tensor]) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.checkpoints.files import read_config
+from bert_tasks.checkpoints.files import read_config, read_json, refuse
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.cells import LABEL_SEPARATOR, column_parts, joined_names, with_named_cell
 from bert_tasks.data.checks import check_splits, named_splits
@@ -38,6 +38,7 @@ _SMALL, _MIDDLE = 1000, 10_000  # rows
 _SHOWN_LABELS = 30
 _LONGEST_REASON = 160  # characters
 _NEW_MODEL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+_LARGEST_TOKENIZER = 200 * 2**20  # bytes
 _PLAIN_STEMS = ("train", "data")
 _VALIDATION_STEMS = ("dev", "valid", "validation")
 
@@ -354,18 +355,18 @@ def _with_named_cells(rows: Sequence[Row], hints: UserHints) -> tuple[Sequence[R
         DataError: There is no such column.
     """
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if name.strip()]
-    hinted = [*hints.texts, *([] if hints.label is None else [hints.label])]
-    for hint in hinted:
+    hint_names = [*hints.texts, *([] if hints.label is None else [hints.label])]
+    for hint in hint_names:
         for name in [hint] if hint in names or "." in hint else column_parts(hint):
             if name.split(".")[0] not in names:
                 there = ", ".join(map(repr, names))
                 raise DataError(f"no column {name!r}{did_you_mean(name, names)}; there are {there}")
     try:
-        for name in hinted:
+        for name in hint_names:
             rows = [with_named_cell(row, name, KINDS["labels"].join) for row in rows]
     except RowError as error:
         raise DataError(f"{error}; several columns of labels hold 0 and 1") from None
-    new = [name for name in hinted if name not in names]
+    new = [name for name in hint_names if name not in names]
     spread = {part for name in new for part in column_parts(name)}
     return rows, [*(name for name in names if name not in spread), *new]
 
@@ -416,8 +417,11 @@ def _tokenizer_family(model: str) -> str | None:
     folder = Path(model).expanduser()
     if not (folder / "tokenizer.json").is_file() or (folder / "config.json").is_file():
         return None
-    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    return family_with_tokenizer(content["model"]["type"])
+    path = folder / "tokenizer.json"
+    tokenizer = read_json(path, max_bytes=_LARGEST_TOKENIZER).get("model")
+    if not isinstance(tokenizer, dict):
+        refuse(path, "not the file of a tokenizer, which has a 'model'")
+    return family_with_tokenizer(str(tokenizer.get("type")))
 
 
 def _check_validation(path: Path, sample: FileSample, guess: TaskGuess) -> None:

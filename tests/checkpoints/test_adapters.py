@@ -31,29 +31,6 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokenizers(
-    bpe_tokenizer: PreTrainedTokenizerBase,
-    unigram_tokenizer: PreTrainedTokenizerBase,
-    multilingual_tokenizer: PreTrainedTokenizerBase,
-    french_tokenizer: PreTrainedTokenizerBase,
-    mpnet_tokenizer: PreTrainedTokenizerBase,
-    modern_tokenizer: PreTrainedTokenizerBase,
-    deberta_tokenizer: PreTrainedTokenizerBase,
-    wordpiece_tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, PreTrainedTokenizerBase]:
-    return {
-        "bpe": bpe_tokenizer,
-        "unigram": unigram_tokenizer,
-        "multilingual": multilingual_tokenizer,
-        "french": french_tokenizer,
-        "mpnet": mpnet_tokenizer,
-        "modern": modern_tokenizer,
-        "deberta": deberta_tokenizer,
-        "wordpiece": wordpiece_tokenizer,
-    }
-
-
 def trained(folder: Path, kind: str = "single", **settings: Any) -> TaskModel:
     """A model of the base in ``folder`` with trained adapters, which are in ``folder/run/adapter``."""
     example = EXAMPLES[kind]
@@ -70,9 +47,9 @@ def logits_of(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, texts:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_peft_opens_them_around_stock_transformers(
-    family: str, tokenizers: dict[str, PreTrainedTokenizerBase], tmp_path: Path
+    family: str, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:
-    tokenizer = tokenizer_of(family, tokenizers)
+    tokenizer = tokenizer_of(family, by_kind)
     save_checkpoint(tmp_path / "base", family, tokenizer, wide=True)
     ours = trained(tmp_path, lora_targets=EVERY)
     adapter = tmp_path / "run" / "adapter"
@@ -145,6 +122,8 @@ def test_what_cannot_be_read_or_written_is_named(bpe_tokenizer: PreTrainedTokeni
     for change, message in (
         ({"use_dora": True}, r"adapter_config\.json: use_dora = True; adapters with use_dora = False are supported"),
         ({"base_model_name_or_path": None}, r"base_model_name_or_path does not name the model"),
+        ({"lora_alpha": "much"}, r"lora_alpha or alpha_pattern are no numbers"),
+        ({"alpha_pattern": ["a"]}, r"lora_alpha or alpha_pattern are no numbers"),
     ):
         path.write_text(json.dumps(content | change), "utf-8")
         with pytest.raises(CheckpointError, match=message):

@@ -134,6 +134,10 @@ def test_a_tokenizer_is_a_new_model_for_init(type: Any, corpus: Path, tmp_path: 
     assert recipe.model.config is not None
     assert (recipe.model.config["family"], recipe.model.name) == (FAMILIES[type], None)
     check(recipe)
+    for content in ("{", "{}", '{"model": 1}'):
+        (made.folder / "tokenizer.json").write_text(content, "utf-8")
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json: "):
+            init_recipe(reviews, model=str(made.folder), output=tmp_path / "other.toml")
 
 
 def test_the_corpus_is_read_as_training_reads_it(tmp_path: Path) -> None:

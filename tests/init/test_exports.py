@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pyarrow
 import pytest
@@ -107,6 +108,25 @@ def test_reviews_of_any_program(
     name: str, content: str | Callable[[Path], object], draft: Callable[..., RecipeDraft], tmp_path: Path
 ) -> None:
     assert read(draft(write(name, content, tmp_path))) == expected(REVIEWS)
+
+
+def test_damaged_files_are_named(draft: Callable[..., RecipeDraft], tmp_path: Path) -> None:
+    book, damaged = tmp_path / "book.xlsx", tmp_path / "damaged.xlsx"
+    write_workbook(book)
+    with ZipFile(book) as source, ZipFile(damaged, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            target.writestr(name, content[: len(content) // 2] if "sheet1" in name else content)
+    (tmp_path / "text.xlsx").write_text("no workbook", "utf-8")
+    dataset().save_to_disk(tmp_path / "dataset")
+    (tmp_path / "dataset" / "state.json").write_text("{", "utf-8")
+    for path, message in (
+        (damaged, "a workbook that cannot be read"),
+        (tmp_path / "text.xlsx", "not a workbook of Excel"),
+        (tmp_path / "dataset", "not a data set that save_to_disk wrote"),
+    ):
+        with pytest.raises(DataError, match=f"{path.name}: {message}"):
+            draft(path)
 
 
 def test_several_labels_of_fasttext(draft: Callable[..., RecipeDraft], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from datetime import date, time
 from pathlib import Path
 from typing import Any, ClassVar
+from xml.etree.ElementTree import ParseError
 from zipfile import BadZipFile
 
 from bert_tasks.data.formats.base import Format
@@ -33,13 +34,15 @@ class ExcelFormat(Format):
         except (BadZipFile, InvalidFileException, KeyError, ValueError) as error:
             raise DataError(f"{path}: not a workbook of Excel ({error})") from error
         try:
-            rows = book.worksheets[0].iter_rows(values_only=True)
+            rows = next(iter(book.worksheets)).iter_rows(values_only=True)
             names = [str(name) for name in next(rows, ()) if name is not None]
             if not names or len(set(names)) < len(names):
                 raise DataError(f"{path}: the first row of the sheet must give each column a name of its own")
             filled = ((n, row) for n, row in enumerate(rows, start=2) if any(cell is not None for cell in row))
             cells = ((n, dict(zip(names, map(_plain, row), strict=False))) for n, row in filled)
             yield Records(tuple(names), (Record(number, row) for number, row in cells))
+        except (ParseError, StopIteration) as error:
+            raise DataError(f"{path}: a workbook that cannot be read ({error})") from error
         finally:
             book.close()
 
