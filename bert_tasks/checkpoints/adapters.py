@@ -4,7 +4,6 @@ Source of the format: https://huggingface.co/docs/peft/developer_guides/checkpoi
 """
 
 import math
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,47 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_json, refuse
-from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, resolve
+from bert_tasks.checkpoints.adapter_config import TASK_TYPES, is_adapter, read_adapter_config
+from bert_tasks.checkpoints.files import checked_file, refuse
+from bert_tasks.checkpoints.hub import ADAPTER_WEIGHTS, resolve
 from bert_tasks.checkpoints.load import read_safetensors, read_weights
 from bert_tasks.encoder.lora import AdapterWeights
 from bert_tasks.errors import UsageError
 
 _PREFIX = "base_model.model."
 _LORA_A, _LORA_B = ".lora_A.weight", ".lora_B.weight"
-_TASK_TYPES = {"sequence": "SEQ_CLS", "token": "TOKEN_CLS", "span": "QUESTION_ANS"}
-# Fields of peft's configuration that change what adapters compute, with the values that this package computes.
-_SUPPORTED: Mapping[str, Any] = {"peft_type": "LORA", "use_dora": False, "bias": "none", "lora_bias": False}
-
-
-def is_adapter(folder: Path) -> bool:
-    """Returns True for a folder of peft, which has adapters and no weights of a model."""
-    return os.path.lexists(folder / ADAPTER_CONFIG)
-
-
-def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """Returns the configuration of a folder of peft.
-
-    Raises:
-        CheckpointError: It is damaged, or it has adapters of another kind.
-    """
-    path = checked_file(folder, ADAPTER_CONFIG)
-    config = read_json(path, max_bytes=MAX_CONFIG_BYTES)
-    for name, value in _SUPPORTED.items():
-        if config.get(name, value) != value:
-            refuse(path, f"{name} = {config[name]!r}; adapters with {name} = {value!r} are supported")
-    if not isinstance(config.get("base_model_name_or_path"), str):
-        refuse(path, "base_model_name_or_path does not name the model that the adapters belong to")
-    factors = config.get("alpha_pattern", {})
-    alphas = [config.get("lora_alpha"), *(factors.values() if isinstance(factors, dict) else [None])]
-    if not all(isinstance(alpha, int | float) for alpha in alphas):
-        refuse(path, "lora_alpha or alpha_pattern are no numbers")
-    return {**config, "alpha_pattern": factors}
-
-
-def head_of(config: Mapping[str, Any]) -> str | None:
-    """Returns the kind of head that adapters were trained with; None if their configuration does not say it."""
-    return next((head for head, name in _TASK_TYPES.items() if name == config.get("task_type")), None)
 
 
 def model_weights(folder: Path) -> dict[str, Tensor]:
@@ -152,7 +119,7 @@ def adapter_files(
     unusual = {module: rank for module, rank in ranks.items() if rank != usual}
     config = {
         "peft_type": "LORA",
-        "task_type": _TASK_TYPES.get(head_kind),
+        "task_type": TASK_TYPES.get(head_kind),
         "base_model_name_or_path": base,
         "inference_mode": True,
         "r": usual,

@@ -15,7 +15,7 @@ from torch import nn
 from bert_tasks.checkpoints.adapters import model_weights
 from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.hub import is_model_file, resolve
-from bert_tasks.checkpoints.load import LoadReport, label_names, match_weights
+from bert_tasks.checkpoints.load import LoadReport, match_weights
 from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
 from bert_tasks.encoder.config import EncoderConfig
@@ -29,7 +29,15 @@ from bert_tasks.encoder.heads import (
 )
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families import CONFIG_KEY, encoder_config, family_of, head_kind, parameter_map, pooler_is_there
+from bert_tasks.families import (
+    CONFIG_KEY,
+    encoder_config,
+    family_of,
+    head_kind,
+    label_names,
+    parameter_map,
+    pooler_is_there,
+)
 from bert_tasks.families.base import Family
 
 

@@ -14,7 +14,6 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_json, refuse
 from bert_tasks.errors import CheckpointError, is_out_of_memory
-from bert_tasks.families import CONFIG_KEY, copies_of_tied, current_name, split_unused
+from bert_tasks.families import copies_of_tied, current_name, split_unused
 from bert_tasks.families.base import Family
 from bert_tasks.storage import sha256
 
@@ -39,27 +38,6 @@ _NOT_FINITE = (
     "diverged"
 )
 _OTHER_FORMATS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.gguf")
-
-
-def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The labels under our key, else the names in ``id2label`` in the order of their ids; empty if the config has none.
-
-    Raises:
-        CheckpointError: the ids are not numbers, or our labels are no list of texts.
-    """
-    entry = hf_config.get(CONFIG_KEY)
-    if isinstance(entry, dict) and "labels" in entry:
-        labels = entry["labels"]
-        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise CheckpointError(f"config.json, key {CONFIG_KEY}: labels must be a list of texts")
-        return tuple(labels)
-    names = hf_config.get("id2label")
-    if not isinstance(names, dict):
-        return ()
-    try:
-        return tuple(str(names[key]) for key in sorted(names, key=int))
-    except ValueError:
-        raise CheckpointError("config.json: the keys of id2label are not numbers") from None
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

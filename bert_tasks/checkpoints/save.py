@@ -9,12 +9,11 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.files import checked_file
 from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_model_file
@@ -22,6 +21,9 @@ from bert_tasks.checkpoints.load import DIGEST, read_safetensors, tensors_digest
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
 from bert_tasks.errors import CheckpointError
 from bert_tasks.storage import flush_files, move, sync, weights_write_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 WEIGHTS, HEAD = "model.safetensors", "task_head.safetensors"
 # Files are written here first, then renamed into the folder; a killed save leaves at most this one folder behind.
@@ -66,7 +68,7 @@ def save_folder(
     *,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None,
-    tokenizer: PreTrainedTokenizerBase | None,
+    tokenizer: "PreTrainedTokenizerBase | None",
     head_tensors: Mapping[str, Tensor] | None = None,
     adapter_config: Mapping[str, Any] | None = None,
 ) -> None:

@@ -14,21 +14,17 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers
-from transformers import (
-    CONFIG_MAPPING,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
 
 from bert_tasks.checkpoints.files import checked_file, read_json
 from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
 from bert_tasks.data.problems import shortened
 from bert_tasks.errors import CheckpointError
+
+if TYPE_CHECKING:  # the import takes a second
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 _MAX_BYTES = 200 * 2**20
 _SLOW = "a slow tokenizer without offsets; expected a tokenizer.json"
@@ -40,7 +36,7 @@ _TOKENIZER_CONFIG = "tokenizer_config.json"
 _NOT_SETTINGS = ("is_local", "local_files_only")
 
 
-def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> PreTrainedTokenizerBase | None:
+def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> "PreTrainedTokenizerBase | None":
     """The tokenizer of a folder; None if it has no vocabulary file and none is ``required``.
 
     Args:
@@ -59,6 +55,8 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
             path = checked_file(folder, name)
             if path.suffix == ".json":
                 read_json(path, max_bytes=_MAX_BYTES)
+    from transformers import AutoTokenizer
+
     path = folder / vocabularies[0]
     with _quiet(), ExitStack() as stack:
         stack.push(lambda error_type, error, trace: _raise_load_error(path, error))
@@ -98,7 +96,7 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
     raise CheckpointError(f"{path}: {problem}")
 
 
-def _split_written_specials(tokenizer: PreTrainedTokenizerBase) -> None:
+def _split_written_specials(tokenizer: "PreTrainedTokenizerBase") -> None:
     """Makes a Unigram tokenizer read special tokens that are written in a text as characters."""
     # With ``split_special_tokens`` they are no special tokens, but the Unigram model has them among its pieces, so that
     # a text could end a sequence. A space after their first character keeps the piece from being found.
@@ -116,23 +114,33 @@ def _split_written_specials(tokenizer: PreTrainedTokenizerBase) -> None:
         backend.normalizer = normalizers.Sequence(steps)
 
 
-def _class_config(folder: Path) -> PreTrainedConfig:
-    """A configuration with the fields of config.json from which AutoTokenizer chooses a class."""
+def class_fields(folder: Path) -> dict[str, str]:
+    """Returns the fields of config.json from which AutoTokenizer chooses a class.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    if not os.path.lexists(folder / "config.json"):
+        return {}
+    entries = read_json(checked_file(folder, "config.json"), max_bytes=_MAX_BYTES)
+    names = ("model_type", "tokenizer_class", "model_name")
+    return {name: entries[name] for name in names if isinstance(entries.get(name), str)}
+
+
+def _class_config(folder: Path) -> "PreTrainedConfig":
+    """A configuration with ``class_fields``."""
     # transformers rejects a config.json for the type of any field, also of fields that no tokenizer depends on.
-    entries: dict[str, Any] = {}
-    if os.path.lexists(folder / "config.json"):
-        entries = read_json(checked_file(folder, "config.json"), max_bytes=_MAX_BYTES)
-    model_type = entries.get("model_type")
-    config = PreTrainedConfig()
-    if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
-        config = CONFIG_MAPPING[model_type]()
-    for name in ("tokenizer_class", "model_name"):
-        if isinstance(entries.get(name), str):
-            setattr(config, name, entries[name])
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    entries = class_fields(folder)
+    model_type = entries.pop("model_type", "")
+    config = CONFIG_MAPPING[model_type]() if model_type in CONFIG_MAPPING else PreTrainedConfig()
+    for name, value in entries.items():
+        setattr(config, name, value)
     return config
 
 
-def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrainedTokenizerBase:
+def with_segments(tokenizer: "PreTrainedTokenizerBase", *, second: int) -> "PreTrainedTokenizerBase":
     """The tokenizer, or a copy of it, that gives segment 0 to a single text and to the first of a pair.
 
     Tokenizers of published models disagree with their models: a template gives RoBERTa segment 1, for which it has no
@@ -151,7 +159,7 @@ def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrai
     are_right = _gives_segments(tokenizer, second)
     if are_right and ("token_type_ids" in tokenizer.model_input_names) == bool(second):
         return tokenizer
-    changed = copy.deepcopy(tokenizer)
+    changed = copy.deepcopy(getattr(tokenizer, "of_transformers", tokenizer))
     if not are_right:
         backend = changed.backend_tokenizer
         template = _resegmented(json.loads(backend.to_str())["post_processor"], second)
@@ -161,6 +169,8 @@ def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrai
             # Read back, transformers' own classes would put their template in the place of the stored one. A plain fast
             # tokenizer is read from tokenizer.json alone.
             sides = {name: getattr(changed, name) for name in ("padding_side", "truncation_side", "model_max_length")}
+            from transformers import PreTrainedTokenizerFast
+
             # transformers leaves it untyped.
             tokenizer_class: Callable[..., PreTrainedTokenizerBase] = PreTrainedTokenizerFast
             changed = tokenizer_class(tokenizer_object=backend, **sides, **changed.special_tokens_map)
@@ -175,7 +185,7 @@ def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrai
     return changed
 
 
-def _gives_segments(tokenizer: PreTrainedTokenizerBase, second: int) -> bool:
+def _gives_segments(tokenizer: "PreTrainedTokenizerBase", second: int) -> bool:
     quiet: dict[str, Any] = {"truncation": False, "padding": False, "return_token_type_ids": True}
     single, pair = tokenizer("a", **quiet), tokenizer("a", "a", **quiet)
     position = pair.sequence_ids(0).index(1)
@@ -225,7 +235,7 @@ def _placed(pieces: list[dict[str, Any]], second: int) -> list[dict[str, Any]]:
     return placed
 
 
-def same_token_ids(first: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+def same_token_ids(first: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase") -> bool:
     """Whether two tokenizers give the same ids for any text or pair, whatever their classes and segment ids are."""
     ids = []
     for tokenizer in (first, other):
@@ -237,7 +247,7 @@ def same_token_ids(first: PreTrainedTokenizerBase, other: PreTrainedTokenizerBas
     return ids[0] == ids[1]
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
     """Writes the tokenizer's files, without the truncation and padding that its last call left in it.
 
     Raises:

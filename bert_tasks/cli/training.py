@@ -172,11 +172,10 @@ def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -
 
     Example: bert-tasks check recipes/quickstart.toml
     """
+    from bert_tasks.recipe.check import check as check_recipe
     from bert_tasks.recipe.schema import load_recipe
-    from bert_tasks.training import run
 
-    loaded = load_recipe(recipe, overrides=[] if set_ is None else set_)
-    report = run.check(loaded)
+    report = check_recipe(load_recipe(recipe, overrides=[] if set_ is None else set_))
     print_result(report.to_json(), [*report.lines(), f"{recipe}: OK: ready to train."], as_json=as_json)
 
 

@@ -237,7 +237,7 @@ def tokenizer_content(tokenizer: Any) -> str:
     for name in ("truncation", "padding"):
         backend.pop(name, None)
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    return sha256_json(type(tokenizer).__name__, backend, special, tokenizer.truncation_side)
+    return sha256_json(backend, special, tokenizer.truncation_side)
 
 
 Numbers = NDArray[np.int64]

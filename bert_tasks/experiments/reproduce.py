@@ -16,13 +16,14 @@ from bert_tasks.data.problems import missing_path
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.experiments.group import format_table, with_changes
+from bert_tasks.recipe.check import prepare
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.storage import sha256_file
 from bert_tasks.terminal import write_message
 from bert_tasks.training import files as outputs
 from bert_tasks.training.loop import Trainer
 from bert_tasks.training.objectives import weights_digest
-from bert_tasks.training.run import build_trainer, prepare
+from bert_tasks.training.run import build_trainer
 from bert_tasks.training.state import run_environment
 
 _TIMES = ("train_seconds", "tokens_per_second")

@@ -29,6 +29,7 @@ from bert_tasks.experiments.group import (
 from bert_tasks.experiments.seeds import SEEDS, SeedsResult, train_seeds
 from bert_tasks.experiments.study import Study, Trial, check_installed
 from bert_tasks.metrics.tables import split_key
+from bert_tasks.recipe.check import LoadedRecipe, prepare
 from bert_tasks.recipe.schema import Recipe, load_recipe, resolved_toml, silent_settings, with_values
 from bert_tasks.recipe.search import Sampler, SearchSection
 from bert_tasks.recipe.toml import literal
@@ -36,7 +37,7 @@ from bert_tasks.storage import locked
 from bert_tasks.terminal import write_message
 from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
-from bert_tasks.training.run import LoadedRecipe, prepare, run_folder, train
+from bert_tasks.training.run import run_folder, train
 
 SEARCH, STUDY, BEST = "search.json", "study.db", "best.toml"
 _BASELINE, _FRESH = "baseline", "fresh"

@@ -186,7 +186,7 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: 
             folder,
             config=saved_config(model.hf_config, model.task, model.columns),
             tensors=None,
-            tokenizer=model.tokenizer,
+            tokenizer=model.require_tokenizer(),
             head_tensors=outside if outside else None,
         )
         (folder / GRAPH).write_bytes(content)

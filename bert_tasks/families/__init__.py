@@ -254,6 +254,27 @@ def head_kind(hf_config: Mapping[str, Any]) -> str | None:
     return next((kind for kind, architecture in family.architectures.items() if architecture == first), None)
 
 
+def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The labels under our key, else the names in ``id2label`` in the order of their ids; empty if the config has none.
+
+    Raises:
+        CheckpointError: the ids are not numbers, or our labels are no list of texts.
+    """
+    entry = hf_config.get(CONFIG_KEY)
+    if isinstance(entry, dict) and "labels" in entry:
+        labels = entry["labels"]
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+            raise CheckpointError(f"config.json, key {CONFIG_KEY}: labels must be a list of texts")
+        return tuple(labels)
+    names = hf_config.get("id2label")
+    if not isinstance(names, dict):
+        return ()
+    try:
+        return tuple(str(names[key]) for key in sorted(names, key=int))
+    except ValueError:
+        raise CheckpointError("config.json: the keys of id2label are not numbers") from None
+
+
 def pooler_is_there(family: Family, keys: Iterable[str]) -> bool:
     """Whether a file of a base model holds its pooler, with or without the base prefix."""
     names = {f"{family.prefix}{family.pooler}.weight", f"{family.pooler}.weight"}

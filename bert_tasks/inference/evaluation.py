@@ -27,14 +27,8 @@ from bert_tasks.distributed import broadcast_from_main, main_process_first, make
 from bert_tasks.encoder.cpu import map_batches
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError, UsageError
 from bert_tasks.metrics.tables import LOSS, merged, untuned
-from bert_tasks.model.inputs import (
-    Data,
-    load_table,
-    load_trained,
-    tokenized,
-    unknown_tokens,
-    vocabulary_name,
-)
+from bert_tasks.model.features import tokenized, unknown_tokens, vocabulary_name
+from bert_tasks.model.inputs import Data, load_table, load_trained
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import ForwardFn, TaskModel

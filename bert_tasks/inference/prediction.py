@@ -54,7 +54,8 @@ from bert_tasks.inference.streams import (
     stream_rows,
 )
 from bert_tasks.model.explanation import explainable_task
-from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained, vocabulary_name
+from bert_tasks.model.features import vocabulary_name
+from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained
 from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Prediction, PredictionT, Task, float_list
@@ -433,7 +434,7 @@ class PredictionRun:
         counts = Predicted(
             rows=len(rows),
             truncated=len({feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0}),
-            unknown=UnknownTokens.of([token_ids], self.model.tokenizer),
+            unknown=UnknownTokens.of([token_ids], self.model.require_tokenizer()),
         )
         pairs = list(zip(rows, predictions, strict=True))
         if self.destination.rendered:

@@ -17,7 +17,7 @@ from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.checkpoints.load import match_weights
 from bert_tasks.checkpoints.save import hf_tensors, save_folder
 from bert_tasks.checkpoints.sentence_transformers import SentenceSettings, read_sentence_settings
-from bert_tasks.checkpoints.tokenizers import load_tokenizer
+from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
 from bert_tasks.encoder.layers import initialize
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.families import CONFIG_KEY, encoder_config, family_of, parameter_map, pooler_is_there
@@ -73,7 +73,9 @@ class Encoder(PretrainedModule):
         matched = match_weights(tensors, names, shapes=shapes, family=family, head_may_be_new=False)
         model.load_state_dict(matched.tensors, assign=True)
         model.load_report = matched.report
-        model.tokenizer = load_tokenizer(described.tokenizer_path, vocab_size=config.vocab_size, required=False)
+        model.tokenizer = open_tokenizer(
+            described.tokenizer_path, vocab_size=config.vocab_size, second=config.second_segment, required=False
+        )
         model.columns, model.sentence_settings = described.columns, read_sentence_settings(folder)
         return model.eval()
 
@@ -170,7 +172,7 @@ class Encoder(PretrainedModule):
             )
         default_pooling: Any = "mean" if settings is None else settings.pooling
         default_prompt = "" if settings is None else settings.prompt
-        lengths = [self.config.usable_length] if self.tokenizer is None else [int(self.tokenizer.model_max_length)]
+        lengths = [self.config.usable_length] if self._tokenizer is None else [int(self._tokenizer.model_max_length)]
         if settings is not None and settings.max_length is not None:
             lengths = [settings.max_length]
         try:
@@ -192,7 +194,7 @@ class Encoder(PretrainedModule):
             )
         with torch.device("meta"):
             model = TaskModel(self.hf_config, task)
-        model.encoder, model.tokenizer, model.columns = self.encoder, self.tokenizer, self.columns
+        model.encoder, model.tokenizer, model.columns = self.encoder, self._tokenizer, self.columns
         return model.train(self.training)
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -203,4 +205,4 @@ class Encoder(PretrainedModule):
         of_a_head = (CONFIG_KEY, "id2label", "label2id", "problem_type")
         kept = {key: value for key, value in self.hf_config.items() if key not in of_a_head}
         config = {**kept, "architectures": [family.architectures["base"]]}
-        save_folder(Path(folder), config=config, tensors=tensors, tokenizer=self.tokenizer)
+        save_folder(Path(folder), config=config, tensors=tensors, tokenizer=self._tokenizer)

@@ -60,7 +60,7 @@ class EnsembleModel(FixedModel[PredictionT]):
         self.models = nn.ModuleList(models.values())
         self.head = first.head
         self._joins_windows = joins_windows(self.task, self.head)
-        self.tokenizer, self.columns = first.tokenizer, first.columns
+        self.tokenizer, self.columns = first.require_tokenizer(), first.columns
         self.eval()
 
     def packed_logits(self, batch: PackedBatch) -> Any:

@@ -3,41 +3,36 @@
 No name in a file is followed to code: a task of the form ``module:Class`` is loaded only if the caller passes it.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from pydantic import ValidationError
 
-from bert_tasks.checkpoints.adapters import head_of, is_adapter, read_adapter_config
+from bert_tasks.checkpoints.adapter_config import head_of, is_adapter, read_adapter_config
 from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.checkpoints.load import (
-    CheckpointMatch,
-    LoadReport,
-    label_names,
-)
 from bert_tasks.data.problems import did_you_mean
-from bert_tasks.encoder.heads import reordered
+from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import (
     CONFIG_KEY,
     encoder_config,
     family_of,
     head_kind,
+    label_names,
 )
 from bert_tasks.tasks import TASKS, Task, named_task, stored_name, tasks_with_head, typed_setting
 from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.hf_config import HFConfig, label_places
+from bert_tasks.tasks.shared.hf_config import HFConfig
+
+if TYPE_CHECKING:
+    from bert_tasks.checkpoints.load import LoadReport
 
 READING_KEY = "reading"  # below our key of config.json
-
-_UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name of a class that nobody has named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,58 +217,31 @@ def _build(task: type[Task], entries: Mapping[str, Any]) -> Task:
         raise UsageError(f"{task.name}: {error}") from None
 
 
-def check_trained(name: str | Path, task: Task, report: LoadReport | None) -> None:
+def check_fits(task: Task, hf_config: Mapping[str, Any], config: EncoderConfig) -> None:
+    """Checks that a model can have the head and the length of a task.
+
+    Args:
+        task: The task.
+        hf_config: The configuration of transformers.
+        config: The same as a configuration of the encoder.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    if task.max_length > config.usable_length:
+        raise UsageError(f"max_length = {task.max_length}, but the checkpoint has {config.usable_length} positions")
+    family, head = family_of(hf_config), HFConfig.of(task).head
+    if head is not None and head not in family.heads:
+        raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {head!r}")
+
+
+def check_trained(name: str | Path, task: Task, report: "LoadReport | None") -> None:
     """Raises CheckpointError if the head of a loaded model, or a part of it, is new."""
     if report is not None and report.new:
         raise CheckpointError(
             f"{name} has no trained head for {task.name} ({', '.join(report.new)} would be new): train it first, or "
             "choose another model"
         )
-
-
-def with_label_order(
-    matched: CheckpointMatch,
-    file_labels: tuple[str, ...],
-    labels: tuple[str, ...],
-    label_dims: Mapping[str, tuple[int, ...]],
-    names: Mapping[str, tuple[str, ...]],
-) -> CheckpointMatch:
-    """Brings the tensors of a folder's head from the order ``file_labels`` into the order of ``labels``, by name.
-
-    ``label_dims`` is that attribute of the head. ``names`` are transformers' names of parameters for the report.
-    """
-    tensors, report = matched.tensors, matched.report
-    dims = {
-        key: dim
-        for key, dim in ((f"head.{name}", dim) for name, dim in label_dims.items())
-        # An own head may have outputs that are no labels.
-        if key in tensors and tensors[key].size(dim[-1]) == len(labels)
-    }
-    if not file_labels:  # transformers leaves the default names of two classes out of the file
-        file_labels = tuple(f"LABEL_{index}" for index in range(len(labels)))
-    if not dims or not labels or file_labels == labels:
-        return matched
-    named = file_labels
-    if label_places(file_labels, labels) is None:  # unnamed labels (LABEL_1) are the ones that are left, in order
-        named_labels = {label.casefold() for label in file_labels if not _UNNAMED.fullmatch(label)}
-        left = iter([label for label in labels if label.casefold() not in named_labels])
-        named = tuple(next(left, label) if _UNNAMED.fullmatch(label) else label for label in file_labels)
-    places = label_places(named, labels)
-    if places is None:
-        redrawn = [name for key in dims for name in names.get(key, (key,))]
-        note = f"the file's head has other labels ({', '.join(file_labels)}): its last layer is new"
-        loaded = tuple(name for name in report.loaded if name not in redrawn)
-        report = replace(report, loaded=loaded, new=(*report.new, *redrawn), notes=(*report.notes, note))
-        return CheckpointMatch(tensors={key: value for key, value in tensors.items() if key not in dims}, report=report)
-    notes = []
-    if named != file_labels:
-        pairs = [(old, new) for old, new in zip(file_labels, named, strict=True) if old != new]
-        unnamed, taken = (", ".join(part) for part in zip(*pairs, strict=True))
-        notes.append(f"the file's labels are unnamed ({unnamed}): taken in the order {taken}")
-    if places != sorted(places):
-        notes.append(f"head reordered from labels {', '.join(named)} to {', '.join(labels)}")
-    moved = {key: reordered(tensors[key], torch.tensor(places), dims[key]) for key in dims}
-    return CheckpointMatch(tensors=tensors | moved, report=replace(report, notes=(*report.notes, *notes)))
 
 
 def saved_config(hf_config: Mapping[str, Any], task: Task, columns: Mapping[str, str]) -> dict[str, Any]:

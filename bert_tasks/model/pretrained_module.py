@@ -9,11 +9,10 @@ Shape legend: B sequences, T padded length, N = B * T rows, H hidden, X width of
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.load import LoadReport
 from bert_tasks.checkpoints.tokenizers import with_segments
@@ -22,6 +21,9 @@ from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.encoder.packing import Padded
 from bert_tasks.errors import NotFiniteScoresError
 from bert_tasks.families import encoder_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,18 +113,20 @@ class PretrainedModule(nn.Module):
         self.hf_config = dict(hf_config)
         self.config: EncoderConfig = encoder_config(hf_config)
         self.load_report: LoadReport | None = None
-        self.tokenizer = None
+        self._tokenizer: PreTrainedTokenizerBase | None = None
         self.encoder = TransformerEncoder(self.config)
 
     @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """The tokenizer, with the segment ids of the model's family; setting one that gives others stores a copy."""
+        # From now on the caller may change it, so the model uses the same object.
+        self._tokenizer = getattr(self._tokenizer, "of_transformers", self._tokenizer)
         return self._tokenizer
 
     @tokenizer.setter
-    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    def tokenizer(self, tokenizer: "PreTrainedTokenizerBase | None") -> None:
         fits = None if tokenizer is None else with_segments(tokenizer, second=self.config.second_segment)
-        self._tokenizer: PreTrainedTokenizerBase | None = fits
+        self._tokenizer = fits
 
     @contextmanager
     def in_evaluation(self) -> Iterator[None]:

@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.adapters import adapter_files, model_weights, no_adapters
 from bert_tasks.checkpoints.hub import Origin, origin, resolve
 from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
-from bert_tasks.checkpoints.tokenizers import load_tokenizer
+from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
 from bert_tasks.data.columns import Column, Row, as_rows, first_column
 from bert_tasks.data.problems import first_few
 from bert_tasks.data.table import filled_batches, filling_order
@@ -31,9 +30,11 @@ from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.lora import AdapterWeights
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.families import converted_config, family_of, new_hf_config, parameter_map
+from bert_tasks.families import converted_config, family_of, parameter_map
 from bert_tasks.model.explanation import explainable_task, explained
-from bert_tasks.model.pretrained import CheckpointFolder, folder_task, saved_config, with_label_order
+from bert_tasks.model.features import config_with_tokenizer, new_tokenizer
+from bert_tasks.model.label_order import with_label_order
+from bert_tasks.model.pretrained import CheckpointFolder, check_fits, folder_task, saved_config
 from bert_tasks.model.pretrained_module import PaddedInputs, PretrainedModule, finite, padded_inputs
 from bert_tasks.tasks.base import Feature, PredictionT, Task
 from bert_tasks.tasks.shared.explanation import with_explanations
@@ -43,6 +44,9 @@ from bert_tasks.tasks.shared.notebook import Predictions
 from bert_tasks.tasks.shared.outputs import with_logits
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import Windows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # One row or several: mappings, texts, or tuples of the texts that a row needs.
 Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]
@@ -54,7 +58,6 @@ BATCH_TOKENS = 16384
 CPU_BATCH_TOKENS = 1024  # the activations of two such batches stay in a processor's cache
 _BATCH_LOGITS = 2**25
 _ASSUMED = ("LABEL_0", "LABEL_1")  # until the labels are known
-_MOST_TOKENS = 2**31 - 1
 
 
 def _task_fields(settings: Mapping[str, Any], labels: Sequence[str] | None) -> Mapping[str, Any]:
@@ -83,13 +86,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     """
 
     def __init__(
-        self, hf_config: Mapping[str, Any], task: Task[PredictionT], *, tokenizer: PreTrainedTokenizerBase | None = None
+        self,
+        hf_config: Mapping[str, Any],
+        task: Task[PredictionT],
+        *,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
     ) -> None:
         super().__init__(hf_config)
-        if task.max_length > self.config.usable_length:
-            raise UsageError(
-                f"max_length = {task.max_length}, but the checkpoint has {self.config.usable_length} positions"
-            )
+        check_fits(task, hf_config, self.config)
         self.task = task
         self.tokenizer = tokenizer
         self.origin: Origin | None = None
@@ -97,10 +101,6 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self._encoder_shapes = {f"encoder.{name}": value.shape for name, value in self.encoder.state_dict().items()}
         initialize(self.encoder, self.config)
         self.head = task.head(self.config)
-        family = family_of(hf_config)
-        head_kind = HFConfig.of(task).head
-        if head_kind is not None and head_kind not in family.heads:
-            raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {head_kind!r}")
         if self.head.reads_embeddings and hf_config.get("tie_word_embeddings") is False:
             raise CheckpointError(
                 f"config.json: tie_word_embeddings = false is not supported by {task.name}: the decoder of its head is "
@@ -147,7 +147,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         config: Mapping[str, Any],
         *,
         task: str | Task[PredictionT] | type[Task[PredictionT]],
-        tokenizer: str | Path | PreTrainedTokenizerBase,
+        tokenizer: "str | Path | PreTrainedTokenizerBase",
         labels: Sequence[str] | None = None,
         seed: int = 42,
         **settings: Any,
@@ -169,16 +169,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             UsageError: see ``from_pretrained``.
         """
         if isinstance(tokenizer, str | Path):
-            opened = load_tokenizer(resolve(tokenizer, weights=False), vocab_size=_MOST_TOKENS)
-            if opened is None:
-                raise CheckpointError(f"{tokenizer}: no tokenizer")
-            tokenizer = opened
-        special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
-        hf_config = new_hf_config(
-            config,
-            vocab_size=max(tokenizer.get_vocab().values()) + 1,
-            special_ids={name: number for name, number in special.items() if number is not None},
-        )
+            tokenizer = new_tokenizer(config, tokenizer)
+        hf_config = config_with_tokenizer(config, tokenizer)
         built, _ = folder_task(
             CheckpointFolder(path=Path("config"), hf_config=hf_config), task, _task_fields(settings, labels)
         )
@@ -202,7 +194,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         model = cls._from_folder(folder, task, options, served_as)
         model.origin = origin(name, folder.path, revision=revision)
         model.columns = folder.columns
-        model.tokenizer = load_tokenizer(folder.tokenizer_path, vocab_size=model.config.vocab_size)
+        model.tokenizer = open_tokenizer(
+            folder.tokenizer_path, vocab_size=model.config.vocab_size, second=model.config.second_segment
+        )
         return model.eval()
 
     @classmethod
@@ -260,7 +254,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 f"layers = {kept}: layer 0 of this {model_type} has no norm before attention, so it must be the first"
             )
         config = converted_config(self.hf_config, layers=kept, family=family)
-        student = type(self)(config, self.task, tokenizer=self.tokenizer)
+        student = type(self)(config, self.task, tokenizer=self._tokenizer)
         new_state, state = student.state_dict(), self.state_dict()
         same_head = self.head.per_token or student.config.head.activation == self.config.head.activation
         of_head = {name for name in new_state if name.startswith("head.")}
@@ -298,7 +292,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             Path(folder),
             config=saved_config(self.hf_config, self.task, self.columns),
             tensors=hf_tensors({key: state[key] for key in names}, names, strip_prefix=prefix),
-            tokenizer=self.tokenizer,
+            tokenizer=self._tokenizer,
             head_tensors=hf_tensors(head_state, {key: (key,) for key in head_state}) if head_state else None,
         )
 
@@ -331,7 +325,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             base=str(base.absolute()) if base.is_dir() else self.origin.name,
         )
         hf_config = saved_config(self.hf_config, self.task, self.columns)
-        save_folder(target, config=hf_config, tensors=tensors, tokenizer=self.tokenizer, adapter_config=config)
+        save_folder(target, config=hf_config, tensors=tensors, tokenizer=self._tokenizer, adapter_config=config)
 
     def restore(self, folder: str | Path) -> None:
         """Takes all weights from a folder that this model was saved to; raises CheckpointError if they do not fit."""
@@ -414,7 +408,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """The task's columns but for labels."""
         return [column for column in self.task.columns if not column.is_label]
 
-    def require_tokenizer(self) -> PreTrainedTokenizerBase:
+    def require_tokenizer(self) -> "PreTrainedTokenizerBase":
         """Returns the tokenizer, or raises UsageError if there is none."""
         if self._tokenizer is None:
             raise UsageError("the model has no tokenizer: load one with tokenizer files, or set model.tokenizer")

@@ -23,13 +23,13 @@ from bert_tasks.metrics.tables import metric_key, metrics_of_set, split_key
 from bert_tasks.model.precision import default_device
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.recipe.check import prepare
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import FoldsRecord, SeedsRecord, read_record
-from bert_tasks.training.run import prepare
 
 _TOLERANCE = 1e-4  # batches are formed anew, so the last digits of a probability may differ
 

@@ -86,7 +86,7 @@ class Batcher:
         self._arrived = asyncio.Event()
         self._explanations = 0  # requests for them that are not answered yet, which have a limit of their own
         self._explained_model = copy.copy(model)  # the same weights, and a tokenizer for the third thread
-        self._explained_model.tokenizer = copy.deepcopy(model.tokenizer)
+        self._explained_model.tokenizer = copy.deepcopy(model.require_tokenizer())
         threads = ("tokenizer", "model", "explanations")
         self._tokenizing, self._running, self._explaining = (ThreadPoolExecutor(1, name) for name in threads)
 

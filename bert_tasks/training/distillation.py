@@ -24,7 +24,7 @@ from bert_tasks.encoder.attention import pad_groups
 from bert_tasks.encoder.packing import Packed, PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
-from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.features import tokenized
 from bert_tasks.model.precision import float32
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import TeacherSection

@@ -12,7 +12,7 @@ from bert_tasks.data.table import RowTable, Samples
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.metrics.tables import LOSS, metric_key, split_key, untuned
-from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.features import tokenized
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.recipe.schema import RunSection
 from bert_tasks.tasks.base import Task

@@ -17,7 +17,6 @@ from accelerate.utils import broadcast
 from torch import nn
 
 from bert_tasks.checkpoints.adapters import no_adapters
-from bert_tasks.data.checks import named_splits
 from bert_tasks.data.problems import counted
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import tokenizer_content
@@ -31,9 +30,10 @@ from bert_tasks.distributed import (
 )
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.metrics.tables import SEPARATOR, metric_key, metrics_by_set, split_key
-from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.features import tokenized
 from bert_tasks.model.pretrained import CheckpointFolder, folder_task
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.recipe.check import fitted_task
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.storage import locked
 from bert_tasks.tasks.shared.fitting import Fitting
@@ -192,11 +192,7 @@ class Trainer:
                 f"validation sets {list(validation)}: expected at least one, with a name for each of several, without "
                 f"{SEPARATOR!r} in names"
             )
-        for name, table in named_splits(self.splits):
-            Fitting.of(model.task).check_split(table, f"{name} ({table.source})")
-        # Nothing may be left of the data that an earlier run was fitted to.
-        unfitted = Fitting.of(model.task).drop_fitted_values()
-        model.task = Fitting.of(unfitted).fit_to_train(self.splits.train)
+        model.task = fitted_task(model.task, self.splits)
         if self.optimizer is None:
             load_factory(optim)
         if optim.lora_rank is not None:

@@ -93,4 +93,4 @@ def make_generator(model: TaskModel, *, seed: int) -> TaskModel:
     changed = {fields[name][0]: value for name, value in sizes.items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return TaskModel({**model.hf_config, **changed}, task, tokenizer=model.tokenizer)
+        return TaskModel({**model.hf_config, **changed}, task, tokenizer=model.require_tokenizer())

@@ -1,24 +1,20 @@
 """From a recipe to a run: data, labels, task and model are made in the order in which they depend on each other.
 
-Owns that order, ``check`` and the dry run.
+Owns that order and the dry run.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
-from bert_tasks.data.columns import PassthroughColumns, has_labels
-from bert_tasks.data.folds import fold_splits, group_column, make_folds
-from bert_tasks.data.formats import named_format
-from bert_tasks.data.splits import Splits, load_splits, load_tables, trained_names
-from bert_tasks.data.table import Truncation
+from bert_tasks.data.checks import DataReport
+from bert_tasks.data.splits import trained_names
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import CheckpointError, RecipeError
-from bert_tasks.model.inputs import input_notes, tokenized
+from bert_tasks.model.features import tokenized
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe.schema import Recipe, TeacherSection, build_task, load_recipe, resolved_toml
-from bert_tasks.tasks.base import Task
+from bert_tasks.recipe.check import LoadedRecipe, prepare, report_on
+from bert_tasks.recipe.schema import Recipe, TeacherSection, load_recipe, resolved_toml
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.outputs import check_teachable
 from bert_tasks.training import files as outputs
@@ -32,49 +28,6 @@ from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_gen
 from bert_tasks.training.sampling import SampleOrder
 from bert_tasks.training.state import FitResult
 from bert_tasks.training.step import StepPlan
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedRecipe:
-    """The checked data and the task of a recipe."""
-
-    recipe: Recipe
-    task: Task
-    splits: Splits
-
-
-def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> LoadedRecipe:
-    """Reads and checks all rows and fixes the order of the labels.
-
-    The labels are the recipe's, else the format's (GLUE's order), else the training rows' labels, sorted.
-
-    Args:
-        recipe: The recipe, which says where the rows are.
-        passthrough: The columns of their files that the rows carry along; see ``read_table``.
-
-    Raises:
-        DataError: Rows are bad; the message names all of them, in all files.
-        RecipeError: Settings do not fit the labels.
-    """
-    draft, section = build_task(recipe), recipe.folds
-    columns, labels = draft.columns, draft.labels
-    if not labels and recipe.data.format is not None:
-        labels = tuple(named_format(recipe.data.format).label_names.values())
-    checks: dict[str, Any] = {"columns": columns, "unlabelled": recipe.teacher is not None}
-    options = {**checks, "labels": labels, "passthrough": passthrough}
-    if section is None:
-        splits = load_splits(recipe.data, **options, seed=recipe.run.seed)
-    else:
-        if not has_labels(columns):
-            raise RecipeError(f"[folds]: {draft.name} has no labels to compare predictions with")
-        group, name = group_column(columns, section.group)
-        tables = load_tables(recipe.data, **options, group=group, group_name=name)
-        labels = check_splits(tables, **checks, labels=labels)
-        folds = make_folds(tables.train, columns, count=section.count, seed=section.seed)
-        fold, share = 1 if section.fold is None else section.fold, recipe.data.validation_share
-        splits = fold_splits(tables, columns, folds, fold, share=share, seed=recipe.run.seed)
-    labels = check_splits(splits, **checks, labels=labels)
-    return LoadedRecipe(recipe=recipe, task=build_task(recipe, labels) if labels else draft, splits=splits)
 
 
 def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> Trainer:
@@ -177,32 +130,6 @@ def run_folder(recipe: Recipe) -> Path:
     return Path(recipe.run.output_dir)
 
 
-def check(recipe: Recipe) -> DataReport:
-    """Returns label counts, token lengths, truncation, duplicates and overlap of a recipe's data; trains nothing.
-
-    Raises:
-        DataError, RecipeError, CheckpointError: What would stop ``train``.
-    """
-    return _data_report(_checked_trainer(recipe))
-
-
-def _checked_trainer(recipe: Recipe) -> Trainer:
-    check_installed(recipe.run.trackers)
-    trainer = build_trainer(prepare(recipe))
-    trainer.preflight()
-    return trainer
-
-
-def _data_report(trainer: Trainer) -> DataReport:
-    model, task, tokens = trainer.model, trainer.model.task, {}
-    for name, table in named_splits(trainer.splits):
-        samples = tokenized(table, task, model)
-        cuts = Truncation.of(samples.features, rows=len(table))
-        notes = input_notes(samples, model, rows=len(table))
-        tokens[name] = TokenCounts(lengths=samples.tokens, cuts=cuts, notes=notes)
-    return data_report(trainer.splits, tokens, columns=task.columns, labels=task.labels)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
     """What a run would do."""
@@ -241,7 +168,9 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     """
     folder, optim, seed = run_folder(recipe), recipe.optim, recipe.run.seed
     outputs.check_folder(folder)
-    trainer = _checked_trainer(recipe)
+    check_installed(recipe.run.trackers)
+    trainer = build_trainer(prepare(recipe))
+    trainer.preflight()
     model, objective = trainer.model, trainer.objective
     existing = None if overwrite else trainer.folder.existing_run()
     saved = checkpoints(trainer.folder.checkpoints)
@@ -262,7 +191,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         tokens_per_epoch=int(samples.lengths.sum()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trained_parameters=count_trained(objective, make_adapters(objective, optim, seed)),
-        report=_data_report(trainer),
+        report=report_on(trainer.splits, model),
         load_summary="random, of a new model" if model.load_report is None else model.load_report.summary(),
         example=str(model.require_tokenizer().decode(samples.features_of(first_row)[0]["input_ids"])),
         output_dir=str(folder),

@@ -28,7 +28,7 @@ from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.encoder.lora import Adapters
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
-from bert_tasks.model.inputs import input_notes
+from bert_tasks.model.features import input_notes
 from bert_tasks.recipe.schema import RunSection
 from bert_tasks.storage import remove_temporaries
 from bert_tasks.tasks import typed_setting

@@ -32,7 +32,7 @@ _BLOCK = 2**15
 def token_ids(model: TaskModel, features: ArrowRows) -> Tensor:
     """``[R]`` the ids of all tokens in the features, of the special tokens, and of a few others; ascending."""
     is_used = np.zeros(model.config.vocab_size, dtype=bool)
-    special = [] if model.tokenizer is None else model.tokenizer.all_special_ids
+    special = model.require_tokenizer().all_special_ids
     is_used[[number for number in (*special, model.config.pad_token_id) if number < len(is_used)]] = True
     for rows in features.tables(["input_ids"]):
         is_used[rows.column(0).combine_chunks().flatten().to_numpy()] = True

@@ -16,8 +16,8 @@ from bert_tasks.checkpoints.tokenizer_training import TrainedTokenizer, train_to
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.init.recipe import init_recipe
+from bert_tasks.recipe.check import check
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.training.run import check
 from support.small_tokenizers import LINES
 
 TYPES = ("wordpiece", "bpe", "unigram")

@@ -15,7 +15,7 @@ from bert_tasks.data.folds import fold_splits, group_column, make_folds
 from bert_tasks.data.splits import DataSpec, Splits, load_tables
 from bert_tasks.data.table import RowTable, Samples
 from bert_tasks.errors import DataError
-from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.features import tokenized
 from bert_tasks.tasks import SequenceClassification
 from support.training_runs import TASK, load_model, make_rows
 

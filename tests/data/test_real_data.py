@@ -12,8 +12,8 @@ from bert_tasks.data.columns import Column
 from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.data.table import RowTable
 from bert_tasks.init import init_recipe
+from bert_tasks.recipe.check import prepare
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.training.run import prepare
 
 TAGGED = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
 TEXTS = (Column(name="text", kind="text"), Column(name="text_pair", kind="text"))

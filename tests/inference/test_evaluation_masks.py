@@ -13,7 +13,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.inference import evaluate, evaluate_samples
-from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.features import tokenized
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens, Task

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.inference.prediction import predict_file
+from bert_tasks.recipe.check import check
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.training.run import check
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 
 THAI = "\u0e01\u0e02\u0e04 \u0e07\u0e08"  # two words, each an unknown token

@@ -17,8 +17,8 @@ from pyarrow import parquet
 from bert_tasks import TaskModel, predict
 from bert_tasks.errors import DataError
 from bert_tasks.init.recipe import RecipeDraft, init_recipe
+from bert_tasks.recipe.check import prepare
 from bert_tasks.recipe.schema import build_task, load_recipe
-from bert_tasks.training.run import prepare
 from support.small_tokenizers import LINES
 from support.training_runs import load_model
 

@@ -20,10 +20,10 @@ from bert_tasks.data.profile import percentile, pieces, profile
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.init import sample as file_sample
 from bert_tasks.init.recipe import EMBEDDED_MODEL, USUAL_MODEL, RecipeDraft, _commands, guess_task, init_recipe
+from bert_tasks.recipe.check import check
 from bert_tasks.recipe.schema import build_task, load_recipe
 from bert_tasks.tasks.shared.detection import UserHints
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.training.run import check
 from support.small_tokenizers import LINES
 
 MOODS = ("calm", "glad", "sad")

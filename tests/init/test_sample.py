@@ -13,10 +13,10 @@ import pytest
 from bert_tasks.data.checks import DataReport
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.init.recipe import DETECTABLE, RecipeDraft, init_recipe
+from bert_tasks.recipe.check import check
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks import TASK_NAMES
 from bert_tasks.tasks.shared.detection import Detection
-from bert_tasks.training.run import check
 from support.small_tokenizers import LINES
 
 MOODS = ("calm", "glad", "sad")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
+from bert_tasks.recipe.check import prepare
 from bert_tasks.recipe.schema import Recipe, load_recipe
-from bert_tasks.training.run import prepare
 
 TEXT, INTEGER = Value("string"), Value("int32")
 

@@ -19,7 +19,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import BertTasksError
 from bert_tasks.inference import evaluate_samples
-from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.features import tokenized
 from bert_tasks.recipe.schema import OptimSection, TeacherSection
 from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens, SequenceClassification
 from bert_tasks.tasks.base import Task

@@ -14,7 +14,7 @@ from bert_tasks import TaskModel
 from bert_tasks.data.table import RowTable, Samples
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.features import tokenized
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Feature, LossTerm, Task
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification

@@ -11,7 +11,8 @@ import torch
 
 from bert_tasks import TaskModel, evaluate, load_recipe, train
 from bert_tasks.errors import DataError, RecipeError, UsageError
-from bert_tasks.training.run import check, dry_run
+from bert_tasks.recipe.check import check
+from bert_tasks.training.run import dry_run
 from bert_tasks.training.step import OptimizerSteps
 from support.recipes import write_csv, write_with_data
 from support.training_runs import load_model, make_rows

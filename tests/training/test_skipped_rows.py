@@ -9,9 +9,9 @@ from bert_tasks.data.columns import ROW_ERROR
 from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import RecipeError
+from bert_tasks.recipe.check import check
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
 from bert_tasks.training.files import read_run_metadata
-from bert_tasks.training.run import check
 from support.recipes import write_with_data
 from support.training_runs import load_model, make_rows
 

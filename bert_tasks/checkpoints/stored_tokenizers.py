@@ -1,0 +1,199 @@
+"""Tokenizers without transformers, whose import takes longer than most commands need for everything else.
+
+What AutoTokenizer made of a folder is stored in the cache: the tokenizer of the library ``tokenizers``, and what
+transformers adds to it. The next time the same files are opened, this is read instead. The classes of transformers
+build a tokenizer anew from its vocabulary, so tokenizer.json alone would not give the same ids for every family.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Encoding, Tokenizer
+
+from bert_tasks.checkpoints.files import checked_file
+from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
+from bert_tasks.checkpoints.tokenizers import class_fields, load_tokenizer, save_tokenizer, with_segments
+from bert_tasks.data.arrow import cache_folder
+from bert_tasks.environment import installed_version
+from bert_tasks.errors import CheckpointError, DataError
+from bert_tasks.storage import atomic_path, sha256, sha256_file, sha256_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_VERSION = 1  # of what is stored
+_FILES = ("tokenizer.json", "tokenizer_config.json")
+_ROLES = ("pad", "unk", "cls", "sep", "bos", "eos", "mask")
+_ATTRIBUTES = (
+    *(f"{role}_token" for role in _ROLES),
+    *(f"{role}_token_id" for role in _ROLES),
+    *("all_special_ids", "all_special_tokens", "special_tokens_map", "model_input_names", "model_max_length"),
+    *("is_fast", "padding_side", "truncation_side", "split_special_tokens"),
+)
+# Arguments of a call that need no more than the library tokenizers.
+_OPTIONS = {
+    *("add_special_tokens", "split_special_tokens", "is_split_into_words", "padding", "verbose"),
+    *("truncation", "max_length", "stride", "return_overflowing_tokens"),
+    *("return_token_type_ids", "return_attention_mask", "return_offsets_mapping"),
+}
+
+
+class StoredEncoding(dict[str, Any]):
+    """What a call returns; a ``BatchEncoding`` of transformers for everything that is asked for besides."""
+
+    encodings: Sequence[Encoding] = ()
+
+    def word_ids(self, index: int = 0) -> list[int | None]:
+        return self.encodings[index].word_ids
+
+    def sequence_ids(self, index: int = 0) -> list[int | None]:
+        return self.encodings[index].sequence_ids
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        from transformers import BatchEncoding
+
+        return getattr(BatchEncoding(dict(self), list(self.encodings)), name)
+
+
+class StoredTokenizer:
+    """Encodes texts as the tokenizer of transformers does that was stored. That one does everything else."""
+
+    def __init__(self, stored: Mapping[str, Any], name: str) -> None:
+        """Opens what ``stored_content`` returned, for messages under a name.
+
+        Raises:
+            Exception: The content is damaged.
+        """
+        self.backend_tokenizer = Tokenizer.from_str(stored["backend"])
+        self._stored, self.name_or_path = stored, name
+        self._attributes: dict[str, Any] = {attribute: stored["attributes"][attribute] for attribute in _ATTRIBUTES}
+
+    @cached_property
+    def of_transformers(self) -> "PreTrainedTokenizerBase":
+        """The same tokenizer of transformers."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            tokenizer = load_tokenizer(Path(folder), vocab_size=self._stored["size"])
+        if tokenizer is None:
+            raise CheckpointError(f"{self.name_or_path}: no tokenizer")
+        tokenizer.name_or_path = self.name_or_path
+        return with_segments(tokenizer, second=self._stored["second"])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_attributes" not in self.__dict__:  # while it is copied
+            raise AttributeError(name)
+        return self._attributes[name] if name in self._attributes else getattr(self.of_transformers, name)
+
+    def __len__(self) -> int:
+        return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.backend_tokenizer.get_vocab(with_added_tokens=True)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes the files that transformers would write."""
+        content = self.backend_tokenizer.to_str(pretty=True)
+        for name, text in zip(_FILES, (content, json.dumps(self._stored["config"])), strict=True):
+            (Path(folder) / name).write_text(text, "utf-8")
+
+    def __call__(self, text: Any, text_pair: Any = None, **options: Any) -> Any:
+        """Encodes texts, as the tokenizer of transformers does with these arguments."""
+        truncation, is_split = options.get("truncation", False), options.get("is_split_into_words", False)
+        is_unlimited = truncation and options.get("max_length") is None
+        if options.keys() - _OPTIONS or options.get("padding") or is_unlimited:
+            return self.of_transformers(text, text_pair, **options)
+        is_batch = not isinstance(text, str) and not (is_split and (not text or isinstance(text[0], str)))
+        texts, pairs = (text, text_pair) if is_batch else ([text], None if text_pair is None else [text_pair])
+        backend = self.backend_tokenizer
+        backend.no_padding()
+        backend.no_truncation()
+        if truncation:
+            backend.enable_truncation(
+                options["max_length"],
+                stride=options.get("stride", 0),
+                strategy="longest_first" if truncation is True else truncation,
+                direction=self.truncation_side,
+            )
+        backend.encode_special_tokens = options.get("split_special_tokens", self.split_special_tokens)
+        encodings = backend.encode_batch(
+            texts if pairs is None else list(zip(texts, pairs, strict=True)),
+            is_pretokenized=is_split,
+            add_special_tokens=options.get("add_special_tokens", True),
+        )
+        has_windows = options.get("return_overflowing_tokens", False)
+        windows = [[encoding, *(encoding.overflowing if has_windows else ())] for encoding in encodings]
+        result = self._result([window for of_text in windows for window in of_text], options)
+        if has_windows:
+            result["overflow_to_sample_mapping"] = [i for i, of_text in enumerate(windows) for _ in of_text]
+        elif not is_batch:
+            result.update({name: values[0] for name, values in result.items()})
+        return result
+
+    def _result(self, encodings: Sequence[Encoding], options: Mapping[str, Any]) -> "StoredEncoding":
+        result = StoredEncoding(input_ids=[encoding.ids for encoding in encodings])
+        result.encodings = encodings
+        has_types, has_mask = (
+            names if options.get(f"return_{name}") is None else options[f"return_{name}"]
+            for name, names in ((name, name in self.model_input_names) for name in ("token_type_ids", "attention_mask"))
+        )
+        if has_types:
+            result["token_type_ids"] = [encoding.type_ids for encoding in encodings]
+        if has_mask:
+            result["attention_mask"] = [encoding.attention_mask for encoding in encodings]
+        if options.get("return_offsets_mapping", False):
+            result["offset_mapping"] = [encoding.offsets for encoding in encodings]
+        return result
+
+
+def open_tokenizer(folder: Path, *, vocab_size: int, second: int, required: bool = True) -> Any:
+    """Returns the tokenizer of a folder, from the cache if transformers has read the same files before.
+
+    Args:
+        folder: A folder with the files of a tokenizer.
+        vocab_size: Rows of the model's embedding table, which must hold every token id.
+        second: The segment of the second text of a pair, see ``with_segments``.
+        required: Whether a folder without a tokenizer is an error; else the result is None.
+
+    Raises:
+        CheckpointError: See ``load_tokenizer``.
+    """
+    names = [name for name in (*VOCABULARIES, *TOKENIZER_SETTINGS) if os.path.lexists(folder / name)]
+    digests = {name: sha256_file(checked_file(folder, name)) for name in names}
+    versions = [installed_version(name) for name in ("bert-tasks", "transformers", "tokenizers")]
+    key = sha256_json(_VERSION, digests, versions, class_fields(folder), vocab_size, second)
+    with suppress(DataError, OSError, ValueError):  # missing or damaged: written anew
+        digest, _, content = (cache_folder(None, "tokenizers") / f"{key}.json").read_text("utf-8").partition("\n")
+        if sha256(content) == digest:
+            return StoredTokenizer(json.loads(content), str(folder))
+    tokenizer = load_tokenizer(folder, vocab_size=vocab_size, required=required)
+    if tokenizer is None:
+        return None
+    content = json.dumps(_stored_content(with_segments(tokenizer, second=second), vocab_size, second))
+    with (
+        suppress(DataError, OSError),
+        atomic_path(cache_folder(None, "tokenizers") / f"{key}.json", durable=False) as temporary,
+    ):
+        temporary.write_text(f"{sha256(content)}\n{content}", "utf-8")
+    return StoredTokenizer(json.loads(content), str(folder))
+
+
+def _stored_content(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, second: int) -> dict[str, Any]:
+    """What ``StoredTokenizer`` opens."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_tokenizer(tokenizer, Path(folder))
+        config = json.loads((Path(folder) / _FILES[1]).read_text("utf-8"))
+    return {
+        "backend": tokenizer.backend_tokenizer.to_str(),
+        "attributes": {name: getattr(tokenizer, name) for name in _ATTRIBUTES},
+        "config": config,
+        "size": vocab_size,
+        "second": second,
+    }

@@ -1,0 +1,98 @@
+"""From a recipe to its checked rows, its task and their tokens: what can be known before weights are read."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
+from bert_tasks.data.columns import PassthroughColumns, has_labels
+from bert_tasks.data.folds import fold_splits, group_column, make_folds
+from bert_tasks.data.formats import named_format
+from bert_tasks.data.splits import Splits, load_splits, load_tables
+from bert_tasks.data.table import Truncation
+from bert_tasks.errors import RecipeError
+from bert_tasks.model.features import Described, ModelDescription, input_notes, tokenized
+from bert_tasks.recipe.schema import Recipe, build_task
+from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.shared.fitting import Fitting
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedRecipe:
+    """The checked data and the task of a recipe."""
+
+    recipe: Recipe
+    task: Task
+    splits: Splits
+
+
+def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> LoadedRecipe:
+    """Reads and checks all rows and fixes the order of the labels.
+
+    The labels are the recipe's, else the format's (GLUE's order), else the training rows' labels, sorted.
+
+    Args:
+        recipe: The recipe, which says where the rows are.
+        passthrough: The columns of their files that the rows carry along; see ``read_table``.
+
+    Raises:
+        DataError: Rows are bad; the message names all of them, in all files.
+        RecipeError: Settings do not fit the labels.
+    """
+    draft, section = build_task(recipe), recipe.folds
+    columns, labels = draft.columns, draft.labels
+    if not labels and recipe.data.format is not None:
+        labels = tuple(named_format(recipe.data.format).label_names.values())
+    checks: dict[str, Any] = {"columns": columns, "unlabelled": recipe.teacher is not None}
+    options = {**checks, "labels": labels, "passthrough": passthrough}
+    if section is None:
+        splits = load_splits(recipe.data, **options, seed=recipe.run.seed)
+    else:
+        if not has_labels(columns):
+            raise RecipeError(f"[folds]: {draft.name} has no labels to compare predictions with")
+        group, name = group_column(columns, section.group)
+        tables = load_tables(recipe.data, **options, group=group, group_name=name)
+        labels = check_splits(tables, **checks, labels=labels)
+        folds = make_folds(tables.train, columns, count=section.count, seed=section.seed)
+        fold, share = 1 if section.fold is None else section.fold, recipe.data.validation_share
+        splits = fold_splits(tables, columns, folds, fold, share=share, seed=recipe.run.seed)
+    labels = check_splits(splits, **checks, labels=labels)
+    return LoadedRecipe(recipe=recipe, task=build_task(recipe, labels) if labels else draft, splits=splits)
+
+
+def fitted_task(task: Task, splits: Splits) -> Task:
+    """Returns the task with what it learns from the training rows, and nothing that it learned from others.
+
+    Raises:
+        DataError, UsageError: Rows do not fit the task.
+    """
+    for name, table in named_splits(splits):
+        Fitting.of(task).check_split(table, f"{name} ({table.source})")
+    return Fitting.of(Fitting.of(task).drop_fitted_values()).fit_to_train(splits.train)
+
+
+def check(recipe: Recipe) -> DataReport:
+    """Returns label counts, token lengths, truncation, duplicates and overlap of a recipe's data; trains nothing.
+
+    The model's configuration and tokenizer are read, its weights are not; ``dry_run`` reads them, too.
+
+    Raises:
+        DataError, RecipeError, CheckpointError, UsageError: What would stop ``train`` before it reads the weights.
+    """
+    prepared, section = prepare(recipe), recipe.model
+    task, splits = prepared.task, prepared.splits
+    if section.config is not None:
+        model = ModelDescription.from_config(section.config, task=task, tokenizer=str(section.tokenizer))
+    else:
+        model = ModelDescription.from_pretrained(str(section.name), task=task, revision=section.revision)
+    return report_on(splits, replace(model, task=fitted_task(task, splits)))
+
+
+def report_on(splits: Splits, model: Described) -> DataReport:
+    """Returns the report on the data of a model."""
+    task, tokens = model.task, {}
+    for name, table in named_splits(splits):
+        samples = tokenized(table, task, model)
+        cuts = Truncation.of(samples.features, rows=len(table))
+        notes = input_notes(samples, model, rows=len(table))
+        tokens[name] = TokenCounts(lengths=samples.tokens, cuts=cuts, notes=notes)
+    return data_report(splits, tokens, columns=task.columns, labels=task.labels)
