@@ -1,7 +1,40 @@
 """The exceptions that this package raises on purpose, each with the exit code of the command line.
 
-Any other exception that escapes is a defect of the package (exit code 1).
+Any other exception that escapes is a defect of the package (exit code 1). Owns also how messages spell arguments.
 """
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+_speaks_options = False
+
+
+@contextmanager
+def messages_with_options() -> Iterator[None]:
+    """Meanwhile messages spell arguments as options of the command line."""
+    global _speaks_options
+    _speaks_options = True
+    try:
+        yield
+    finally:
+        _speaks_options = False
+
+
+def argument(name: str, value: Any = True) -> str:
+    """Returns how the reader of a message passes an argument: in Python, or as an option of the command line.
+
+    Example:
+        >>> argument("label_separator", "|")
+        "label_separator='|'"
+    """
+    if not _speaks_options:
+        return f"{name}={value!r}"
+    option = f"--{name.replace('_', '-')}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{option.removesuffix('s')} {key}={shlex.quote(text)}" for key, text in value.items())
+    return option if value is True else f"{option} {shlex.quote(str(value))}"
 
 
 class BertTasksError(Exception):

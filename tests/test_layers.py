@@ -43,6 +43,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
 TOKENIZER_NAMES = {
     "AutoTokenizer",
     "CONFIG_MAPPING",  # AutoTokenizer chooses a class by the class of a configuration
+    "BatchEncoding",
     "PreTrainedConfig",
     "PreTrainedTokenizerBase",
     "PreTrainedTokenizerFast",

@@ -111,7 +111,7 @@ class StoredTokenizer:
         if options.keys() - _OPTIONS or options.get("padding") or is_unlimited:
             return self.of_transformers(text, text_pair, **options)
         is_batch = not isinstance(text, str) and not (is_split and (not text or isinstance(text[0], str)))
-        texts, pairs = (text, text_pair) if is_batch else ([text], None if text_pair is None else [text_pair])
+        texts, pairs = (text, text_pair) if is_batch else ([text], [text_pair] if text_pair else None)
         backend = self.backend_tokenizer
         backend.no_padding()
         backend.no_truncation()

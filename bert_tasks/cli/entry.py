@@ -25,6 +25,7 @@ from bert_tasks.errors import (
     StoppedError,
     UsageError,
     is_out_of_memory,
+    messages_with_options,
 )
 from bert_tasks.storage import os_error_message
 from bert_tasks.terminal import printable
@@ -45,7 +46,7 @@ def main() -> None:
     words = sys.argv[1:]
     arguments = [argument for argument in words if argument != "--debug"]
     debug = len(arguments) < len(words)
-    with standard_streams():
+    with messages_with_options(), standard_streams():
         try:
             app(["--debug", *arguments] if debug else arguments)
         except SystemExit as end:

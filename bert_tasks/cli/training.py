@@ -170,6 +170,8 @@ def search(
 def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -> None:
     """Check a recipe and report on its data: labels, lengths, truncation, duplicates, overlap.
 
+    Weights are not read: train --dry-run reads them, too.
+
     Example: bert-tasks check recipes/quickstart.toml
     """
     from bert_tasks.recipe.check import check as check_recipe

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from bert_tasks.data.cells import ENCODING_EXAMPLE
 from bert_tasks.data.problems import counted
-from bert_tasks.errors import DataError
+from bert_tasks.errors import DataError, argument
 
 Document = Literal["blank-line", "line", "file"]  # what a document is in a file of text
 _GZIP = b"\x1f\x8b"
@@ -370,7 +370,7 @@ def table_records(
         if undecodable is not None:
             raise DataError(
                 f"{path}:1: the column name {undecodable!r} has bytes that are not valid in the encoding; state the "
-                f"file's encoding (--encoding), {ENCODING_EXAMPLE}"
+                f"file's encoding ({argument('encoding', 'cp1252')}), {ENCODING_EXAMPLE}"
             )
         twice = sorted(repr(name) for name, count in Counter(cells).items() if name != "" and count > 1)
         if twice:

@@ -30,7 +30,7 @@ from bert_tasks.data.formats import Format
 from bert_tasks.data.kinds import REMARKS
 from bert_tasks.data.problems import RowError, RowErrors, counted, did_you_mean, first_few, shortened
 from bert_tasks.data.records import Record, Records
-from bert_tasks.errors import DataError
+from bert_tasks.errors import DataError, argument
 
 _COLUMNS_SHOWN = 10
 
@@ -274,10 +274,12 @@ class RowValidator:
         mark = next((mark for mark in (";", "\t", ",", "|") if mark in only), None)
         if mark is not None:
             message = f"{source}: there is only one column, {only!r}"
-            raise DataError(f"{message}; if {mark!r} separates columns, set delimiter = {mark!r} (--delimiter)")
+            raise DataError(f"{message}; if {mark!r} separates columns, set {argument('delimiter', mark)}")
         keys = " or ".join(f'{name} = "NAME"' for name in names)
-        options = " or ".join(f"--column {name}=NAME" for name in names)
-        hint = 'folds.group = "NAME"' if names[0] == FOLD_GROUP else f"[data.columns] {keys}, or {options}"
+        arguments = [argument("columns", {name: "NAME"}) for name in names]
+        hint = (
+            'folds.group = "NAME"' if names[0] == FOLD_GROUP else f"[data.columns] {keys}, or {' or '.join(arguments)}"
+        )
         raise DataError("\n".join([*lines, f"  the columns are: {columns}", f"  say which one to read: {hint}"]))
 
 

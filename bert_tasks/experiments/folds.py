@@ -17,7 +17,7 @@ from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import plain
 from bert_tasks.data.writers import json_line, whole_file
-from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
+from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError, argument
 from bert_tasks.experiments.group import RunGroup, format_number, format_table
 from bert_tasks.inference import evaluate_data
 from bert_tasks.inference.output import INPUT
@@ -297,7 +297,7 @@ def fold_group(recipe: Recipe, *, overwrite: bool = False) -> RunGroup:
         if changed:
             raise UsageError(
                 f"{group.folder} holds runs of other folds: {'; '.join(changed)}. Choose another folder, or "
-                "--overwrite to replace the runs"
+                f"{argument('overwrite')} to replace the runs"
             )
     group.check(overwrite=overwrite)
     return group

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import CheckpointError, UsageError, argument
 from bert_tasks.recipe.search import Sampler, SearchSection, Space
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import sha256
@@ -102,7 +102,7 @@ class Study:
         if changes:
             raise UsageError(
                 f"{self.path.parent} holds a search with other settings: {'; '.join(changes[:_SHOWN])}. "
-                "Choose another folder, or --overwrite to search again"
+                f"Choose another folder, or {argument('overwrite')} to search again"
             )
 
     @property
@@ -204,7 +204,7 @@ class Study:
             reason = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
             raise CheckpointError(
                 f"{self.path}: the trials cannot be read or written ({reason}): is the disk full, or the file damaged? "
-                "Choose another folder, or --overwrite to search again"
+                f"Choose another folder, or {argument('overwrite')} to search again"
             ) from error
 
 

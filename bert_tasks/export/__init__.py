@@ -24,7 +24,7 @@ from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import PretrainingOutput, VocabularyOutput
 from bert_tasks.environment import check_libraries
-from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
 from bert_tasks.export.exported import GRAPH, RECORD, GraphModel, input_names, names_other_file, output_names
 from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
 from bert_tasks.model.inputs import Data, load_table, load_trained
@@ -125,7 +125,7 @@ def export(
     if to not in get_args(ExportFormat):
         raise UsageError(f"to is {to!r}, expected one of {', '.join(map(repr, get_args(ExportFormat)))}")
     if to == "int8" and data is None:
-        raise UsageError("int8 export is verified on real data: pass a file with --data.")
+        raise UsageError(f"int8 export is verified on real data: pass a file, {argument('data', 'FILE')}")
     check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     target = Path(output)
     _check_output(target, overwrite=overwrite)
@@ -175,7 +175,9 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
     if foreign:
         raise UsageError(f"{target} holds an export and other files ({foreign[0]}): choose another folder")
     if existing and not overwrite:
-        raise UsageError(f"{target} already holds an export: choose another folder, or replace it with --overwrite")
+        raise UsageError(
+            f"{target} already holds an export: choose another folder, or replace it with {argument('overwrite')}"
+        )
     check_writable(target.absolute().parent)
 
 
@@ -207,8 +209,8 @@ def _verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tup
             if not Report.of(model.task).same(expected, expected):
                 raise DataError(f"the first {len(rows)} rows have nothing to predict: their sentences have no words")
         except DataError as error:
-            reason = f"int8 export compares predictions, but {error}; pass a file of other rows (--data)"
-            raise DataError(reason) from None
+            other = argument("data", "FILE")
+            raise DataError(f"int8 export compares predictions, but {error}; pass other rows with {other}") from None
     graph = exported_graph(model)
     if graph.ByteSize() > _LARGEST_GRAPH:
         raise CheckpointError(
@@ -225,7 +227,9 @@ def _verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tup
         measured["int8"] = _compare_predictions(model, quantized, rows, expected)
         worst = _largest_differences(model, quantized, windows, BATCH_SIZES[-1:])[0]
         if not isfinite(worst):
-            raise CheckpointError("the logits of the int8 graph are not finite; nothing was written. Use --to onnx")
+            raise CheckpointError(
+                f"the logits of the int8 graph are not finite; nothing was written. Use {argument('to', 'onnx')}"
+            )
         measured["int8"]["max_difference"] = worst
     return content, measured
 
@@ -263,8 +267,8 @@ def _compare_predictions(
     if share < REQUIRED_AGREEMENT:
         raise CheckpointError(
             f"int8 changes too many predictions: {share:.1%} of {len(same)} stay the same, required are "
-            f"{REQUIRED_AGREEMENT:.0%}; nothing was written. Use --to onnx, or verify with rows like those that the "
-            "model was trained on"
+            f"{REQUIRED_AGREEMENT:.0%}; nothing was written. Use {argument('to', 'onnx')}, or verify with rows "
+            "like those that the model was trained on"
         )
     return {"kept": share, "answers": len(same), "required": REQUIRED_AGREEMENT, "rows": len(rows)}
 

@@ -36,7 +36,7 @@ from bert_tasks.data.writers import (
     write_parquet,
     write_table,
 )
-from bert_tasks.errors import ClosedPipeError, UsageError
+from bert_tasks.errors import ClosedPipeError, UsageError, argument
 from bert_tasks.export.exported import ExportedModel
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.task_model import TaskModel
@@ -217,14 +217,14 @@ class OutputDestination:
         self.rejects = None if writing.rejects is None else _linked_file(writing.rejects)
         if writing.on_error == "fail":
             if self.rejects is not None:
-                raise UsageError("a file of rejects is only written with on_error = 'skip' (--on-error skip)")
+                raise UsageError(f"a file of rejects is only written with {argument('on_error', 'skip')}")
             return
         if not isinstance(data, str | Path):
             raise UsageError("on_error = 'skip' is for files; remove bad rows from rows in memory")
         if self.rejects is None and isinstance(output, str | Path) and self.path is not None:
             self.rejects = _linked_file(Path(output).with_name(f"{Path(output).name}.rejects.jsonl"))
         if self.rejects is None:
-            raise UsageError("name a file for the skipped rows: --rejects FILE")
+            raise UsageError(f"name a file for the skipped rows: {argument('rejects', 'FILE')}")
 
     def check_places(self) -> None:
         """Checks the disk; only for the process that writes.

@@ -29,7 +29,7 @@ from pydantic import (
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.encoder.config import LoraTarget
-from bert_tasks.errors import CheckpointError, RecipeError, UsageError
+from bert_tasks.errors import CheckpointError, RecipeError, UsageError, argument
 from bert_tasks.families import new_hf_config
 from bert_tasks.recipe.errors import (
     KnownKeys,
@@ -395,7 +395,7 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: 
     text = read_text(file)
     changes = [parse_override(option) for option in overrides]
     if output_dir is not None:
-        option = f"--output-dir {output_dir}"
+        option = argument("output_dir", str(output_dir))
         changes.append(Override(option, ("run", "output_dir"), str(output_dir)))
     document = combined(parse_text(text, file), file.parent, changes)
     return _validated(document, str(file), text, {change.path: change.option for change in changes})

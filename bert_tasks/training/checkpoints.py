@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bert_tasks.checkpoints.files import checked_file, read_json
 from bert_tasks.checkpoints.load import read_safetensors
-from bert_tasks.errors import CheckpointError
+from bert_tasks.errors import CheckpointError, argument
 from bert_tasks.storage import atomic_folder, atomic_path, is_temporary, move, sha256_file, weights_write_error
 
 FOLDER = "checkpoints"
@@ -114,7 +114,7 @@ def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
     if skipped:
         reasons = "; ".join(skipped)
         raise CheckpointError(
-            f"no checkpoint can be used: {reasons}. Restore one of them, or start again with --overwrite"
+            f"no checkpoint can be used: {reasons}. Restore one of them, or start again with {argument('overwrite')}"
         )
     return None
 

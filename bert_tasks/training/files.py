@@ -25,7 +25,7 @@ from bert_tasks.data.problems import shortened
 from bert_tasks.data.splits import Splits
 from bert_tasks.encoder.cpu import matmul_library
 from bert_tasks.environment import cpu_name, installed_version
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import CheckpointError, UsageError, argument
 from bert_tasks.recipe.schema import OptimSection, RunSection, resume_effects
 from bert_tasks.storage import LOCK, atomic_path, check_writable, is_temporary, remove_temporaries, sha256
 from bert_tasks.training import checkpoints as checkpointing
@@ -65,7 +65,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def _read(path: Path, record: type[BaseModel]) -> dict[str, Any] | None:
-    remedy = "Choose another folder, or --overwrite to train again"
+    remedy = f"Choose another folder, or {argument('overwrite')} to train again"
     return read_record(path, record, remedy=remedy) if path.is_file() else None
 
 
@@ -296,6 +296,6 @@ def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, 
         names += [f"and {len(rejected) - _SHOWN} more"] if len(rejected) > _SHOWN else []
         raise UsageError(
             f"{folder} holds {state} run with other settings: {'; '.join(names)}. "
-            "Choose another folder, or --overwrite to replace the run"
+            f"Choose another folder, or {argument('overwrite')} to replace the run"
         )
     return differing

@@ -28,7 +28,7 @@ from bert_tasks.distributed import (
     make_accelerator,
     stop_signals,
 )
-from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
+from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError, argument
 from bert_tasks.metrics.tables import SEPARATOR, metric_key, metrics_by_set, split_key
 from bert_tasks.model.features import tokenized
 from bert_tasks.model.pretrained import CheckpointFolder, folder_task
@@ -290,7 +290,8 @@ class Trainer:
             if earlier.get("encoder_weights") != metadata["encoder_weights"]:
                 raise CheckpointError(
                     "the weights of the encoder are not those that the run began with, and its checkpoints hold only "
-                    "the adapters and the head. Give it the model that it began with, or --overwrite to start again"
+                    f"the adapters and the head. Give it the model that it began with, or "
+                    f"{argument('overwrite')} to start again"
                 )
             load_state(loaded, self.steps, self.state)
         for note in [*notes, *resume_notes, *self.folder.rewind(loaded, self.state, self.steps)]:

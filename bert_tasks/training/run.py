@@ -10,7 +10,7 @@ from typing import Any
 from bert_tasks.data.checks import DataReport
 from bert_tasks.data.splits import trained_names
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
-from bert_tasks.errors import CheckpointError, RecipeError
+from bert_tasks.errors import CheckpointError, RecipeError, argument
 from bert_tasks.model.features import tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.check import LoadedRecipe, prepare, report_on
@@ -126,7 +126,9 @@ def run_recipe(
 def run_folder(recipe: Recipe) -> Path:
     """Returns the output folder of a recipe. Raises RecipeError if it has none."""
     if recipe.run.output_dir is None:
-        raise RecipeError("no output folder: set run.output_dir in the recipe, or pass --output-dir")
+        raise RecipeError(
+            f"no output folder: set run.output_dir in the recipe, or pass {argument('output_dir', 'FOLDER')}"
+        )
     return Path(recipe.run.output_dir)
 
 

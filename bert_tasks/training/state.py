@@ -26,7 +26,7 @@ from bert_tasks.data.splits import Splits
 from bert_tasks.distributed import on_main_process, thread_hint, usable_cores
 from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.encoder.lora import Adapters
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import CheckpointError, UsageError, argument
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
 from bert_tasks.model.features import input_notes
 from bert_tasks.recipe.schema import RunSection
@@ -222,7 +222,7 @@ def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> 
     if different:
         raise CheckpointError(
             f"ckpt-{loaded.step} is of another model: {', '.join(different[:5])} differ. "
-            "Choose another output folder, or --overwrite to start again"
+            f"Choose another output folder, or {argument('overwrite')} to start again"
         )
     steps.optimizer.load_state_dict(loaded.weights, loaded.optimizer, loaded.progress.get("optimizer", {}))
     if scaler is not None and loaded.progress.get("scaler") is not None:
@@ -231,7 +231,7 @@ def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> 
         state.load_state_dict(loaded.progress.get("course", {}))
     except ValueError as error:
         raise CheckpointError(
-            f"ckpt-{loaded.step} is damaged: {error}. Remove it, or start again with --overwrite"
+            f"ckpt-{loaded.step} is damaged: {error}. Remove it, or start again with {argument('overwrite')}"
         ) from None
 
 
@@ -314,13 +314,15 @@ class RunFolder:
             if existing.summary is not None:
                 raise UsageError(
                     f"{self.path} holds a finished run without checkpoints, which cannot be resumed: choose another "
-                    "folder, or --overwrite to train again (run.keep_checkpoints keeps the checkpoints of a run)"
+                    f"folder, or {argument('overwrite')} to train again (run.keep_checkpoints keeps the checkpoints of "
+                    "a run)"
                 )
             return None, ["the run in the folder has no checkpoint: it starts again from the beginning"]
         if newest.state.step > total_steps:
             raise UsageError(
                 f"{self.path} holds {newest.state.step} steps, more than the {total_steps} of this run: "
-                "raise optim.epochs or optim.max_steps, choose another folder, or --overwrite to train again"
+                "raise optim.epochs or optim.max_steps, choose another folder, or "
+                f"{argument('overwrite')} to train again"
             )
         skipped = [f"NOT USED: {reason}" for reason in newest.skipped]
         return newest.state, [*skipped, f"resumed after step {newest.state.step} from {newest.path}"]

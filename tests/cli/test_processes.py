@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bert_tasks import TaskModel
 from bert_tasks.cli import app, entry
 
 HEAVY = """
@@ -56,13 +57,28 @@ def test_help_is_light(arguments: tuple[str, ...]) -> None:
     assert "bert-tasks" in result.stdout
 
 
-def test_a_recipe_is_written_without_what_computes(tmp_path: Path) -> None:
-    """The import of any of these takes more than a second."""
+def test_a_recipe_is_written_and_checked_without_what_computes(embedded_model: Path, tmp_path: Path) -> None:
+    """The import of torch, and of transformers, takes more than a second."""
     rows = [f"the {number}. text of a short file,{'xy'[number % 2]}\n" for number in range(40)]
     (tmp_path / "rows.csv").write_text("".join(["text,label\n", *rows]))
-    result = in_a_process("-c", HEAVY, "init", tmp_path / "rows.csv", "--output", tmp_path / "recipe.toml")
+    recipe = tmp_path / "recipe.toml"
+    TaskModel.from_pretrained(embedded_model, task="fill-mask")  # from now on its tokenizer is in the cache
+    for arguments in (
+        ("init", tmp_path / "rows.csv", "--model", embedded_model, "--output", recipe),
+        ("check", recipe),
+    ):
+        result = in_a_process("-c", HEAVY, *arguments)
+        assert result.returncode == 0, result.stderr
+        assert set(result.stderr.split()) <= {"numpy", "pyarrow"}
+
+
+def test_a_text_is_predicted_without_transformers(embedded_model: Path, tmp_path: Path) -> None:
+    model = TaskModel.from_pretrained(embedded_model, task="sequence-classification", labels=["a", "b"])
+    model.save_pretrained(tmp_path / "model")
+    TaskModel.from_pretrained(tmp_path / "model")
+    result = in_a_process("-c", HEAVY, "predict", tmp_path / "model", "--text", "one line")
     assert result.returncode == 0, result.stderr
-    assert set(result.stderr.split()) <= {"numpy", "pyarrow"}
+    assert not {"transformers", "datasets"}.intersection(result.stderr.split())
 
 
 def test_module_and_console_script(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_the_line_and_the_checkpoint_are_named(finished: Experiments, tmp_path: 
     state["course"]["tuned"] = {"thresholds": ["x"]}
     (copy / STATE).write_text(json.dumps(state), "utf-8")
     sign(copy)
-    with pytest.raises(CheckpointError, match=r"ckpt-2 is damaged: .*thresholds.* --overwrite"):
+    with pytest.raises(CheckpointError, match=r"ckpt-2 is damaged: .*thresholds.* overwrite=True"):
         commands(finished, "resumed")["resume"](copy)
     first, second = (copy / "metrics.jsonl").read_text("utf-8").splitlines()
     (copy / "metrics.jsonl").write_text(f'{first}\n{second[:-1]}, "metrics": 1}}\n', "utf-8")

@@ -208,7 +208,7 @@ def test_a_folder_and_seeds_are_needed(folder):
         train_seeds(recipe(folder))
     text = (folder / "recipe.toml").read_text("utf-8").replace('output_dir = "out"\n', "")
     (folder / "recipe.toml").write_text(text, "utf-8")
-    with pytest.raises(RecipeError, match="--output-dir"):
+    with pytest.raises(RecipeError, match="output_dir="):
         train_seeds(folder / "recipe.toml", [1])
 
 

@@ -263,7 +263,7 @@ def test_one_process_exports_to_a_folder_at_a_time(tmp_path: Path, again: Callab
 def test_int8_is_verified_by_its_predictions(
     case: Case, tmp_path: Path, again: Callable[..., Export], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="verified on real data: pass a file with --data"):
+    with pytest.raises(UsageError, match="verified on real data: pass a file, data="):
         again(tmp_path / "int8", to="int8")
     made = again(tmp_path / "int8", to="int8", data=SENTENCES)
     int8 = made.record["int8"]

@@ -187,7 +187,7 @@ def test_lines_of_a_pipe_are_texts_unless_they_are_json(
 def test_a_table_on_a_pipe_is_not_taken_for_texts(header: str, model_of: ModelOf, base: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(base, task=EXAMPLES["single"].task)
     model.columns = {"text": "review"}
-    with pytest.raises(UsageError, match=r"names the column '(text|review)'.*--format text"):
+    with pytest.raises(UsageError, match=r"names the column '(text|review)'.*format='csv', tsv, .* or text if"):
         piped(model, f"{header}\nx\n", tmp_path)
     if header == "text":
         rows = piped(model, f"{header}\nx\n", tmp_path, format="text")
@@ -339,5 +339,5 @@ def test_a_table_without_words_and_text_is_told_that_either_will_do(model_of: Mo
     with pytest.raises(DataError) as error:
         predict(model_of("token"), tmp_path / "new.csv")
     assert "no column 'words', nor 'text'" in str(error.value)
-    assert "--column words=NAME or --column text=NAME" in str(error.value)
+    assert "columns={'words': 'NAME'} or columns={'text': 'NAME'}" in str(error.value)
     assert len(predict(model_of("token"), tmp_path / "new.csv", columns={"text": "Satz"})) == 1

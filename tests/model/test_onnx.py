@@ -140,7 +140,9 @@ def test_int8_graph_is_close(model: TaskModel, graph: Any, weight_bits: Literal[
     _, exact = model.batch_logits(features)
     _, rough = model.batch_logits(features, forward_fn=run)
     error = ((rough - exact).norm() / exact.norm()).item()
-    assert 1e-4 < error < 0.2
+    capabilities = torch.cpu.get_capabilities()
+    has_vnni = capabilities.get("avx512_vnni") or capabilities.get("avx_vnni")
+    assert 1e-4 < error < (0.2 if weight_bits == 7 or has_vnni else 1.0)  # else sums of 16 bits overflow
     assert {value.dtype for value in (exact, rough)} == {torch.float32}
 
 

@@ -174,6 +174,6 @@ def test_a_damaged_checkpoint_is_skipped_or_if_no_other_is_there_refused(tmp_pat
     assert (newest.state.step, len(newest.skipped)) == (1, 1)
     assert "ckpt-2" in str(newest.skipped[0])
     (tmp_path / "ckpt-1" / "state.json").write_text("{}", "utf-8")
-    with pytest.raises(CheckpointError, match=r"no checkpoint can be used: .*state\.json is damaged.*--overwrite"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be used: .*state\.json is damaged.*overwrite=True"):
         newest_checkpoint(tmp_path)
     assert names(tmp_path) == ["ckpt-1", "ckpt-2", "latest"]

@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
 def test_damaged_files_are_named(tmp_path, read, name, content):
     assert read(tmp_path) is None
     (tmp_path / name).write_text(content, "utf-8")
-    with pytest.raises(UsageError, match=rf"{name} is damaged: .*--overwrite"):
+    with pytest.raises(UsageError, match=rf"{name} is damaged: .*overwrite=True"):
         read(tmp_path)
 
 

@@ -397,7 +397,7 @@ def test_other_settings_rows_labels_or_models_are_refused(dropout_checkpoint, ch
         ),
         (r"encoder\.hidden_dropout_prob = 0\.0 \(was 0\.2\)", checkpoint, example.task, example.rows, {}),
     ):
-        with pytest.raises(UsageError, match=f"unfinished run with other settings: .*{difference}.*--overwrite"):
+        with pytest.raises(UsageError, match=f"unfinished run with other settings: .*{difference}.*overwrite=True"):
             fit(load_model(base, task), rows, example.rows, output_dir=folder, **{**SETTINGS, **changes})
     assert "ckpt-2" in names(folder)
 

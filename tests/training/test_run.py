@@ -87,7 +87,7 @@ def test_overwrite_repeats_a_finished_run(folder):
 def test_changed_rows_are_noticed_on_a_finished_run(folder):
     train(recipe(folder, "optim.epochs=1"), progress=False)
     write_csv(folder / "train.csv", make_rows(20, seed=3))
-    message = r"finished run with other settings: the rows of train changed\. .*--overwrite"
+    message = r"finished run with other settings: the rows of train changed\. .*overwrite=True"
     with pytest.raises(UsageError, match=message):
         train(recipe(folder, "optim.epochs=1"), progress=False)
 
@@ -113,9 +113,9 @@ def test_an_unfinished_run_goes_on(folder, monkeypatch):
 def test_a_run_needs_a_folder(folder):
     text = (folder / "recipe.toml").read_text("utf-8").replace('output_dir = "out"\n', "")
     (folder / "recipe.toml").write_text(text, "utf-8")
-    with pytest.raises(RecipeError, match="--output-dir"):
+    with pytest.raises(RecipeError, match="output_dir="):
         train(recipe(folder), progress=False)
-    with pytest.raises(RecipeError, match="--output-dir"):
+    with pytest.raises(RecipeError, match="output_dir="):
         dry_run(recipe(folder))
 
 
@@ -180,7 +180,6 @@ def test_training_says_how_many_rows_were_cut(folder, capsys):
     assert f"  {message}" in check(recipe(folder)).lines()
 
 
-@pytest.mark.parametrize("command", [check, dry_run])
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -188,7 +187,7 @@ def test_training_says_how_many_rows_were_cut(folder, capsys):
         ("optim.freeze_layers=99", r"freeze_layers = 99"),
     ],
 )
-def test_what_only_data_and_settings_together_tell_is_found_without_training(folder, command, override, message):
+def test_what_only_data_and_settings_together_tell_is_found_without_training(folder, override, message):
     with pytest.raises(UsageError, match=message):
-        command(recipe(folder, override))
+        dry_run(recipe(folder, override))
     assert not (folder / "out").exists()

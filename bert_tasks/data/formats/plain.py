@@ -23,7 +23,7 @@ from bert_tasks.data.records import (
     table_records,
     text_rows,
 )
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.errors import DataError, UsageError, argument
 
 _EXCEL_DELIMITER = re.compile(r'"?sep=(.)"?\r?\n')  # the first line of a csv file that Excel is to open
 _LARGEST_CELL = 2**31 - 1  # characters; the limit of a row is lower
@@ -167,13 +167,13 @@ class StreamFormat(Format):
             UsageError: It is a table or a parquet file, whose format must be stated.
         """
         if line.startswith("PAR1"):
-            raise UsageError(f"{self.name} is a parquet file: add --format parquet")
+            raise UsageError(f"{self.name} is a parquet file: add {argument('format', 'parquet')}")
         cells = (cell.strip().strip('"') for cell in re.split(r"[,;\t|]", line))
         header = next((cell for cell in cells if cell in self.headers), None)
         if header is not None:
             raise UsageError(
-                f"{self.name}: the first line names the column {header!r}, as the header of a table does; add --format "
-                "csv, tsv, ..., or --format text if every line is a text"
+                f"{self.name}: the first line names the column {header!r}, as the header of a table does; add "
+                f"{argument('format', 'csv')}, tsv, ..., or text if every line is a text"
             )
         if FORMATS["jsonl"].matches(line, None):
             return FORMATS["jsonl"]
