@@ -32,7 +32,7 @@ def test_predictions_are_a_list_and_a_table(model: TaskModel) -> None:
     texts = [HOSTILE, *(f"text {number}" for number in range(24))]
     predictions = model.predict(texts)
     assert isinstance(predictions, list)
-    assert predictions == [model.predict(text)[0] for text in texts]
+    assert [each.label for each in predictions] == [model.predict(text)[0].label for text in texts]
     html = predictions._repr_html_()
     head, *rows = cells(html.removesuffix("<p>... and 5 more</p>"))
     assert head == ["label", "score", "scores"]

@@ -113,7 +113,8 @@ def test_rows_without_a_token_decay_by_the_formula(wide_checkpoint):
 def test_special_tokens_are_trained_too():
     """Also those that no training row has, at either end of the vocabulary."""
     model = SimpleNamespace(
-        config=SimpleNamespace(vocab_size=1000, pad_token_id=1), tokenizer=SimpleNamespace(all_special_ids=[0, 2, 999])
+        config=SimpleNamespace(vocab_size=1000, pad_token_id=1),
+        require_tokenizer=lambda: SimpleNamespace(all_special_ids=[0, 2, 999]),
     )
     ids = token_ids(model, ArrowRows.from_columns({"input_ids": [[500, 7]]})).tolist()
     assert {0, 1, 2, 7, 500, 999} <= set(ids)
