@@ -205,7 +205,9 @@ class TestTrain:
         assert f"model: {folder / 'model'}" in second.out
         assert "report:" not in second.out
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-        assert "or --overwrite to replace the run" in failure(run("train", recipe, "--set", "run.seed=7"), 2)
+        assert "or --overwrite to replace the run" in failure(
+            run("train", recipe, "--set", "optim.weight_decay=0.3"), 2
+        )
         third = run("train", recipe, "--overwrite", "--quiet")
         assert third.code == 0
         assert not [line for line in third.err.splitlines() if not line.startswith("note: the best model predicts")]
