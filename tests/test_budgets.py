@@ -18,7 +18,7 @@ from support.sources import Source, package_sources
 LINES = {
     "cli": (1435, 1000),
     "api": (220, 250),
-    "report": (1970, 1700),
+    "report": (1973, 1700),
     "cards": (544, 380),
     "serving": (945, 800),
     "glue_submission": (126, 150),
@@ -27,21 +27,21 @@ LINES = {
     "inference": (1731, 1150),
     "recipe": (1480, 1000),
     "init": (673, 650),
-    "model": (2310, 1950),
+    "model": (2313, 1950),
     "export": (751, 700),
-    "tasks": (7239, 4900),
+    "tasks": (7367, 4900),
     "checkpoints": (2141, 1450),
     "tensorflow": (686, 600),
     "families": (1250, 1250),
     "metrics": (1179, 1000),
-    "data": (5969, 2900),
+    "data": (5987, 2900),
     "encoder": (3131, 2300),
     "foundations": (894, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 40_055  # of 29,000
-TOTAL_STATEMENTS = 22_775  # of 15,800
+TOTAL_LINES = 40_207  # of 29,000
+TOTAL_STATEMENTS = 22_855  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Sequence
+from itertools import accumulate
 
 # Over the classes of characters: an abbreviation of letters (U.S.), a word, which may have single marks between letters
 # or digits (state-of-the-art, 3.5, O'Neill), a Chinese or Japanese character, or one character of punctuation.
@@ -46,6 +47,23 @@ def place_words(words: Sequence[str], text: str) -> list[tuple[int, int]] | None
         end = start + len(word)
         spans.append((start, end))
     return spans
+
+
+def located_words(words: Sequence[str], text: str | None) -> tuple[str, str, list[tuple[int, int]]]:
+    """Returns a text that has the words of a row, and the place of each word in it.
+
+    Returns:
+        The column of the text: "text", or "words" if the row has no text with these words. Then the text is all words
+        with a space between them.
+        The text.
+        The places of the words.
+    """
+    places = None if text is None else place_words(words, text)
+    if text is not None and places is not None:
+        return "text", text, places
+    starts = accumulate((len(word) + 1 for word in words), initial=0)
+    places = [(start, start + len(word)) for start, word in zip(starts, words, strict=False)]
+    return "words", " ".join(words), places
 
 
 def _class_of(character: str) -> str:

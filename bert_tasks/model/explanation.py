@@ -62,9 +62,12 @@ def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32"
     """
     if not Explainable.has(task):
         raise UsageError(
-            f"{task.name} gives no explanations: they are for tasks that predict one label, number, choice or answer "
-            "for a row; predict without them"
+            f"{task.name} gives no explanations: they are for tasks that predict a label, number, choice, answer "
+            "or entities for a row; predict without them"
         )
+    explainable = Explainable.of(task)
+    if explainable.no_explanations_reason is not None:
+        raise UsageError(explainable.no_explanations_reason)
     if model.no_weights_reason:
         raise UsageError(f"there are no gradients to explain with: {model.no_weights_reason}")
     if dtype != "float32":
@@ -74,7 +77,7 @@ def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32"
         raise UsageError(
             f"explanations are computed in float32, but the model's weights are {precision}: call model.float()"
         )
-    return Explainable.of(task)
+    return explainable
 
 
 def explained(
@@ -153,7 +156,7 @@ class _RowPath:
             label=self._logit.label,
             logit=self.logit,
             baseline_logit=self.baseline_logit,
-            words=word_contributions(self._logit.texts, tokens),
+            words=word_contributions(self._logit.texts, tokens, self._logit.words),
             completeness_error=self.completeness_error,
             steps=self.steps,
         )

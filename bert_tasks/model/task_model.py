@@ -37,7 +37,6 @@ from bert_tasks.model.label_order import with_label_order
 from bert_tasks.model.pretrained import CheckpointFolder, check_fits, folder_task, saved_config
 from bert_tasks.model.pretrained_module import PaddedInputs, PretrainedModule, finite, padded_inputs
 from bert_tasks.tasks.base import Feature, PredictionT, Task
-from bert_tasks.tasks.shared.explanation import with_explanations
 from bert_tasks.tasks.shared.features import checked_features, collate
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.notebook import Predictions
@@ -514,7 +513,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 (``{"text": "a fine film"}``).
             logits: give the predictions their ``logits``, in the order of the labels.
             explain: give the predictions their ``explanation``: how much each word contributed to the predicted label,
-                number or span. It takes as long as about 100 predictions.
+                number, span or entity. It takes as long as about 100 predictions, for each entity.
 
         Raises:
             DataError: a row lacks a column or a value is of the wrong kind.
@@ -574,7 +573,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         if explainable is not None:
             explained_logits = explainable.explained_logits(predictions, compact, features, rows)
             spans = explainable.token_spans(rows, tokenizer)
-            predictions = with_explanations(predictions, explained(self, self.head, explained_logits, features, spans))
+            explanations = explained(self, self.head, explained_logits, features, spans)
+            predictions = explainable.with_explanations(predictions, explanations)
         return list(predictions), features
 
     def forward_windows(

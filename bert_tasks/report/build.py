@@ -189,8 +189,11 @@ def make_report(
     if label_issues is not None:
         check_libraries(["cleanlab"], extra="labels", purpose="--label-issues")
     model = None if explain == 0 else model_of(run, "to explain predictions")
-    if model is not None:
-        explainable_task(model, model.task)
+    if model is not None and not explainable_task(model, model.task).per_row:
+        raise UsageError(
+            f"--explain shades one explanation for an example, and {model.task.name} has several for a row: use "
+            "bert-tasks predict --explain"
+        )
     results = run_results(run, by=by if data is None else ())
     issues = None if label_issues is None else label_issues_of(run)
     on_file = None

@@ -131,6 +131,29 @@ def test_logits_and_explanations_are_written(name: str, field: str, model_of: Mo
     assert found == json.loads(json.dumps(expected))
 
 
+def test_entities_are_written_with_their_explanations(
+    model_of: ModelOf, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, rows, folder = model_of("token"), unlabelled(EXAMPLES["token"])[:4], tmp_path / "tagger"
+    expected = [prediction.to_json()["entities"] for prediction in model.predict(rows, explain=True)]
+    assert all(entity["explanation"]["words"] for entities in expected for entity in entities)
+    for name in ("out.jsonl", "out.csv", "out.parquet"):
+        predict(model, rows, output=tmp_path / name, explain=True)
+    lines = (tmp_path / "out.jsonl").read_text("utf-8").splitlines()
+    cells = csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text("utf-8")))
+    assert [json.loads(line)["entities"] for line in lines] == expected
+    assert [json.loads(row["entities"]) for row in cells] == expected
+    assert parquet.read_table(tmp_path / "out.parquet")["entities"].to_pylist() == expected
+    with pytest.raises(UsageError, match=r"\.conll has no place for explanations"):
+        predict(model, rows, output=tmp_path / "out.conll", explain=True)
+    model.save_pretrained(folder)
+    text = " ".join(rows[0]["words"])
+    assert CliRunner().invoke(app, ["predict", str(folder), "--text", text, "--explain"]).exit_code == 0
+    (entity, *_) = json.loads(capfd.readouterr().out)["entities"]
+    assert {word["column"] for word in entity["explanation"]["words"]} == {"text"}
+    assert [word["word"] for word in entity["explanation"]["words"]] == rows[0]["words"]
+
+
 def test_a_format_without_a_place_for_logits_is_refused(model_of: ModelOf, tmp_path: Path) -> None:
     rows = unlabelled(EXAMPLES["token"])
     with pytest.raises(UsageError, match=r"\.conll has no place for logits"):

@@ -9,6 +9,7 @@ import pytest
 
 from bert_tasks import TaskModel, fit, predict
 from bert_tasks.report import make_report
+from bert_tasks.tasks.shared.explanation import Explanation, WordContribution
 from bert_tasks.tasks.shared.notebook import Predictions
 from bert_tasks.tasks.token_classification.task import EntitySpan, TokenPrediction
 from support.training_runs import LABELS, load_model, make_rows
@@ -73,6 +74,32 @@ def test_entities_are_shaded_by_type() -> None:
     assert len(colours) == 3  # the word outside has none
     assert colours[0] == colours[1] != colours[2]
     assert 'title="B-LOC 0.500"' in html
+
+
+def test_explanations_of_entities_shade_a_line_of_words_each() -> None:
+    entities = tuple(
+        EntitySpan(
+            entity_group=label,
+            score=0.9,
+            word=word,
+            start=0,
+            end=3,
+            explanation=Explanation(
+                label=label,
+                logit=1.0,
+                baseline_logit=0.0,
+                words=(WordContribution(column="words", word="Ada", start=0, end=3, contribution=1.0),),
+                completeness_error=0.0,
+                steps=16,
+            ),
+        )
+        for label, word in (("PER", "Ada"), ("LOC", "Rome"))
+    )
+    words, tags = ("Ada", "Rome"), ("B-PER", "B-LOC")
+    shown = TokenPrediction(words=words, tags=tags, scores=(0.9, 0.9), entities=entities)
+    html = Predictions([shown])._repr_html_()
+    assert cells(html) == [["words", "entities", "explanation"], ["Ada Rome", "Ada (PER), Rome (LOC)", "AdaAda"]]
+    assert html.count('title="+1.0000"') == 2
 
 
 def test_results_and_reports_are_shown_in_the_page(checkpoint: Path, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ difference of the logits, and name words of the user's texts."""
 import csv
 import logging
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from dataclasses import replace
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedTokenizerBase,
 )
 
+from bert_tasks.data.conll import entities
 from bert_tasks.data.words import word_spans
 from bert_tasks.errors import NotFiniteScoresError, UsageError
 from bert_tasks.model import explanation
@@ -32,6 +36,7 @@ from bert_tasks.tasks import (
     SequenceClassification,
     SpanExtraction,
     Task,
+    TokenClassification,
 )
 from bert_tasks.tasks.shared.explanation import Explainable, Explanation, TextWords, TokenSpan, word_contributions
 from support.hf_models import with_families
@@ -221,6 +226,118 @@ def test_the_most_probable_choice_equals_the_direct_computation(family: str, hea
         columns = [word.column for word in prediction.explanation.words]
         assert list(dict.fromkeys(columns)) == list(asked)
         assert prediction.explanation.logit == pytest.approx(max(prediction.logits), abs=1e-6)
+
+
+ENTITY_LABELS = ("O", "B-WHO", "I-WHO")
+SENTENCES = (
+    {"words": ["Don't", "tell", "the", "state-of-the-art", "baker", "", "3.5", "New York"]},
+    {"words": []},
+    {"words": ["Is", "n't", "it", "late"], "text": "  Isn't it\tlate?"},
+    {"text": "Nobody had told O'Neill's baker."},
+    {"words": ["rain", "sleet"], "text": "another text"},
+)
+
+
+def tagger(path: Path, **fields: Any) -> tuple[TaskModel, Any]:
+    """A tagger in float64 and the same model of transformers."""
+    task = TokenClassification(labels=ENTITY_LABELS, **fields)
+    stock: Any = AutoModelForTokenClassification.from_pretrained(path).double().eval()
+    return TaskModel.from_pretrained(path, task=task).double(), stock
+
+
+def compare_entities(model: TaskModel, stock: Any, prediction: Any) -> int:
+    """Compares each entity of a row with the direct computation by transformers' model, one window after the other."""
+    tokenizer, words = model.require_tokenizer(), list(prediction.words)
+    whole = TokenClassification(labels=ENTITY_LABELS, max_length=40, labelling="all")  # reads all sub-words of a word
+    sizes = [len(whole.features([{"words": [word]}], tokenizer)[0]["word_ids"]) for word in words]
+    starts = list(accumulate(sizes, initial=0))[:-1]  # of each word, among the sub-words of the row
+    labels = [ENTITY_LABELS.index(tag) for tag in prediction.tags]
+    features = replace(model.task, labelling="first").features([{"words": words}], tokenizer)
+    for span, entity in zip(entities(prediction.tags), prediction.entities, strict=True):
+        inside, found, sums = range(span.start, span.end), entity.explanation, [0.0] * len(words)
+        assert found.label == entity.entity_group
+        logits = [prediction.logits[word][labels[word]] for word in inside]
+        assert found.logit == pytest.approx(np.mean(logits), abs=1e-6)
+        for feature in features:
+            tokens = dict(zip(feature["word_ids"], feature["gather_positions"], strict=True))
+            terms = [(tokens[word], labels[word]) for word in inside if word in tokens]
+            if not terms:
+                continue
+            last = len(feature["input_ids"]) - 1
+            contributions = direct(
+                stock,
+                feature["input_ids"],
+                [token in (0, last) for token in range(last + 1)],
+                feature["token_type_ids"] if model.config.type_vocab_size > 1 else None,
+                lambda output, terms=terms: sum(output.logits[0, token, label] for token, label in terms),
+                steps=found.steps,
+            )
+            word, first = next(iter(tokens.items()))
+            for token, number in enumerate(contributions.tolist()[1:-1], start=1):
+                sums[bisect_right(starts, starts[word] + token - first) - 1] += number / len(inside)
+        for word in range(len(words)):
+            if words[word] == "":  # it has no place, so the next word has its contribution
+                sums[word + 1] += sums[word]
+        expected = [(word, number) for word, number in zip(words, sums, strict=True) if word]
+        assert [word.word for word in found.words] == [word for word, _ in expected]
+        numbers = [number for _, number in expected]
+        assert [word.contribution for word in found.words] == pytest.approx(numbers, abs=1e-8 * max(map(abs, numbers)))
+        assert found.is_complete
+        assert sum(numbers) == pytest.approx(found.logit - found.baseline_logit, rel=0.0101, abs=1e-6)
+    return len(prediction.entities)
+
+
+@pytest.mark.parametrize("labelling", ["first", "continuation", "all"])
+@pytest.mark.parametrize(("family", "head"), with_families({"token": "token"}, every=False))
+def test_entities_of_every_family_equal_the_direct_computation(
+    family: str, head: str, labelling: Any, folder: Any
+) -> None:
+    model, stock = tagger(folder(family, head, labels=ENTITY_LABELS), max_length=40, labelling=labelling, doc_stride=4)
+    predictions = model.predict(SENTENCES, explain=True, logits=True)
+    assert sum(compare_entities(model, stock, prediction) for prediction in predictions) > 3
+    assert predictions[1].entities == ()
+    texts = ["", "", str(SENTENCES[2]["text"]), str(SENTENCES[3]["text"]), "rain sleet"]
+    for prediction, text, column in zip(predictions, texts, ("words", "", "text", "text", "words"), strict=True):
+        for word in (word for entity in prediction.entities for word in entity.explanation.words):
+            assert word.column == column
+            assert text in ("", text[: word.start] + word.word + text[word.end :])
+
+
+def test_an_entity_of_two_windows_adds_them_up(folder: Any) -> None:
+    path = folder("bert", "token", labels=ENTITY_LABELS)
+    model, stock = tagger(path, max_length=12, doc_stride=4)
+    torch.nn.init.zeros_(model.head.output.weight[0])
+    model.head.output.bias.data = torch.tensor([-9.0, -9.0, 9.0], dtype=torch.float64)  # all words are one entity
+    stock.classifier.load_state_dict(model.head.output.state_dict())
+    row = {"words": LINES[0].split()[:20]}
+    assert len(model.task.features([row], model.require_tokenizer())) > 2
+    (prediction,) = model.predict(row, explain=True, logits=True)
+    assert compare_entities(model, stock, prediction) == 1
+    assert all(word.contribution for word in prediction.entities[0].explanation.words)
+
+
+def test_words_of_the_document_around_a_row_stay_as_they_are(folder: Any) -> None:
+    model, _ = tagger(folder("bert", "token", labels=ENTITY_LABELS), max_length=40, doc_stride=4, context_tokens=8)
+    rows = [{"words": line.split()[:6], "document": "a"} for line in LINES[:3]]
+    pairs = zip(rows, model.predict(rows, explain=True), strict=True)
+    explained = [(row, entity) for row, prediction in pairs for entity in prediction.entities]
+    assert explained
+    for row, entity in explained:
+        assert [word.word for word in entity.explanation.words] == row["words"]
+        assert entity.explanation.is_complete
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"labels": ENTITY_LABELS, "crf": True}, "crf = true scores sequences of tags, not words: predict without"),
+        ({"labels": ("NOUN", "VERB", "X")}, "explains entities, and its labels mark none .*: predict without"),
+    ],
+)
+def test_taggers_without_entities_or_scores_of_words_say_so(fields: Any, message: str, folder: Any) -> None:
+    model = TaskModel.from_pretrained(folder("bert"), task=TokenClassification(max_length=40, **fields))
+    with pytest.raises(UsageError, match=message):
+        model.predict(SENTENCES, explain=True)
 
 
 def test_doubled_points_come_close_to_the_integral(folder: Any) -> None:

@@ -66,7 +66,7 @@ def test_long_texts_are_cut(run_of, tmp_path):
 
 
 def test_what_cannot_be_explained_is_refused(run_of, tmp_path, monkeypatch, capsys):
-    with pytest.raises(UsageError, match="token-classification gives no explanations"):
+    with pytest.raises(UsageError, match="token-classification has several for a row"):
         make_report(run_of("tags"), tmp_path / "page.html", explain=1)
     with pytest.raises(UsageError, match="--explain are for one run, not for 2"):
         make_report(
@@ -75,7 +75,7 @@ def test_what_cannot_be_explained_is_refused(run_of, tmp_path, monkeypatch, caps
             explain=1,
         )
     assert not (tmp_path / "page.html").exists()
-    for given, message in (("tags", "gives no explanations"), ("classes", "Invalid value for '--explain'")):
+    for given, message in (("tags", "has several for a row"), ("classes", "Invalid value for '--explain'")):
         count = "1" if given == "tags" else "-1"
         monkeypatch.setattr("sys.argv", ["bert-tasks", "report", str(run_of(given)), "--explain", count])
         with pytest.raises(SystemExit) as end:

@@ -320,7 +320,7 @@ def test_health_readiness_and_counters(model_of: ModelOf) -> None:
     visit(model_of("single"), ask)
 
 
-@pytest.mark.parametrize("kind", ["single", "pair", "span", "token"])
+@pytest.mark.parametrize("kind", ["single", "pair", "span", "token", "token crf"])
 def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, kind: str) -> None:
     model, rows = model_of(kind), unlabelled(EXAMPLES[kind])
 
@@ -337,9 +337,9 @@ def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, kind: s
     assert plain.json() == rounded(model.predict(rows[0])[0].to_json())
     assert (unread.status_code, several.status_code) == (422, 422)
     assert list(errors_of(unread)) == list(errors_of(several)) == ["query.explain"]
-    assert about["explains"] == (kind != "token")
-    if kind == "token":
-        assert "token-classification gives no explanations" in errors_of(asked)["query.explain"]
+    assert about["explains"] == (kind != "token crf")
+    if kind == "token crf":
+        assert "crf = true scores sequences of tags" in errors_of(asked)["query.explain"]
         return
     expected = model.predict(rows[0], explain=True)[0].to_json()
     assert asked.json() == rounded(expected)

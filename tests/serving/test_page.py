@@ -101,7 +101,7 @@ def test_entities_stand_in_the_text_with_their_type(browser: "Browser", pages: d
     assert browser.run("return document.querySelectorAll('#marked b').length") == 0
     legend = browser.text(".legend")
     assert all(f"{kind} \u00d7 {types.count(kind)}" in legend for kind in set(types))
-    assert not browser.find("#explain").is_displayed()  # a tagger explains nothing
+    assert not browser.find("#explain").is_displayed()  # each entity has its own explanation
 
 
 def test_an_answer_is_marked_where_it_stands_and_so_are_its_rivals(browser: "Browser", pages: dict[str, str]) -> None:

@@ -10,11 +10,11 @@ that a token never belongs to two.
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.words import word_spans
-from bert_tasks.tasks.base import Feature, Part, PredictionT, Task
+from bert_tasks.tasks.base import Feature, Part, Task
 from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase, Tensor
 from bert_tasks.tasks.shared.outputs import windows_by_row
 
@@ -38,15 +38,17 @@ class ExplainedLogit:
     """The number that an explanation is about: a weighted sum of the logits of a row's features.
 
     Attributes:
-        label: the predicted label, or the answer, whose logit it is; None for a number.
+        label: the predicted label, the answer or the type of an entity, whose logit it is; None for a number.
         texts: column -> text, of all columns in which the row's tokens are.
         terms: (feature, place, weight): the index of a feature, the place among its logits, row after row, and the
             factor. A feature may have several terms or none.
+        words: the places of the words in the text, if the row itself has words. Default: see ``word_spans``.
     """
 
     label: str | None
     texts: Mapping[str, str]
     terms: tuple[tuple[int, int, float], ...]
+    words: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,8 @@ class Explanation:
     """How much each word contributed to a logit, by integrated gradients (Sundararajan et al. 2017).
 
     Attributes:
-        label: the predicted label, or the answer, whose logit is explained; None for a number.
-        logit: of the row as it is; of a span the sum of its start and end logit.
+        label: the predicted label, the answer or the type of an entity, whose logit is explained; None for a number.
+        logit: of the row as it is; of a span the sum of its start and end logit; of an entity the mean over its words.
         baseline_logit: of the row with every token replaced by the baseline's, special tokens excepted.
         words: the words of all texts in their order. Words that the model did not read have contributed 0.
         completeness_error: by which share of ``logit - baseline_logit`` the sum of the contributions differs from it;
@@ -91,12 +93,22 @@ class Explainable(Part):
     """What a task needs so that its predictions can be explained; they have a field ``explanation``.
 
     The default has no explanations.
+
+    Attributes:
+        per_row: Whether each prediction has one explanation. False if its items have explanations, such as entities.
     """
+
+    per_row: ClassVar[bool] = True
 
     @classmethod
     def has(cls, task: Task) -> bool:
         """Returns True if predictions of a task can be explained."""
         return any(issubclass(part, cls) for part in task.parts)
+
+    @property
+    def no_explanations_reason(self) -> str | None:
+        """Why the task has no explanations with its settings, and what to do. None if it has."""
+        return None
 
     def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> TokenSpans:
         """Returns what each token of each feature stands for, in the order of ``Task.features``."""
@@ -118,20 +130,34 @@ class Explainable(Part):
     def explained_logits(
         self, predictions: Sequence[Any], compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[ExplainedLogit]:
-        """Returns the logit of each prediction. Arguments as in ``explained_logit``, for all rows."""
+        """Returns the logits to explain, row after row. Default: one for each prediction, from ``explained_logit``."""
         by_row = ({index: compact[index] for index in indices} for indices in windows_by_row(features))
         return [
             self.explained_logit(prediction, windows, features, row)
             for prediction, windows, row in zip(predictions, by_row, rows, strict=True)
         ]
 
+    def with_explanations(self, predictions: Sequence[Any], explanations: Sequence[Explanation]) -> list[Any]:
+        """Returns the predictions with the explanations of ``explained_logits``."""
+        pairs = zip(predictions, explanations, strict=True)
+        return [replace(prediction, explanation=explanation) for prediction, explanation in pairs]
+
 
 class TextWords:
-    """The words of a text, and the word of each token. ``spans`` are the characters of the tokens that were read."""
+    """The words of a text, and the word of each token.
 
-    def __init__(self, text: str, spans: Iterable[tuple[int, int]]) -> None:
+    Args:
+        text: The text.
+        spans: The characters of the tokens that were read.
+        words: The places of the words. Default: see ``word_spans``.
+    """
+
+    def __init__(
+        self, text: str, spans: Iterable[tuple[int, int]], words: Sequence[tuple[int, int]] | None = None
+    ) -> None:
         self._text = text
-        read = sorted({*word_spans(text), *(visible for span in spans if (visible := self._visible(*span)))})
+        words = word_spans(text) if words is None else words
+        read = sorted({*words, *(visible for span in spans if (visible := self._visible(*span)))})
         self.spans: list[tuple[int, int]] = []
         for start, end in read:
             if self.spans and start < self.spans[-1][1]:  # a token has characters of both
@@ -159,13 +185,15 @@ class TextWords:
 
 
 def word_contributions(
-    texts: Mapping[str, str], tokens: Sequence[tuple[TokenSpan, float]]
+    texts: Mapping[str, str],
+    tokens: Sequence[tuple[TokenSpan, float]],
+    places: Sequence[tuple[int, int]] | None = None,
 ) -> tuple[WordContribution, ...]:
     """Sums contributions of tokens over words. Tokens occur several times if windows overlap."""
     contributions: list[WordContribution] = []
     for column, text in texts.items():
         column_tokens = [(span, contribution) for span, contribution in tokens if span.column == column]
-        words = TextWords(text, [(span.start, span.end) for span, _ in column_tokens])
+        words = TextWords(text, [(span.start, span.end) for span, _ in column_tokens], places)
         sums = [0.0] * len(words.spans)
         for span, contribution in column_tokens:
             sums[words.word_of(span.start, span.end)] += contribution
@@ -174,9 +202,3 @@ def word_contributions(
                 word = WordContribution(column=column, word=text[start:end], start=start, end=end, contribution=total)
                 contributions.append(word)
     return tuple(contributions)
-
-
-def with_explanations(predictions: Sequence[PredictionT], explanations: Sequence[Explanation]) -> list[PredictionT]:
-    """The predictions of an ``Explainable`` task with their explanations."""
-    pairs: Iterable[tuple[Any, Explanation]] = zip(predictions, explanations, strict=True)
-    return [replace(one, explanation=explanation) for one, explanation in pairs]

@@ -48,10 +48,10 @@ def html_table(names: Sequence[str], rows: Iterable[Mapping[str, str]]) -> str:
 def _prediction_cells(prediction: Any) -> dict[str, str]:
     """The written fields of a prediction; tags and explanations shade the words that they are about."""
     content = prediction.to_json()
-    explanation = content.pop("explanation", None)
-    if explanation is not None:
-        largest = max((abs(word["contribution"]) for word in explanation["words"]), default=0.0)
-        content["explanation"] = _Html(" ".join(_contribution(word, largest) for word in explanation["words"]))
+    items = [content, *content["entities"]] if "tags" in content else [content]
+    explanations = [item.pop("explanation") for item in items if "explanation" in item]
+    if explanations:
+        content["explanation"] = _Html("<br />".join(map(_contributions, explanations)))
     if "tags" in content:
         words, tags, scores = (content.pop(name) for name in ("words", "tags", "scores"))
         types = sorted({tag.removeprefix("B-").removeprefix("I-") for tag in tags})
@@ -69,6 +69,12 @@ def _prediction_cells(prediction: Any) -> dict[str, str]:
 
 class _Html(str):
     """A cell that is HTML already."""
+
+
+def _contributions(explanation: Mapping[str, Any]) -> str:
+    """The words of an explanation in a line."""
+    largest = max((abs(word["contribution"]) for word in explanation["words"]), default=0.0)
+    return " ".join(_contribution(word, largest) for word in explanation["words"])
 
 
 def _contribution(word: Mapping[str, Any], largest: float) -> str:

@@ -30,12 +30,13 @@ from bert_tasks.data.kinds import known_tags
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.profile import listed
 from bert_tasks.data.table import Truncation, token_batches
-from bert_tasks.data.words import place_words
+from bert_tasks.data.words import located_words
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
 from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.explanation import Explanation
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.lazy import (
@@ -52,6 +53,7 @@ from bert_tasks.tasks.shared.lazy import (
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import WindowRules, Windows, document_windows, documents, split_words, word_starts
 from bert_tasks.tasks.token_classification.detection import TokenDetection
+from bert_tasks.tasks.token_classification.explanation import TokenExplainable
 from bert_tasks.tasks.token_classification.report import TokenReport
 
 _CRF_SCORES = 2**23  # numbers in the CRF matrices that are decoded at once
@@ -66,6 +68,7 @@ class EntitySpan:
         word: the characters of the row's text from ``start`` to ``end``; without a text its words with a space between
             them.
         start, end: its characters in the row's text; without one in all of the row's words with a space between them.
+        explanation: of the mean logit of its words' tags, if it was asked for.
     """
 
     entity_group: str
@@ -73,6 +76,7 @@ class EntitySpan:
     word: str
     start: int
     end: int
+    explanation: Explanation | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +240,13 @@ class TokenClassification(Task[TokenPrediction]):
         Column(name="document", kind="id", required=False),
         Column(name="text", kind="text", required=False),  # instead of the words, or the text that they are from
     )
-    parts: ClassVar[tuple[type[Part], ...]] = (TokenDetection, TokenFormats, TokenFitting, TokenReport)
+    parts: ClassVar[tuple[type[Part], ...]] = (
+        TokenDetection,
+        TokenFormats,
+        TokenFitting,
+        TokenExplainable,
+        TokenReport,
+    )
     labelling: Literal["first", "continuation", "all"] = "first"
     doc_stride: int = 32
     crf: bool = False
@@ -284,8 +294,7 @@ class TokenClassification(Task[TokenPrediction]):
         Raises:
             DataError: the labels are unnamed (LABEL_0, ...) and no tag is one of them.
         """
-        limits = {"max_length": self.max_length, "overlap": self.doc_stride, "context": self.context_tokens}
-        rules = WindowRules.of(tokenizer, **limits)
+        rules = self.window_rules(tokenizer)
         split = split_words([row["words"] for row in rows], tokenizer, longest=rules.room)
         tags = [row["tags"] for row in rows if row.get("tags") is not None]
         if all(label.startswith("LABEL_") for label in self.labels):
@@ -309,6 +318,11 @@ class TokenClassification(Task[TokenPrediction]):
                     )
                     features.append(feature)
         return features
+
+    def window_rules(self, tokenizer: PreTrainedTokenizerBase) -> WindowRules:
+        """Returns what windows look like."""
+        limits = {"max_length": self.max_length, "overlap": self.doc_stride, "context": self.context_tokens}
+        return WindowRules.of(tokenizer, **limits)
 
     def _word_labels(
         self, names: Sequence[str] | None, word_ids: Sequence[int], numbers: Mapping[str, float]
@@ -428,15 +442,8 @@ class TokenClassification(Task[TokenPrediction]):
 def entity_spans(
     words: Sequence[str], tags: Sequence[str], scores: Sequence[float], text: str | None = None
 ) -> tuple[EntitySpan, ...]:
-    """The entities that tags mark, with their characters in the text.
-
-    Without a text that has these words, it is all words with a space between them.
-    """
-    places = None if text is None else place_words(words, text)
-    if text is None or places is None:
-        text = " ".join(words)
-        starts = accumulate((len(word) + 1 for word in words), initial=0)
-        places = [(start, start + len(word)) for start, word in zip(starts, words, strict=False)]
+    """The entities that tags mark, with their characters in the text of ``located_words``."""
+    _, text, places = located_words(words, text)
     return tuple(
         EntitySpan(
             entity_group=entity.type,
