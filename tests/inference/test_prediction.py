@@ -390,7 +390,7 @@ class TestRefusals:
         self.refused("is both output and input", data, output=tmp_path / "link.csv")
         self.refused("no output format 'xlsx'", data, output=tmp_path / "a", output_format="xlsx")
         self.refused("parquet cannot be written to a stream", data, output=io.BytesIO(), output_format="parquet")
-        self.refused("only written with on_error = 'skip'", data, output=tmp_path / "a.csv", rejects=tmp_path / "r")
+        self.refused("only written with on_error='skip'", data, output=tmp_path / "a.csv", rejects=tmp_path / "r")
         self.refused("name a file for the skipped rows", data, output=io.BytesIO(), on_error="skip")
         self.refused("'skip' is for files", [{"text": "a"}], output=tmp_path / "a.csv", on_error="skip")
         self.refused("expected 'fail' or 'skip'", data, output=tmp_path / "a.csv", on_error="ignore")
