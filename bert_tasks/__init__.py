@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bert_tasks.inference import evaluate as evaluate
     from bert_tasks.inference import predict as predict
     from bert_tasks.model.encoder import Encoder as Encoder
+    from bert_tasks.model.multitask import MultiTaskModel as MultiTaskModel
     from bert_tasks.model.task_model import TaskModel as TaskModel
     from bert_tasks.recipe.schema import load_recipe as load_recipe
     from bert_tasks.training.loop import Trainer as Trainer
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Encoder": "bert_tasks.model.encoder",
+    "MultiTaskModel": "bert_tasks.model.multitask",
     "TaskModel": "bert_tasks.model.task_model",
     "Trainer": "bert_tasks.training.loop",
     "TrainerCallback": "bert_tasks.training.loop",
@@ -36,6 +38,7 @@ _HOMES = {
 
 __all__ = [
     "Encoder",
+    "MultiTaskModel",
     "TaskModel",
     "Trainer",
     "TrainerCallback",

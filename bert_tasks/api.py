@@ -4,13 +4,11 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from bert_tasks.cards.card import write_card
 from bert_tasks.checkpoints.hub import RUN_SUMMARY
-from bert_tasks.data.checks import check_splits
 from bert_tasks.data.columns import has_labels
 from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
@@ -194,7 +192,7 @@ def _load_splits(
     reading: ReadOptions,
 ) -> Splits:
     """Returns the checked rows. The model remembers the names of their columns."""
-    task = replace(model.task, labels=()) if model.has_assumed_labels else model.task
+    task = model.reading_task
     skips, has_teacher = recipe.data.on_error == "skip", recipe.teacher is not None
     sets = {} if validation is None else validation if isinstance(validation, Mapping) else {"": validation}
     tables: list[RowTable] = []
@@ -213,8 +211,6 @@ def _load_splits(
         share, seed = recipe.data.validation_share, recipe.run.seed
         train_rows, validation_rows[""] = train_validation_split(train_rows, task.columns, share, seed)
     splits = Splits(train=train_rows, validation=validation_rows)
-    labels_found = check_splits(splits, columns=task.columns, labels=task.labels, unlabelled=has_teacher)
-    if model.has_assumed_labels:
-        model.set_labels(labels_found)
+    model.read_labels(splits, unlabelled=has_teacher)
     model.columns = reading.training_names(train if isinstance(train, str | Path) else None, task.columns)
     return splits

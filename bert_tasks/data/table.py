@@ -172,8 +172,8 @@ def without_absent(rows: ArrowRows, columns: Sequence[Column]) -> ArrowRows:
 
 
 MakeFeatures = Callable[[list[dict[str, Any]], Any], Sequence[Mapping[str, Any]]]
-_FEATURES_VERSION = 5  # part of the key: raise it when the schema changes
-_OPTIONAL = ("labels", "gather_positions", "word_ids", "offsets", "sentence_starts")
+_FEATURES_VERSION = 6  # part of the key: raise it when the schema changes
+_OPTIONAL = ("labels", "gather_positions", "word_ids", "offsets", "sentence_starts", "head")
 
 
 def cached_features(
@@ -200,7 +200,7 @@ def cached_features(
     numbers = pyarrow.list_(pyarrow.int32())
     types = {"row": pyarrow.int64(), "input_ids": numbers, "token_type_ids": pyarrow.list_(pyarrow.int8())}
     types |= {"labels": pyarrow.list_(pyarrow.float64()), "gather_positions": numbers, "word_ids": numbers}
-    types |= {"offsets": numbers, "sentence_starts": numbers}
+    types |= {"offsets": numbers, "sentence_starts": numbers, "head": pyarrow.string()}
     schema = pyarrow.schema({**types, "lost_tokens": pyarrow.int32(), "lost_answers": pyarrow.int32()})
     if len(table) == 0:
         return ArrowRows(schema.empty_table())
@@ -244,8 +244,17 @@ Numbers = NDArray[np.int64]
 Item = TypeVar("Item")
 
 # What a batch is made of, and what decoding needs.
-_FOR_TRAINING = ("row", "input_ids", "token_type_ids", "labels", "gather_positions", "word_ids", "sentence_starts")
-_FOR_DECODING = ("row", "gather_positions", "word_ids", "offsets")
+_FOR_TRAINING = (
+    "row",
+    "input_ids",
+    "token_type_ids",
+    "labels",
+    "gather_positions",
+    "word_ids",
+    "sentence_starts",
+    "head",
+)
+_FOR_DECODING = ("row", "gather_positions", "word_ids", "offsets", "head")
 
 
 @dataclass(frozen=True, kw_only=True)

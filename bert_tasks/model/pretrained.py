@@ -25,7 +25,7 @@ from bert_tasks.families import (
     head_kind,
     label_names,
 )
-from bert_tasks.tasks import TASKS, Task, named_task, stored_name, tasks_with_head, typed_setting
+from bert_tasks.tasks import STORED_TASKS, TASKS, Task, named_task, stored_name, tasks_with_head, typed_setting
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 
@@ -118,7 +118,7 @@ def folder_task(
     if isinstance(task, type):
         task_class = task
     elif folder.stored is not None and task in (None, folder.task):
-        stored = TASKS.get(folder.task) if isinstance(folder.task, str) else None
+        stored = STORED_TASKS.get(folder.task) if isinstance(folder.task, str) else None
         if stored is None:
             raise CheckpointError(
                 f"{folder.path}: config.json says its task is {folder.task!r}, which is not built in; pass the class: "

@@ -21,8 +21,10 @@ from bert_tasks.checkpoints.hub import Origin, origin, resolve
 from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
+from bert_tasks.data.checks import check_splits
 from bert_tasks.data.columns import Column, Row, as_rows, first_column
 from bert_tasks.data.problems import first_few
+from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import filled_batches, filling_order
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.cpu import map_batches
@@ -37,7 +39,7 @@ from bert_tasks.model.label_order import with_label_order
 from bert_tasks.model.pretrained import CheckpointFolder, check_fits, folder_task, saved_config
 from bert_tasks.model.pretrained_module import PaddedInputs, PretrainedModule, finite, padded_inputs
 from bert_tasks.tasks.base import Feature, PredictionT, Task
-from bert_tasks.tasks.shared.features import checked_features, collate
+from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.notebook import Predictions
 from bert_tasks.tasks.shared.outputs import with_logits
@@ -421,6 +423,22 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 "or call fit, which takes the labels of the training rows"
             )
 
+    @property
+    def reading_task(self) -> Task[PredictionT]:
+        """The task without labels that were assumed, as rows are read."""
+        return replace(self.task, labels=()) if self.has_assumed_labels else self.task
+
+    def read_labels(self, splits: Splits, *, unlabelled: bool) -> None:
+        """Checks that the splits can be trained with, and takes their labels if none are known yet.
+
+        Raises:
+            DataError: See ``check_splits``.
+        """
+        task = self.reading_task
+        labels = check_splits(splits, columns=task.columns, labels=task.labels, unlabelled=unlabelled)
+        if self.has_assumed_labels:
+            self.set_labels(labels)
+
     def set_labels(self, labels: Sequence[str]) -> None:
         """Replaces labels that were assumed, and the part of the head that depends on them."""
         before = {name: value for name, value in self.head.state_dict().items() if f"head.{name}" not in self._drawn}
@@ -622,7 +640,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """The features as one batch on the model's device."""
         # A CPU is faster with more calls of attention than with copies of the rows.
         pad_groups, offset = self.device.type != "cpu", self.config.position_offset
-        return collate(features, position_offset=offset, pad_groups=pad_groups).to(self.device)
+        batch = Windows.of(self.task).collate(features, position_offset=offset, pad_groups=pad_groups)
+        return batch.to(self.device)
 
     def reduce(self, batch: PackedBatch, logits: Any, features: Sequence[Feature]) -> tuple[Tensor, ...]:
         """The result of ``Task.compact_logits`` for each feature, on the CPU."""

@@ -12,6 +12,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
 from bert_tasks.tasks.multiple_choice import MultipleChoice
+from bert_tasks.tasks.multitask.task import MultiTask
 from bert_tasks.tasks.pair_classification import PairClassification
 from bert_tasks.tasks.replaced_token_detection import ReplacedTokens
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
@@ -36,6 +37,9 @@ _ALIASES: Mapping[str, type[Task]] = {
     "fill-mask": MaskedLanguageModeling,
 }
 TASKS: Mapping[str, type[Task]] = MappingProxyType({task.name: task for task in _ALL})
+MultiTask.registry = TASKS
+# What a folder may hold: a task, or several.
+STORED_TASKS: Mapping[str, type[Task]] = MappingProxyType({**TASKS, MultiTask.name: MultiTask})
 TASK_NAMES: Mapping[str, type[Task]] = MappingProxyType({**TASKS, **_ALIASES})
 
 
@@ -57,7 +61,7 @@ def stored_name(task_class: type[Task]) -> str:
     """Returns what config.json calls a task: its name in ``TASKS``, or ``module:Class``."""
     return (
         task_class.name
-        if TASKS.get(task_class.name) is task_class
+        if STORED_TASKS.get(task_class.name) is task_class
         else f"{task_class.__module__}:{task_class.__qualname__}"
     )
 
@@ -89,9 +93,11 @@ def typed_setting(task_class: type[Task], name: str, value: Any) -> Any:
 
 
 __all__ = [
+    "STORED_TASKS",
     "TASKS",
     "TASK_NAMES",
     "MaskedLanguageModeling",
+    "MultiTask",
     "MultipleChoice",
     "PairClassification",
     "ReplacedTokens",

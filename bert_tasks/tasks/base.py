@@ -57,6 +57,7 @@ class Feature(TypedDict):
         lost_answers: how many of the row's answers no window holds whole, so that training does not see them.
         sentence_starts: the tokens at which sentences begin, for a task that makes pairs of them.
         fields: further numbers for ``loss``, by name; never cached, ``prepare`` makes them.
+        head: of several tasks the name of the task whose head reads the window.
     """
 
     row: int
@@ -70,6 +71,7 @@ class Feature(TypedDict):
     lost_answers: NotRequired[int]
     sentence_starts: NotRequired[list[int] | None]
     fields: NotRequired[Mapping[str, Sequence[float]]]
+    head: NotRequired[str | None]
 
 
 @dataclass(frozen=True, kw_only=True)

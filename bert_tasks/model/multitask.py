@@ -1,0 +1,171 @@
+"""``MultiTaskModel``: several tasks whose heads are on one encoder."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+
+from bert_tasks.data.checks import check_splits
+from bert_tasks.data.splits import Splits
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.task_model import Inputs, TaskModel
+from bert_tasks.tasks import MultiTask, Task
+from bert_tasks.tasks.multitask.head import SharedHeads
+from bert_tasks.tasks.multitask.task import MultiTaskPrediction, task_row
+
+
+class MultiTaskModel(TaskModel[MultiTaskPrediction]):
+    """A model that predicts several tasks; ``fit`` and ``evaluate`` take it like a ``TaskModel``.
+
+    The encoder reads a text once for all tasks that cut it into the same tokens.
+
+    Example:
+        >>> tasks = {
+        ...     "intent": {"task": "sequence-classification", "columns": {"label": "intent"}},
+        ...     "slots": {"task": "token-classification", "columns": {"tags": "slots"}},
+        ... }
+        >>> model = MultiTaskModel.from_pretrained("google-bert/bert-base-uncased", tasks=tasks)
+        >>> fit(model, "train.jsonl", output_dir="runs/x")
+        >>> model.predict({"text": "book a table for four"})
+    """
+
+    assumed: tuple[str, ...] = ()  # tasks whose labels nobody has named yet
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]  # one task or several
+        cls,
+        name: str | Path,
+        *,
+        tasks: Mapping[str, Mapping[str, Any]] | None = None,
+        revision: str | None = None,
+    ) -> Self:
+        """Loads an encoder with a head for each task, or a folder that a model of several tasks was saved to.
+
+        Args:
+            name: A folder, a hub id, or ``package:NAME/PATH``.
+            tasks: The name of each task -> ``task``, the name of its kind; its settings and ``labels`` as in
+                ``TaskModel.from_pretrained``; ``columns``, the task's columns -> their names in the data, where they
+                differ; and ``weight`` of its loss. Default: the tasks of the folder.
+            revision: Branch, tag or commit of a hub id.
+
+        Raises:
+            CheckpointError: Files are missing or damaged, or the folder has one task only.
+            UsageError: An unknown task or setting, or tasks that cannot share an encoder.
+        """
+        if tasks is None:
+            model = cls.load(name, task=MultiTask, revision=revision, options={})
+            if not model._multitask.tasks:
+                raise CheckpointError(f"{name} is no model of several tasks: pass tasks={{...}}, or use TaskModel")
+            return model
+        if not tasks:
+            raise UsageError("tasks names no task")
+        models = {
+            head: TaskModel.load(name, task=_task_name(head, entry), revision=revision, options=_settings(entry))
+            for head, entry in tasks.items()
+        }
+        return cls._joined(models, tasks)
+
+    @classmethod
+    def _joined(cls, models: Mapping[str, TaskModel], entries: Mapping[str, Mapping[str, Any]]) -> Self:
+        """The model with the encoder of the first model and the heads of all."""
+        first = next(iter(models.values()))
+        task = MultiTask.of({name: model.task for name, model in models.items()}, entries)
+        with torch.device("meta"):
+            joined = cls(first.hf_config, task)
+        joined.encoder, joined.tokenizer, joined.origin = first.encoder, first.require_tokenizer(), first.origin
+        heads = cast("SharedHeads", joined.head).heads
+        for name, model in models.items():
+            heads[name] = model.head
+            drawn = model._drawn.items()
+            joined._drawn |= {key.replace("head.", f"head.heads.{name}.", 1): value for key, value in drawn}
+        joined.load_report = first.load_report
+        joined.assumed = tuple(name for name, model in models.items() if model.has_assumed_labels)
+        joined.has_assumed_labels = len(joined.assumed) > 0
+        return joined.eval()
+
+    @property
+    def models(self) -> dict[str, TaskModel]:
+        """The model of each task, around the same encoder and head."""
+        heads = cast("SharedHeads", self.head).heads
+        models = {}
+        for name, task in self._multitask.tasks.items():
+            with torch.device("meta"):
+                model: TaskModel = TaskModel(self.hf_config, task)
+            model.encoder, model.head = self.encoder, cast("Any", heads[name])
+            model.tokenizer, model.origin = self.require_tokenizer(), self.origin
+            model.columns = dict(self._multitask.heads[name].get("columns", {}))
+            models[name] = model.train(self.training)
+        return models
+
+    def predict(  # type: ignore[override]
+        self, inputs: Inputs, *, logits: bool = False, explain: bool = False
+    ) -> list[dict[str, Any]]:
+        """Returns the predictions of all tasks for each row, by the names of the tasks.
+
+        Args:
+            inputs: One or several of: a text, or a mapping with the columns that the tasks read.
+            logits, explain: For one task only: use one of ``models``.
+
+        Raises:
+            DataError: A row has the input of no task, or a value is of the wrong kind.
+            UsageError: Logits or explanations are asked for.
+        """
+        if logits or explain:
+            raise UsageError(f"logits and explanations are of one task: use models[{next(iter(self.models))!r}]")
+        rows: Any = [inputs] if isinstance(inputs, str | Mapping) else inputs
+        named = [{"text": row} if isinstance(row, str) else row for row in rows]
+        return [dict(prediction.tasks) for prediction in self.predict_rows(named)]
+
+    @property
+    def reading_task(self) -> MultiTask:
+        return self._multitask.with_labels(dict.fromkeys(self.assumed, ()))
+
+    def read_labels(self, splits: Splits, *, unlabelled: bool) -> None:
+        """Checks the rows of each task that have its label; see ``TaskModel.read_labels``."""
+        labels = {}
+        for name, task in self.reading_task.tasks.items():
+            tables = [_labelled_rows(table, name, task) for table in (splits.train, *splits.validation.values())]
+            of_task = Splits(train=tables[0], validation=dict(zip(splits.validation, tables[1:], strict=True)))
+            labels[name] = check_splits(of_task, columns=task.columns, labels=task.labels, unlabelled=unlabelled)
+        self._set_task_labels({name: labels[name] for name in self.assumed})
+
+    def _set_task_labels(self, labels: Mapping[str, Sequence[str]]) -> None:
+        models = self.models
+        for name, of_task in labels.items():
+            start = f"head.heads.{name}."
+            drawn = {key: value for key, value in self._drawn.items() if key.startswith(start)}
+            models[name]._drawn = {key.replace(f"heads.{name}.", "", 1): value for key, value in drawn.items()}
+            models[name].set_labels(of_task)
+            self._drawn = {key: value for key, value in self._drawn.items() if key not in drawn}
+            self._drawn |= {key.replace("head.", start, 1): value for key, value in models[name]._drawn.items()}
+            cast("SharedHeads", self.head).heads[name] = models[name].head
+        self.task = self._multitask.with_labels(labels)
+        self.assumed, self.has_assumed_labels = (), False
+
+    @property
+    def _multitask(self) -> MultiTask:
+        return cast("MultiTask", self.task)
+
+
+def _labelled_rows(table: RowTable, name: str, task: Task[Any]) -> RowTable:
+    """The rows of a task that have its label."""
+    labels = [column.name for column in task.columns if column.is_label]
+    rows = [row[task_row(name)] for row in table if row.get(task_row(name)) is not None]
+    return RowTable.from_rows(
+        [row for row in rows if any(row.get(label) is not None for label in labels)], table.source
+    )
+
+
+def _task_name(name: str, entry: Mapping[str, Any]) -> str:
+    task_name = entry.get("task")
+    if not isinstance(task_name, str):
+        raise UsageError(f"tasks.{name}: task is {task_name!r}, expected the name of a task")
+    return task_name
+
+
+def _settings(entry: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {key: value for key, value in entry.items() if key not in ("task", "columns", "weight")}
+    labels = settings.get("labels")
+    return {**settings, "labels": tuple(labels)} if isinstance(labels, list | tuple) else settings

@@ -1,0 +1,1 @@
+"""Several tasks on one encoder: their rows, their heads, the sum of their losses."""

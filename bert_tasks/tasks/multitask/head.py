@@ -1,0 +1,157 @@
+"""The heads of several tasks on one encoder, and the batch that they share.
+
+A sequence that several heads read is in the batch once. The layout says for each head which of the rows are its rows,
+and has a packed batch of these rows with its labels.
+
+Shape legend: N tokens of the batch, M tokens that one head's task reads, H hidden.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bert_tasks.encoder.heads import Head, HeadOutput
+from bert_tasks.encoder.packing import Layout, Packed, PackedBatch, Selection, pack
+from bert_tasks.errors import UsageError
+from bert_tasks.tasks.base import Feature
+from bert_tasks.tasks.shared.features import collate
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadBatch(PackedBatch):
+    """The sequences that one head reads, with its labels.
+
+    Attributes:
+        rows: ``[M]`` the row of the shared batch that each of its rows is.
+        numbers: The features of the shared batch that its sequences are. Empty if the batch has none for the head,
+            which then reads the first sequence without labels.
+    """
+
+    rows: Tensor
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedLayout(Packed):
+    """A layout with the batch of each head."""
+
+    heads: tuple[HeadBatch, ...]
+
+
+def share(features: Sequence[Feature], names: Sequence[str], *, position_offset: int, pad_groups: bool) -> PackedBatch:
+    """Packs the features of heads with these names, equal windows of a row once. Arguments as in ``collate``."""
+    if len(names) == 1:
+        batch = collate(features, position_offset=position_offset, pad_groups=pad_groups)
+        rows, every = torch.arange(len(batch.input_ids)), tuple(range(len(features)))
+        whole = HeadBatch(**vars(batch), rows=rows, numbers=every)
+        return PackedBatch(**{**vars(batch), "layout": SharedLayout(**vars(batch.layout), heads=(whole,))})
+    numbers: dict[tuple[Any, ...], int] = {}
+    places = []  # of each feature: the number of its sequence
+    for feature in features:
+        key = (feature["row"], tuple(feature["input_ids"]), tuple(feature["token_type_ids"]))
+        places.append(numbers.setdefault(key, len(numbers)))
+    ids, types = ([list(key[i]) for key in numbers] for i in (1, 2))
+    batch = pack(ids, types, position_offset=position_offset, pad_groups=pad_groups)
+    batches = []
+    for name in names:
+        members = tuple(number for number, feature in enumerate(features) if feature.get("head") == name)
+        first = Feature(row=0, input_ids=features[0]["input_ids"], token_type_ids=features[0]["token_type_ids"])
+        read = [features[number] for number in members] if members else [first]
+        packed = collate(read, position_offset=position_offset, pad_groups=pad_groups)
+        sequences = torch.tensor([places[number] for number in members] if members else [0])
+        layout = packed.layout
+        # How far each sequence, in the order of the rows, is moved in the shared batch.
+        moved = batch.layout.first_rows.index_select(0, sequences) - layout.first_rows
+        in_row_order = torch.empty_like(moved).index_copy_(0, layout.caller_order, moved)
+        rows = torch.arange(len(layout.sequence_of_row)) + in_row_order.repeat_interleave(layout.row_lengths)
+        batches.append(HeadBatch(**vars(packed), rows=rows, numbers=members))
+    return PackedBatch(**{**vars(batch), "layout": SharedLayout(**vars(batch.layout), heads=tuple(batches))})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharedOutput(HeadOutput):
+    """The logits of each head, by the names of the tasks."""
+
+    logits: Mapping[str, Any]
+    batches: tuple[HeadBatch, ...]
+    per_token: tuple[bool, ...]
+
+    @property
+    def logit_parts(self) -> dict[str, Any]:
+        return dict(self.logits)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = next(iter(self.logits.values())).dtype
+        return dtype
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(iter(self.logits.values())).device
+        return device
+
+    def float(self) -> "SharedOutput":
+        return self._changed({name: logits.float() for name, logits in self.logits.items()})
+
+    def double(self) -> "SharedOutput":
+        return self._changed({name: logits.double() for name, logits in self.logits.items()})
+
+    def _changed(self, logits: Mapping[str, Any]) -> "SharedOutput":
+        return SharedOutput(logits=logits, batches=self.batches, per_token=self.per_token)
+
+    def unbind(self) -> list[Any]:
+        """Returns the logits of each feature."""
+        parts: dict[int, Any] = {}
+        for logits, batch, per_token in zip(self.logits.values(), self.batches, self.per_token, strict=True):
+            each = logits.split(list(batch.layout.gather_counts)) if per_token else logits.unbind()
+            parts |= zip(batch.numbers, each, strict=False)  # without the sequence of a head that has none
+        return [parts[number] for number in range(len(parts))]
+
+
+class SharedHeads(Head):
+    """The heads of several tasks."""
+
+    label_dims: ClassVar[dict[str, tuple[int, ...]]] = {}
+
+    def __init__(self, heads: Mapping[str, Head]) -> None:
+        """Keeps the heads under the names of their tasks.
+
+        Raises:
+            UsageError: A head reads word embeddings or a layer before the last one.
+        """
+        super().__init__()
+        for name, head in heads.items():
+            if head.reads_embeddings or head.depth is not None:
+                raise UsageError(f"tasks: {name} reads more than the last layer and cannot be one of several tasks")
+        self.heads = nn.ModuleDict(heads)
+
+    @property
+    def named_heads(self) -> list[tuple[str, Head]]:
+        return [(name, head) for name, head in self.heads.items() if isinstance(head, Head)]
+
+    @property
+    def outputs_per_token(self) -> int:
+        return max(head.outputs_per_token for _, head in self.named_heads)
+
+    def select(self, layout: Layout) -> Selection | None:
+        """All tokens; of one head those that it reads."""
+        heads = self.named_heads
+        return heads[0][1].select(layout) if len(heads) == 1 else None
+
+    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> SharedOutput:
+        """``[N, H]`` (one head: ``[R, H]``) -> the logits of each head."""
+        if not isinstance(layout, SharedLayout):
+            raise UsageError("a model of several tasks computes packed batches only: use one of its models")
+        logits = {}
+        for (name, head), batch in zip(self.named_heads, layout.heads, strict=True):
+            if len(layout.heads) == 1:
+                logits[name] = head(hidden, layout, embeddings)
+                continue
+            selection = head.select(batch.layout)
+            rows = batch.rows if selection is None else batch.rows.index_select(0, selection.rows)
+            logits[name] = head(hidden.index_select(0, rows), batch.layout, embeddings)
+        per_token = tuple(head.per_token for _, head in self.named_heads)
+        return SharedOutput(logits=logits, batches=layout.heads, per_token=per_token)

@@ -1,0 +1,352 @@
+"""Several tasks on one encoder, as one task: each row has the rows of the tasks, each prediction their predictions.
+
+A task reads its own windows of a row, and the encoder reads equal windows once (head.py). Every task keeps its own loss
+terms with their own counts, so a row without the label of a task counts nothing there.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from bert_tasks.data.columns import Row
+from bert_tasks.data.kinds import Column
+from bert_tasks.data.task_rows import TaskColumn
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.metrics.tables import MetricTable, merged
+from bert_tasks.tasks.base import Feature, LossTerm, Part, Prediction, Task, is_dynamic
+from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor
+from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.shared.report import Report
+from bert_tasks.tasks.shared.windows import Windows
+
+if TYPE_CHECKING:
+    from bert_tasks.tasks.multitask.head import SharedOutput
+
+_SEPARATOR = "."  # between the name of a task and its metric
+_OWN = ("task", "columns", "weight")  # entries of a task that are no settings of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTaskPrediction(Prediction):
+    """The predictions for one row, by the names of the tasks; without tasks that the row has no input for."""
+
+    tasks: Mapping[str, Prediction]
+
+    def to_json(self, **options: Any) -> dict[str, Any]:
+        return {name: prediction.to_json(**options) for name, prediction in self.tasks.items()}
+
+
+class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
+    """What training, windows and files need to know of several tasks: what they need to know of each."""
+
+    task: "MultiTask"
+    fields: ClassVar[tuple[str, ...]] = ("fitted",)
+    has_labels: ClassVar[bool] = False
+
+    @property
+    def sample(self) -> Literal["row", "window"]:  # type: ignore[override]
+        """All windows of a row, which the tasks share; of one task its own sample."""
+        tasks = list(self.task.tasks.values())
+        return Fitting.of(tasks[0]).sample if len(tasks) == 1 else "row"
+
+    def fit_to_train(self, rows: Iterable[Row]) -> Task[Any]:
+        return self._fitted(lambda name, task: Fitting.of(task).fit_to_train(_rows_of(name, rows)))
+
+    def tune_on_validation(self, predictions: Sequence[MultiTaskPrediction], rows: Sequence[Row]) -> Task[Any]:
+        def tuned(name: str, task: Task[Any]) -> Task[Any]:
+            pairs = self.task.labelled_pairs(name, predictions, rows)
+            return Fitting.of(task).tune_on_validation(*pairs) if pairs[1] else task
+
+        return self._fitted(tuned)
+
+    def _fitted(self, fit: Callable[[str, Task[Any]], Task[Any]]) -> Task[Any]:
+        values = {name: Fitting.of(fit(name, task)).values() for name, task in self.task.tasks.items()}
+        return replace(self.task, fitted={name: value for name, value in values.items() if value})
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(remedy for task in self.task.tasks.values() for remedy in Fitting.of(task).remedies))
+
+    @property
+    def needs_document_context(self) -> bool:
+        return any(Windows.of(task).needs_document_context for task in self.task.tasks.values())
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return tuple(library for task in self.task.tasks.values() for library in Windows.of(task).libraries)
+
+    def collate(self, features: Sequence[Feature], *, position_offset: int, pad_groups: bool) -> PackedBatch:
+        from bert_tasks.tasks.multitask.head import share
+
+        names = list(self.task.tasks)
+        return share(features, names, position_offset=position_offset, pad_groups=pad_groups)
+
+
+class MultiTaskReport(Report):
+    """The metrics of each task, with its name in front."""
+
+    task: "MultiTask"
+
+    @property
+    def lower_is_better(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset(self._named(lambda report: report.lower_is_better))
+
+    @property
+    def neutral_metrics(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset(self._named(lambda report: report.neutral_metrics))
+
+    @property
+    def curves(self) -> tuple[str, ...]:
+        return (self.task.primary_metric, *self._named(lambda report: report.curves))
+
+    def _named(self, of: Callable[[Report], Iterable[str]]) -> list[str]:
+        return [_key(name, metric) for name, task in self.task.tasks.items() for metric in of(Report.of(task))]
+
+    def table(self, metrics: Mapping[str, float]) -> MetricTable:
+        overall = {key: value for key, value in metrics.items() if _SEPARATOR not in key}
+        for name, task in self.task.tasks.items():
+            start = _key(name, "")
+            of_task = {key.removeprefix(start): value for key, value in metrics.items() if key.startswith(start)}
+            overall |= {_key(name, key): value for key, value in Report.of(task).table(of_task).overall.items()}
+        return MetricTable(overall=overall)
+
+    def collapse(self, predictions: Sequence[MultiTaskPrediction], rows: Sequence[Row]) -> str | None:
+        for name, task in self.task.tasks.items():
+            note = Report.of(task).collapse(*self.task.labelled_pairs(name, predictions, rows))
+            if note is not None:
+                return f"{note} ({name})"
+        return None
+
+    def same(self, predictions: Sequence[MultiTaskPrediction], others: Sequence[MultiTaskPrediction]) -> list[bool]:
+        pairs = list(zip(predictions, others, strict=True))
+        return [
+            is_same
+            for name, task in self.task.tasks.items()
+            for is_same in Report.of(task).same(
+                *zip(
+                    *((first.tasks[name], other.tasks[name]) for first, other in pairs if name in first.tasks),
+                    strict=True,
+                )
+            )
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTask(Task[MultiTaskPrediction]):
+    """Several tasks whose heads are on one encoder.
+
+    Attributes:
+        heads: The name of each task -> the name of its kind (``task``), its settings and ``labels``, its ``columns`` in
+            the data, where they have other names, and the ``weight`` of its loss.
+        fitted: The name of a task -> its fields that are fitted to data.
+    """
+
+    name: ClassVar[str] = "multi-task"
+    registry: ClassVar[Mapping[str, type[Task[Any]]]] = {}  # the built-in tasks by their names
+    parts: ClassVar[tuple[type[Part], ...]] = (MultiTaskFitting, MultiTaskReport)
+    heads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    fitted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, entry in self.heads.items():
+            if not name.isidentifier():
+                raise ValueError(f"tasks: the name {name!r} is no word of letters, digits and _")
+            weight = entry.get("weight", 1.0)
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+                raise ValueError(f"tasks.{name}: weight is {weight!r}, expected a number from 0")
+            task = self.tasks[name]
+            unknown = sorted(set(entry.get("columns", {})) - {column.name for column in task.columns})
+            if unknown:
+                names = ", ".join(column.name for column in task.columns)
+                raise ValueError(f"tasks.{name}: columns: the task reads {names}, not {unknown[0]!r}")
+            if is_dynamic(task) or Fitting.of(task).generator() is not None or task.output_kind == "vocabulary":
+                raise ValueError(f"tasks.{name}: {task.name} cannot be one of several tasks")
+        if self.heads:
+            object.__setattr__(self, "max_length", max(task.max_length for task in self.tasks.values()))
+
+    @classmethod
+    def of(cls, tasks: Mapping[str, Task[Any]], entries: Mapping[str, Mapping[str, Any]]) -> Self:
+        """Returns the task that consists of tasks.
+
+        Args:
+            tasks: The tasks by their names.
+            entries: For each name ``columns`` and ``weight``, if they differ from the defaults.
+
+        Raises:
+            UsageError: The tasks cannot share an encoder.
+        """
+        heads = {
+            name: {
+                "task": task.name,
+                "labels": list(task.labels),
+                **Fitting.of(task).settings(),
+                **{key: entries[name][key] for key in ("columns", "weight") if key in entries.get(name, {})},
+            }
+            for name, task in tasks.items()
+        }
+        fitted = {name: values for name, task in tasks.items() if (values := Fitting.of(task).values())}
+        try:
+            return cls(heads=heads, fitted=fitted)
+        except (ValueError, TypeError) as error:
+            raise UsageError(str(error)) from None
+
+    @cached_property
+    def tasks(self) -> Mapping[str, Task[Any]]:
+        """The tasks by their names."""
+        built = {}
+        for name, entry in self.heads.items():
+            options = {key: value for key, value in entry.items() if key not in _OWN}
+            options |= self.fitted.get(name, {})
+            plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+            construct: Callable[..., Task[Any]] = self.registry[str(entry.get("task"))]
+            built[name] = construct(**plain)
+        return built
+
+    @property
+    def weights(self) -> list[float]:
+        """The weight of each task's loss."""
+        return [float(entry.get("weight", 1.0)) for entry in self.heads.values()]
+
+    def with_labels(self, labels: Mapping[str, Sequence[str]]) -> Self:
+        """Returns the task with other labels of some of its tasks."""
+        heads = {
+            name: {**entry, "labels": list(labels.get(name, entry["labels"]))} for name, entry in self.heads.items()
+        }
+        return replace(self, heads=heads)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return tuple(
+            TaskColumn(
+                name=task_row(name),
+                kind="row",
+                columns=task.columns,
+                names=tuple(self.heads[name].get("columns", {}).items()),
+                labels=task.labels,
+            )
+            for name, task in self.tasks.items()
+        )
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """The windows of all tasks, in the order of the tasks. The windows of a row are neighbours.
+
+        Raises:
+            DataError: A row has the input of no task.
+        """
+        by_row: dict[int, list[Feature]] = defaultdict(list)
+        for name, task in self.tasks.items():
+            numbers = [i for i, row in enumerate(rows) if row.get(task_row(name)) is not None]
+            for feature in task.features([_without_none(rows[i][task_row(name)]) for i in numbers], tokenizer):
+                row = numbers[feature["row"]]
+                by_row[row].append(Feature(**{**feature, "row": row, "head": name}))
+        empty = next((number for number in range(len(rows)) if number not in by_row), None)
+        if empty is not None:
+            raise DataError(f"row {empty + 1} has the input of none of the tasks {', '.join(self.tasks)}")
+        return [feature for number in range(len(rows)) for feature in by_row[number]]
+
+    def head(self, config: EncoderConfig) -> Head:
+        from bert_tasks.tasks.multitask.head import SharedHeads
+
+        return SharedHeads({name: task.head(config) for name, task in self.tasks.items()})
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        return {
+            _term(name, term, len(counts)): count
+            for name, task in self.tasks.items()
+            for counts in [task.counts([feature for feature in features if feature.get("head") == name])]
+            for term, count in counts.items()
+        }
+
+    def loss(self, logits: "SharedOutput", batch: PackedBatch) -> tuple[LossTerm, ...]:
+        terms: list[LossTerm] = []
+        outputs = zip(self.tasks.items(), self.weights, logits.logits.values(), logits.batches, strict=True)
+        for (name, task), weight, task_logits, head_batch in outputs:
+            each = task.loss(task_logits, head_batch)
+            terms += [
+                replace(term, name=_term(name, term.name, len(each)), weight=term.weight * weight) for term in each
+            ]
+        return tuple(terms)
+
+    def compact_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
+        compact: dict[int, Tensor] = {}
+        for name, task in self.tasks.items():
+            indices = [i for i, feature in enumerate(features) if feature.get("head") == name]
+            if indices:
+                results = task.compact_logits([logits[i] for i in indices], [features[i] for i in indices])
+                compact |= zip(indices, results, strict=True)
+        return [compact[i] for i in range(len(features))]
+
+    def decode(
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[MultiTaskPrediction]:
+        by_row: list[dict[str, Prediction]] = [{} for _ in rows]
+        for name, task in self.tasks.items():
+            indices = [i for i, feature in enumerate(features) if feature.get("head") == name]
+            numbers = {row: position for position, row in enumerate(dict.fromkeys(features[i]["row"] for i in indices))}
+            renumbered = [Feature(**{**features[i], "row": numbers[features[i]["row"]]}) for i in indices]
+            read = [_without_none(rows[row][task_row(name)]) for row in numbers]
+            for row, prediction in zip(
+                numbers, task.decode([compact[i] for i in indices], renumbered, read), strict=True
+            ):
+                by_row[row][name] = prediction
+        return [MultiTaskPrediction(tasks=predictions) for predictions in by_row]
+
+    def metrics(self, predictions: Sequence[MultiTaskPrediction], rows: Sequence[Row]) -> dict[str, float]:
+        """The metrics of each task with its name in front, and the mean of the primary metrics."""
+        metrics: dict[str, float] = {}
+        primary = []
+        for name, task in self.tasks.items():
+            pairs = self.labelled_pairs(name, predictions, rows)
+            if pairs[1]:
+                values = task.metrics(*pairs)
+                metrics = merged(metrics, {_key(name, key): value for key, value in values.items()})
+                primary.append(values[task.primary_metric])
+        if not primary:
+            raise DataError(f"no row has a label of the tasks {', '.join(self.tasks)}")
+        return merged({self.primary_metric: fmean(primary)}, metrics)
+
+    @property
+    def primary_metric(self) -> str:
+        return "mean_primary_metric"
+
+    def labelled_pairs(
+        self, name: str, predictions: Sequence[MultiTaskPrediction], rows: Sequence[Row]
+    ) -> tuple[list[Any], list[Row]]:
+        """Returns the predictions of a task and its rows, of the rows with a label of the task."""
+        labels = [column.name for column in self.tasks[name].columns if column.is_label]
+        pairs = [
+            (prediction.tasks[name], _without_none(row[task_row(name)]))
+            for prediction, row in zip(predictions, rows, strict=True)
+            if name in prediction.tasks and any(row[task_row(name)].get(label) is not None for label in labels)
+        ]
+        return [prediction for prediction, _ in pairs], [row for _, row in pairs]
+
+
+def task_row(name: str) -> str:
+    """The column with the rows of a task, which has no name that data could have."""
+    return f"row of {name}"
+
+
+def _key(name: str, metric: str) -> str:
+    return f"{name}{_SEPARATOR}{metric}"
+
+
+def _term(name: str, term: str, count: int) -> str:
+    """The name of a task's loss term; of the only one, which has the name of the kind of task, "loss"."""
+    return f"{name}/{'loss' if count == 1 else term}"
+
+
+def _rows_of(name: str, rows: Iterable[Row]) -> Iterable[Row]:
+    return (_without_none(row[task_row(name)]) for row in rows if row.get(task_row(name)) is not None)
+
+
+def _without_none(row: Row) -> Row:
+    """A row without the columns that Arrow fills in."""
+    return {name: value for name, value in row.items() if value is not None}

@@ -1,0 +1,291 @@
+"""Several tasks on one encoder: gradients, counts, shared sequences, resuming, and pairs of tasks of every kind."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks import TaskModel, evaluate, fit
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.model.multitask import MultiTaskModel
+from bert_tasks.training.objectives import Supervised
+from support.small_checkpoints import copied, edit_config, save_checkpoint
+from support.task_examples import CHOICES, CLASSES, LABELS, PAIRS, QUESTIONS, SENTENCES
+from support.training_runs import make_steps, walk, weights_of
+
+TOPIC = {"task": "sequence-classification", "labels": ["low", "mid", "high"], "max_length": 32}
+SLOTS = {"task": "token-classification", "labels": list(LABELS), "max_length": 32, "doc_stride": 6}
+QUESTION = {"task": "span-extraction", "max_length": 32, "doc_stride": 6, "max_query_length": 8, "max_answer_length": 5}
+TASKS: dict[str, dict[str, Any]] = {
+    "topic": {**TOPIC, "columns": {"label": "topic"}},
+    "slots": {**SLOTS, "columns": {"tags": "slots"}},
+}
+
+
+def renamed(rows: Sequence[Mapping[str, Any]], **names: str) -> list[dict[str, Any]]:
+    return [{names.get(name, name): value for name, value in row.items()} for row in rows]
+
+
+def together(*tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for row in rows for name, value in row.items()} for rows in zip(*tables, strict=True)]
+
+
+ROWS = together(renamed(CLASSES, label="topic"), renamed(SENTENCES, tags="slots"))
+# Pairs of tasks -> their settings, and rows for both.
+PAIRED: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "sequence and token": (TASKS, ROWS),
+    "pair and sequence": (
+        {
+            "entails": {
+                "task": "pair-classification",
+                "labels": ["no", "yes"],
+                "max_length": 32,
+                "columns": {"label": "entails"},
+            },
+            "topic": TASKS["topic"],
+        },
+        together(renamed(PAIRS, label="entails"), renamed(CLASSES, label="topic")),
+    ),
+    "token and token with other labels": (
+        {
+            "slots": TASKS["slots"],
+            "parts": {**SLOTS, "labels": ["a", "b"], "columns": {"tags": "parts"}},
+        },
+        [{**row, "parts": ["ab"[len(word) > 4] for word in row["words"]]} for row in ROWS],
+    ),
+    "span and sequence": (
+        {"answer": QUESTION, "topic": TASKS["topic"]},
+        together(QUESTIONS, renamed(CLASSES, label="topic")),
+    ),
+    "choice and pair": (
+        {
+            "answer": {"task": "multiple-choice", "max_length": 32, "columns": {"label": "right"}},
+            "entails": {
+                "task": "pair-classification",
+                "labels": ["no", "yes"],
+                "max_length": 32,
+                "columns": {"label": "entails"},
+            },
+        },
+        together(renamed(CHOICES, label="right"), renamed(PAIRS, label="entails")),
+    ),
+}
+SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 4, "learning_rate": 1e-3, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Large weights, so that a wrong gradient shows; no dropout."""
+    folder = tmp_path_factory.mktemp("base")
+    save_checkpoint(folder, "bert", wordpiece_tokenizer, wide=True)
+    edit_config(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Path:
+    """With dropout."""
+    folder = tmp_path_factory.mktemp("plain")
+    save_checkpoint(folder, "bert", wordpiece_tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def quick(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Learns quickly; no dropout."""
+    folder = copied(plain, tmp_path_factory.mktemp("quick") / "model")
+    edit_config(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return folder
+
+
+def load(base: Path, tasks: Mapping[str, Mapping[str, Any]] = TASKS) -> MultiTaskModel:
+    torch.manual_seed(0)
+    return MultiTaskModel.from_pretrained(base, tasks=tasks)
+
+
+def features_of(model: TaskModel, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    table = RowTable.from_rows(rows, columns=model.task.columns)
+    return model.task.features(list(table), model.require_tokenizer())
+
+
+def gradients_of(model: TaskModel, rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """The mean of each loss term of one batch, and the gradients of the weighted sum of these means."""
+    objective = Supervised(model)
+    objective.zero_grad(set_to_none=True)
+    terms = objective(model.packed(features_of(model, rows)))
+    means = {term.name: term.total / term.count.clamp(min=1) for term in terms}
+    torch.stack([term.weight * means[term.name] for term in terms]).sum().backward()
+    grads = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {name: mean.item() for name, mean in means.items()}, {name: grad.clone() for name, grad in grads.items()}
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+def test_loss_and_gradients_are_the_weighted_sum_of_single_models(base: Path, weight: float) -> None:
+    model = load(base, {**TASKS, "slots": {**TASKS["slots"], "weight": weight}}).double()
+    losses, gradients = gradients_of(model, ROWS)
+    sums: dict[str, Tensor] = {}
+    for name, single in model.models.items():
+        rows = renamed(ROWS, **({"topic": "label"} if name == "topic" else {"slots": "tags"}))
+        own_losses, own_gradients = gradients_of(single, rows)
+        assert list(own_losses.values()) == pytest.approx([losses[f"{name}/loss"]], rel=1e-12)
+        for key, gradient in own_gradients.items():
+            key = key.replace("head.", f"head.heads.{name}.") if key.startswith("head.") else key
+            sums[key] = sums.get(key, torch.zeros_like(gradient)) + gradient * (weight if name == "slots" else 1.0)
+    assert sums.keys() == gradients.keys()
+    largest = max(gradient.abs().max() for gradient in sums.values())
+    assert all((sums[key] - gradients[key]).abs().max() <= 1e-12 * largest for key in sums)
+
+
+def test_the_encoder_reads_a_shared_row_once(base: Path) -> None:
+    model, tokens = load(base), list[int]()
+    model.encoder.register_forward_hook(lambda module, inputs, output: tokens.append(len(inputs[0])))
+    features = features_of(model, ROWS)
+    once = sum(len(feature["input_ids"]) for feature in features if feature["head"] == "topic")
+    model.predict(renamed(ROWS, topic="unread"))
+    assert tokens == [once]
+    gradients_of(model, ROWS)
+    assert tokens == [once, once]
+
+
+def with_gaps(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of which some lack a label, so that the counts of batches and tasks differ."""
+    without = {0: "topic", 1: "slots", 2: ""}
+    gaps = [{name: row[name] for name in row if name != without[i % 3]} for i, row in enumerate(rows)]
+    return [*gaps, *rows[:3]]
+
+
+def step_gradients(base: Path, **optim: Any) -> dict[str, Tensor]:
+    model = load(base).double()
+    steps = make_steps(model, with_gaps(ROWS), batch_size=8, epochs=1, **optim)
+    _, batch = next(steps.batches())
+    sums = steps.backward(0, batch)
+    steps.optimizer.step = lambda *arguments: None  # type: ignore[method-assign]  # the gradients are compared
+    steps.update(0, batch, sums)
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def test_micro_batches_change_nothing(base: Path) -> None:
+    whole, cut = (step_gradients(base, micro_batch_tokens=tokens, max_grad_norm=None) for tokens in (10_000, 40))
+    assert whole.keys() == cut.keys()
+    largest = max(gradient.abs().max() for gradient in whole.values())
+    assert largest > 0
+    assert all((whole[name] - cut[name]).abs().max() <= 1e-12 * largest for name in whole)
+
+
+def test_a_batch_without_a_label_of_a_task_trains_the_others(base: Path) -> None:
+    model = load(base).double()
+    rows = [{name: value for name, value in row.items() if name != "slots"} for row in ROWS]
+    losses, gradients = gradients_of(model, rows)
+    assert losses["slots/loss"] == 0.0
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+    assert all(not gradient.any() for name, gradient in gradients.items() if "heads.slots" in name)
+    assert any(gradient.any() for name, gradient in gradients.items() if "heads.topic" in name)
+    only_text = [{"text": row["text"], "topic": row["topic"]} for row in ROWS]
+    (topic,) = (name for name in gradients if name.endswith("heads.topic.output.weight"))
+    assert torch.allclose(gradients_of(model, only_text)[1][topic], gradients[topic], rtol=1e-12)
+
+
+def test_one_task_is_the_same_as_a_model_of_it(plain: Path) -> None:
+    rows = renamed(ROWS, topic="label")
+    torch.manual_seed(0)
+    single = TaskModel.from_pretrained(plain, task="sequence-classification", labels=TOPIC["labels"], max_length=32)
+    logs = walk(make_steps(single, [{"text": row["text"], "label": row["label"]} for row in rows], batch_size=4))
+    model = load(plain, {"topic": TOPIC})
+    ours = walk(make_steps(model, rows, batch_size=4))
+    assert [log.loss for log in ours] == [log.loss for log in logs]
+    trained = weights_of(model.models["topic"])
+    assert all(torch.equal(trained[name], weight) for name, weight in weights_of(single).items())
+
+
+@pytest.mark.parametrize("pair", PAIRED)
+def test_pairs_of_tasks_learn_and_are_saved(pair: str, quick: Path, tmp_path: Path) -> None:
+    tasks, rows = PAIRED[pair]
+    model = load(quick, tasks)
+    settings = {**SETTINGS, "epochs": 30, "learning_rate": 5e-3, "eval_steps": 60}
+    result = fit(model, rows, rows, output_dir=tmp_path / "run", **settings)
+    assert result.metrics["loss"] < 0.5
+    names = list(tasks)
+    assert all(any(key.startswith(f"{name}.") for key in result.metrics) for name in names)
+    opened = MultiTaskModel.from_pretrained(tmp_path / "run" / "model")
+    predictions = opened.predict(rows)
+    assert predictions == model.predict(rows)
+    for name, single in opened.models.items():
+        alone = single.predict(renamed(rows, **{other: column for column, other in single.columns.items()}))
+        for prediction, expected in zip(predictions, alone, strict=True):
+            assert prediction[name].to_json().keys() == expected.to_json().keys()
+            assert getattr(prediction[name], "label", None) == getattr(expected, "label", None)
+    assert evaluate(opened, rows) == pytest.approx(evaluate(model, rows))
+    assert json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["task"] == "multi-task"
+
+
+def test_labels_come_from_the_training_rows(base: Path, tmp_path: Path) -> None:
+    tasks = {name: {key: value for key, value in entry.items() if key != "labels"} for name, entry in TASKS.items()}
+    model = load(base, tasks)
+    with pytest.raises(UsageError, match="needs labels"):
+        model.predict("a text")
+    fit(model, with_gaps(ROWS), ROWS, output_dir=tmp_path, **SETTINGS)
+    assert model.models["topic"].task.labels == ("high", "low", "mid")
+    assert set(model.models["slots"].task.labels) == {tag for row in SENTENCES for tag in row["tags"]}
+
+
+def test_a_stopped_run_ends_with_the_same_bits(plain: Path, tmp_path: Path) -> None:
+    def run(folder: Path, stop_after: int | None = None) -> dict[str, Tensor]:
+        def stop(record: dict[str, Any]) -> None:
+            if record["event"] == "step" and record["step"] == stop_after:
+                raise KeyboardInterrupt
+
+        model = load(plain)
+        options = {**SETTINGS, "save_steps": 2, "logging_steps": 1, "callback": stop}
+        try:
+            fit(model, with_gaps(ROWS), ROWS, output_dir=folder, **options)
+        except KeyboardInterrupt:
+            return {}
+        return weights_of(model)
+
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "run", stop_after=5)
+    again = run(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["resumed_at"]
+    assert all(torch.equal(again[name], weight) for name, weight in whole.items())
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ({}, "tasks names no task"),
+        ({"topic": {}}, "tasks.topic: task is None, expected the name of a task"),
+        ({"topic": {"task": "sequence-clasification"}}, "did you mean 'sequence-classification'"),
+        ({"my topic": TOPIC}, "the name 'my topic' is no word of letters, digits and _"),
+        ({"topic": {**TOPIC, "weight": -1}}, "tasks.topic: weight is -1, expected a number from 0"),
+        ({"topic": {**TOPIC, "columns": {"lable": "x"}}}, "the task reads text, label, not 'lable'"),
+        ({"topic": {**TOPIC, "depth": 3}}, "sequence-classification has no setting 'depth'"),
+        ({"words": {"task": "fill-mask"}}, "tasks.words: masked-language-modeling cannot be one of several tasks"),
+    ],
+)
+def test_wrong_tasks_are_named(tasks: dict[str, Any], message: str, base: Path) -> None:
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
+        load(base, tasks)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"topic": "low"}, "row 9 has the input of none of the tasks topic, slots"),
+        ({"text": "a", "topic": "lwo"}, "unknown label"),
+        ({"words": ["a", "b"], "slots": ["O"]}, "2 words"),
+    ],
+)
+def test_wrong_rows_are_named(row: dict[str, Any], message: str, base: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        fit(load(base), [*ROWS, row], ROWS, output_dir=tmp_path, **SETTINGS)
+
+
+def test_a_folder_of_one_task_is_none_of_several(base: Path) -> None:
+    with pytest.raises(CheckpointError):
+        MultiTaskModel.from_pretrained(base)
