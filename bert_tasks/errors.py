@@ -75,6 +75,10 @@ class CheckpointError(BertTasksError):
     exit_code = 4
 
 
+class NoHeadError(CheckpointError):
+    """A model folder without a trained head for the task (exit code 4)."""
+
+
 class NotFiniteScoresError(CheckpointError):
     """A model whose weights or precision give scores that are not finite numbers (exit code 4)."""
 

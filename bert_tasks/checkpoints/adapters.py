@@ -14,28 +14,53 @@ from torch import Tensor
 
 from bert_tasks.checkpoints.adapter_config import TASK_TYPES, is_adapter, read_adapter_config
 from bert_tasks.checkpoints.files import checked_file, refuse
-from bert_tasks.checkpoints.hub import ADAPTER_WEIGHTS, resolve
+from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, resolve
 from bert_tasks.checkpoints.load import read_safetensors, read_weights
 from bert_tasks.encoder.lora import AdapterWeights
-from bert_tasks.errors import UsageError
+from bert_tasks.errors import CheckpointError, UsageError
 
 _PREFIX = "base_model.model."
 _LORA_A, _LORA_B = ".lora_A.weight", ".lora_B.weight"
 
 
-def model_weights(folder: Path) -> dict[str, Tensor]:
+def adapter_folder(name: str | Path, base: Path) -> Path:
+    """Returns the folder of adapters that are loaded with a base that the caller names.
+
+    Raises:
+        CheckpointError: The folder has no adapters.
+        UsageError: The base is a folder of adapters, too.
+    """
+    if _has_only_adapters(base):
+        raise UsageError(f"{base} has adapters, too: name the model that they were trained on, or no other adapters")
+    folder = resolve(name)
+    if not is_adapter(folder):
+        raise CheckpointError(f"{name}: no {ADAPTER_CONFIG}. Name a folder of adapters, such as RUN/adapter")
+    return folder
+
+
+def _has_only_adapters(folder: Path) -> bool:
+    return is_adapter(folder) and not (folder / "model.safetensors").exists()
+
+
+def model_weights(folder: Path, base: Path | None = None) -> dict[str, Tensor]:
     """Returns the weights of a model's folder; for adapters, of their base with the changes of the adapters.
+
+    Args:
+        folder: The folder.
+        base: The base of the adapters. Default: the model that their configuration names.
 
     Raises:
         CheckpointError: A file is missing or damaged, or the adapters belong to another model.
     """
-    if not is_adapter(folder) or (folder / "model.safetensors").exists():
+    if base is not None:
+        return with_adapters(model_weights(base), folder, str(base))
+    if not _has_only_adapters(folder):
         return read_weights(folder)
-    base = resolve(read_adapter_config(folder)["base_model_name_or_path"])
-    return with_adapters(model_weights(base), folder)
+    name = read_adapter_config(folder)["base_model_name_or_path"]
+    return with_adapters(model_weights(resolve(name)), folder, name)
 
 
-def with_adapters(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+def with_adapters(weights: Mapping[str, Tensor], folder: Path, base: str) -> dict[str, Tensor]:
     """Returns the weights of a base with the changes of a folder's adapters, and the modules that the folder stores.
 
     Raises:
@@ -51,7 +76,7 @@ def with_adapters(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tens
         lora_b = tensors.get(module + _LORA_B)
         target = _key_of(f"{module}.weight", weights)
         if target is None or lora_b is None or not _fit(lora_a, lora_b, weights[target]):
-            refuse(path, f"{name} fits no weight of {config['base_model_name_or_path']}: it is another model's")
+            refuse(path, f"{name} fits no weight of {base}: it is another model's")
         rank = len(lora_a)
         alpha = config["alpha_pattern"].get(module, config["lora_alpha"])
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

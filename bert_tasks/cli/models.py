@@ -22,6 +22,7 @@ from bert_tasks.cli.app import (
     result_stream,
 )
 from bert_tasks.cli.options import (
+    Adapter,
     AsJson,
     DataOrPipe,
     ModelName,
@@ -32,6 +33,7 @@ from bert_tasks.cli.options import (
     Revision,
     model_options,
     read_options,
+    served_adapters,
     shared_options,
     write_options,
 )
@@ -53,6 +55,7 @@ def evaluate(
         Literal["blank-line", "line", "file"] | None,
         typer.Option(metavar="NAME", help="What a document is in a .txt file: blank-line (default), line or file."),
     ] = None,
+    adapter: Adapter = None,
     dtype: Precision = "float32",
     as_json: AsJson = False,
 ) -> None:
@@ -65,7 +68,7 @@ def evaluate(
     from bert_tasks.tasks.shared.report import Report
 
     reading = replace(reading, document=document)
-    loaded = load_trained(model, data=data, reading=reading, ensembles=True, **loading)
+    loaded = load_trained(model, data=data, reading=reading, ensembles=True, adapter=adapter, **loading)
     evaluation = evaluate_data(loaded, data, reading=reading, dtype=dtype)
     table = Report.of(evaluation.task).table(evaluation.metrics)
     print_result(evaluation.metrics, table.lines(), as_json=as_json)
@@ -97,6 +100,7 @@ def predict(
         bool, typer.Option("--explain", help="Write how much each word contributed, too; about 100 times as slow.")
     ] = False,
     quiet: Quiet = False,
+    adapter: Adapter = None,
     dtype: Precision = "float32",
     dist_timeout: ProcessTimeout = None,
 ) -> None:
@@ -123,10 +127,9 @@ def predict(
         return
     source = _texts_or_data(text, text_pair, data, "predict")
     writing = replace(writing, csv_raw=csv_raw, logits=logits, explain=explain)
+    loading |= {"adapter": adapter, "dtype": dtype}
     with _rows_output(output, quiet=quiet) as (target, progress):
-        result = predict_file(
-            model, source, target, progress=progress, writing=writing, reading=reading, dtype=dtype, **loading
-        )
+        result = predict_file(model, source, target, progress=progress, writing=writing, reading=reading, **loading)
     _print_rows_result(result, "prediction", output)
 
 
@@ -282,10 +285,11 @@ def rows_progress(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]
 
 
 @app.command("serve")
-@shared_options(loading=model_options)
+@shared_options(loading=model_options, adapters=served_adapters)
 def serve(
     model: ModelName,
     loading: dict[str, Any],
+    adapters: dict[str, str],
     host: Annotated[
         str, typer.Option(help="Address; 0.0.0.0 is reachable from other machines: put a proxy in front.")
     ] = "127.0.0.1",
@@ -306,11 +310,14 @@ def serve(
     """Serve predictions over HTTP, with a page to try the model. Needs the extra `serve`.
 
     Example: bert-tasks serve runs/first/model --port 8000
+
+    Example: bert-tasks serve BASE --adapter mood=runs/mood/adapter --adapter topic=runs/topic/adapter
     """
     from bert_tasks.serving import Limits, serve
 
     serve(
         model,
+        adapters=adapters,
         host=host,
         port=port,
         limits=Limits.parse([] if limit is None else limit),
@@ -336,6 +343,7 @@ def export(
     data: Annotated[
         Path | None, typer.Option(help="A file of rows: all are checked, the first 200 verify the graph.")
     ] = None,
+    adapter: Adapter = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export in the folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -346,7 +354,8 @@ def export(
     from bert_tasks.export import export
 
     options = {name: value for name, value in vars(reading).items() if name != "document"}
-    result = export(model, to=to, output=output, data=data, overwrite=overwrite, **loading, **options)
+    loading |= {"adapter": adapter, "overwrite": overwrite}
+    result = export(model, to=to, output=output, data=data, **loading, **options)
     print_result(result.to_json(), result.lines(), as_json=as_json)
 
 

@@ -46,6 +46,9 @@ LabelSeparator = Annotated[
     str | None, typer.Option(help="Separates several labels in one cell, e.g. '|'; default: ';'.")
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
+Adapter = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="Adapters to add to MODEL, which is then their base.")
+]
 Precision = Annotated[
     Literal["float32", "bf16", "int8"],
     typer.Option(
@@ -115,6 +118,19 @@ def model_options(
     pairs = _key_value_pairs("--set", set_, expected="KEY=VALUE, e.g. max_length=256")
     values = {key.removeprefix("settings."): parse_value(value) for key, value in pairs.items()}
     return {"task": None if task is None else load_task_class(task), "settings": values, "revision": revision}
+
+
+def served_adapters(
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", metavar="NAME=FOLDER", help="Adapters of MODEL to serve, too; may be repeated."),
+    ] = None,
+) -> dict[str, str]:
+    """The argument ``adapters`` of ``serve``."""
+    pairs = _key_value_pairs("--adapter", adapter, expected="NAME=FOLDER, e.g. mood=runs/mood/adapter")
+    if adapter is not None and len(pairs) < len(adapter):
+        raise typer.BadParameter(f"--adapter {' --adapter '.join(adapter)}: two have the same name, so rename one")
+    return pairs
 
 
 def read_options(

@@ -90,6 +90,7 @@ def export(
     task: str | type[Task] | None = None,
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
+    adapter: str | Path | None = None,
     overwrite: bool = False,
     **reading: Unpack[ReadingArguments],
 ) -> Export:
@@ -106,6 +107,7 @@ def export(
         task: the task of a folder that does not state one, or a task class.
         settings: fields of the task to change, if ``model`` is loaded here.
         revision: the revision of a name on the hub.
+        adapter: a folder of adapters to add to the weights of ``model``, see ``TaskModel.from_pretrained``.
         overwrite: whether to replace an earlier export.
         reading: how to read ``data``: ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and
             ``label_separator`` of `ReadOptions`.
@@ -130,7 +132,8 @@ def export(
     target = Path(output)
     _check_output(target, overwrite=overwrite)
     with new_folder(target, suffix=".exporting") as folder:
-        loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
+        loading: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
+        loaded = load_trained(model, data=data, reading=how, **loading)
         dtypes = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if dtypes:
             raise UsageError(f"the weights are {', '.join(dtypes)}, expected float32: convert the model with .float()")

@@ -234,6 +234,7 @@ def evaluate(
     task: str | type[Task] | None = None,
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
+    adapter: str | Path | None = None,
     dtype: DType = "float32",
     document: Document | None = None,
     **reading: Unpack[ReadingArguments],
@@ -245,6 +246,7 @@ def evaluate(
             cross-validation stands for the mean of the models of all folds.
         task: a task's name, or its class, for a folder that does not say what its task is.
         settings: fields of the task to change, of a model that is loaded here.
+        adapter: a folder of adapters to add to the weights of ``model``, see ``TaskModel.from_pretrained``.
         data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
         dtype: ``int8`` runs a quantised copy of the model on the CPU, which takes seconds to make (extra ``export``).
             ``bf16`` runs the encoder in bfloat16; on a CPU it is faster with avx512_bf16 or AMX, and slower without.
@@ -257,9 +259,8 @@ def evaluate(
         CheckpointError: the model cannot be loaded.
     """
     options = ReadOptions.from_arguments(evaluate, reading, document=document)
-    model = load_trained(
-        model, task=task, settings=settings, revision=revision, data=data, reading=options, ensembles=True
-    )
+    loading: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
+    model = load_trained(model, data=data, reading=options, ensembles=True, **loading)
     return evaluate_data(model, data, dtype=dtype, reading=options).metrics
 
 

@@ -76,6 +76,7 @@ def predict(
     task: str | type[Task[PredictionT]] | None = None,
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
+    adapter: str | Path | None = None,
     dtype: DType = "float32",
     logits: bool = False,
     explain: bool = False,
@@ -92,6 +93,7 @@ def predict(
     task: str | type[Task[PredictionT]] | None = None,
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
+    adapter: str | Path | None = None,
     dtype: DType = "float32",
     keep_columns: PassthroughColumns = "all",
     on_error: Literal["fail", "skip"] = "fail",
@@ -112,6 +114,7 @@ def predict(
     task: str | type[Task[PredictionT]] | None = None,
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
+    adapter: str | Path | None = None,
     dtype: DType = "float32",
     keep_columns: PassthroughColumns = "all",
     on_error: Literal["fail", "skip"] = "fail",
@@ -161,7 +164,7 @@ def predict(
     )
     if output is None and writing != WriteOptions(logits=logits, explain=explain):
         raise UsageError("keep_columns, on_error, rejects, csv_raw and output_format are for an output: give one")
-    options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
+    options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
     how = ReadOptions.from_arguments(predict, reading)
     if output is not None:
         return predict_file(model, data, output, dtype=dtype, writing=writing, reading=how, **options).rows
@@ -183,6 +186,7 @@ def predict_file(
     task: str | type[Task] | None = None,
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
+    adapter: str | Path | None = None,
     dtype: DType = "float32",
     writing: WriteOptions | None = None,
     reading: ReadOptions | None = None,
@@ -204,9 +208,8 @@ def predict_file(
         raise UsageError("standard input is closed: name a file, or send rows through a pipe")
     if is_standard and accelerator.num_processes > 1:
         raise UsageError("several processes cannot share standard input: write it to a file first")
-    model = load_trained(
-        model, task=task, settings=settings, revision=revision, data=data, reading=reading, ensembles=True
-    ).to(accelerator.device)
+    options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
+    model = load_trained(model, data=data, reading=reading, ensembles=True, **options).to(accelerator.device)
     destination.check_task(model.task)
     if writing.explain:
         explainable_task(model, model.task, dtype)

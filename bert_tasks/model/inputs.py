@@ -38,20 +38,23 @@ def load_trained(
     revision: str | None,
     data: Data | None = None,
     ensembles: bool = False,
+    adapter: str | Path | None = None,
 ) -> TaskModel:
     """The model, whose head must be complete; an exported folder gives a model that onnxruntime runs.
 
     With ``ensembles``, the folder of a cross-validation gives the mean of its models. The columns of ``reading`` and
-    ``data`` say whether a classifier of transformers reads one text or two.
+    ``data`` say whether a classifier of transformers reads one text or two. For ``adapter`` see
+    ``TaskModel.from_pretrained``.
 
     Raises:
         CheckpointError: the head, or a part of it, is not in the files.
         UsageError: a setting is not one of the task's.
     """
     if isinstance(model, TaskModel):
-        if settings:
+        if settings or adapter is not None:
             raise UsageError(
-                "settings change a model that is loaded from files; of a model in memory replace model.task"
+                "settings and adapters are for a model that is loaded from files; of a model in memory replace "
+                "model.task"
             )
         return model
     from bert_tasks.export.exported import ExportedModel, is_exported  # which imports this package
@@ -62,10 +65,13 @@ def load_trained(
         "options": {} if settings is None else settings,
         "served_as": lambda task: _task_of_columns(task, data, reading),
     }
-    if ensembles and is_ensemble(model):
+    if adapter is not None:
+        trained: TaskModel = TaskModel.load(model, adapter=adapter, **options)
+    elif ensembles and is_ensemble(model):
         return load_ensemble(model, **options)
-    trained: TaskModel = (ExportedModel if is_exported(model) else TaskModel).load(model, **options)
-    check_trained(model, trained.task, trained.load_report)
+    else:
+        trained = (ExportedModel if is_exported(model) else TaskModel).load(model, **options)
+    check_trained(model if adapter is None else adapter, trained.task, trained.load_report)
     return trained
 
 

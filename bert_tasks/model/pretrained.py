@@ -17,7 +17,7 @@ from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import CheckpointError, NoHeadError, UsageError
 from bert_tasks.families import (
     CONFIG_KEY,
     encoder_config,
@@ -46,6 +46,7 @@ class CheckpointFolder:
         stored: The content of our key in config.json; None if this package did not write it.
         columns: The task's columns -> their names in the training data, as far as config.json says it.
         tokenizer_path: The folder with the tokenizer: adapters of peft have the one of their base.
+        base: The base of adapters, if the caller names it.
     """
 
     path: Path
@@ -55,6 +56,7 @@ class CheckpointFolder:
     stored: dict[str, Any] | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     tokenizer_path: Path = Path()
+    base: Path | None = None
 
     @property
     def task(self) -> Any:
@@ -62,16 +64,21 @@ class CheckpointFolder:
         return None if self.stored is None else self.stored.get("task")
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, base: Path | None = None) -> Self:
         """Reads the config.json of a folder.
+
+        Args:
+            path: The folder.
+            base: The base of its adapters. Default: the model that the configuration of the adapters names.
 
         Raises:
             CheckpointError: config.json is missing or damaged, or the family is not supported.
         """
         if is_adapter(path) and not (path / "config.json").exists():
             config = read_adapter_config(path)
-            base = cls.open(resolve(config["base_model_name_or_path"]))
-            return replace(base, path=path, tokenizer_path=base.path, head=head_of(config), labels=(), stored=None)
+            described = cls.open(resolve(config["base_model_name_or_path"]) if base is None else base)
+            described = replace(described, path=path, tokenizer_path=described.path, base=base)
+            return replace(described, head=head_of(config), labels=(), stored=None)
         hf_config = read_config(path)
         entry = hf_config.get(CONFIG_KEY)
         stored = entry if isinstance(entry, dict) else None
@@ -87,6 +94,7 @@ class CheckpointFolder:
             stored=stored,
             columns=columns,
             tokenizer_path=path,
+            base=base,
         )
 
 
@@ -132,7 +140,7 @@ def folder_task(
     elif options:
         raise UsageError(f"labels and settings need a task: {example} too")
     else:
-        raise CheckpointError(
+        raise NoHeadError(
             f"{folder.path} has no task head this package knows (architectures: "
             f"{folder.hf_config.get('architectures')}); {example} for a new one"
         )
@@ -236,9 +244,9 @@ def check_fits(task: Task, hf_config: Mapping[str, Any], config: EncoderConfig) 
 
 
 def check_trained(name: str | Path, task: Task, report: "LoadReport | None") -> None:
-    """Raises CheckpointError if the head of a loaded model, or a part of it, is new."""
+    """Raises NoHeadError if the head of a loaded model, or a part of it, is new."""
     if report is not None and report.new:
-        raise CheckpointError(
+        raise NoHeadError(
             f"{name} has no trained head for {task.name} ({', '.join(report.new)} would be new): train it first, or "
             "choose another model"
         )

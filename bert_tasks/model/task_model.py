@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, cast
 import torch
 from torch import Tensor
 
-from bert_tasks.checkpoints.adapters import adapter_files, model_weights, no_adapters
+from bert_tasks.checkpoints.adapters import adapter_files, adapter_folder, model_weights, no_adapters
 from bert_tasks.checkpoints.hub import Origin, origin, resolve
 from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
@@ -31,7 +31,7 @@ from bert_tasks.encoder.cpu import map_batches
 from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.lora import AdapterWeights
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import CheckpointError, NoHeadError, UsageError
 from bert_tasks.families import converted_config, family_of, parameter_map
 from bert_tasks.model.explanation import explainable_task, explained
 from bert_tasks.model.features import config_with_tokenizer, new_tokenizer
@@ -120,6 +120,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         task: str | Task[PredictionT] | type[Task[PredictionT]] | None = None,
         labels: Sequence[str] | None = None,
         revision: str | None = None,
+        adapter: str | Path | None = None,
         **settings: Any,
     ) -> Self:
         """Loads a checkpoint in float32, in evaluation mode.
@@ -133,6 +134,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             labels: the classes in order. A head in the file with the same labels in another order is reordered.
                 Default: the folder's; where it has none, ``fit`` takes the labels of the training rows.
             revision: branch, tag or commit of a hub id.
+            adapter: a folder of the library peft whose adapters are added to the weights of ``name``, whatever model
+                it names. The task and the head are the folder's.
             settings: fields of the task. Those that are not given are the ones stored in the folder, else those that
                 its config.json implies, else the defaults.
 
@@ -140,7 +143,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
             UsageError: an unknown task or setting, or one text as the labels, which would be taken for its letters.
         """
-        return cls.load(name, task=task, revision=revision, options=_task_fields(settings, labels))
+        return cls.load(name, task=task, revision=revision, options=_task_fields(settings, labels), adapter=adapter)
 
     @classmethod
     def from_config(
@@ -189,11 +192,22 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         revision: str | None,
         options: Mapping[str, Any],
         served_as: Callable[[type[Task]], type[Task]] | None = None,
+        adapter: str | Path | None = None,
     ) -> Self:
         """As ``from_pretrained``, with all fields of the task in ``options``. For ``served_as`` see ``folder_task``."""
-        folder = CheckpointFolder.open(resolve(name, revision=revision))
-        model = cls._from_folder(folder, task, options, served_as)
-        model.origin = origin(name, folder.path, revision=revision)
+        path = resolve(name, revision=revision)
+        folder = (
+            CheckpointFolder.open(path)
+            if adapter is None
+            else CheckpointFolder.open(adapter_folder(adapter, path), base=path)
+        )
+        try:
+            model = cls._from_folder(folder, task, options, served_as)
+        except CheckpointError as error:
+            if adapter is None or isinstance(error, NoHeadError):
+                raise
+            raise CheckpointError(f"{adapter} does not fit the base {name}: {error}") from None
+        model.origin = origin(name if adapter is None else adapter, folder.path, revision=revision)
         model.columns = folder.columns
         model.tokenizer = open_tokenizer(
             folder.tokenizer_path, vocab_size=model.config.vocab_size, second=model.config.second_segment
@@ -328,6 +342,13 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         hf_config = saved_config(self.hf_config, self.task, self.columns)
         save_folder(target, config=hf_config, tensors=tensors, tokenizer=self._tokenizer, adapter_config=config)
 
+    def share_weights(self, other: "TaskModel") -> None:
+        """Uses the memory of another model on the same device for each weight that is equal there."""
+        weights = dict(other.named_parameters())
+        for name, weight in self.named_parameters():
+            if name in weights and weights[name].shape == weight.shape and torch.equal(weights[name], weight):
+                weight.data = weights[name].data
+
     def restore(self, folder: str | Path) -> None:
         """Takes all weights from a folder that this model was saved to; raises CheckpointError if they do not fit."""
         self.check_parameters()
@@ -352,7 +373,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             )
         shapes = {key: state[key].shape for key in names}
         matched = match_weights(
-            model_weights(folder.path),
+            model_weights(folder.path, folder.base),
             names,
             shapes=shapes,
             family=family_of(self.hf_config),

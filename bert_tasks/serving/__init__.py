@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bert_tasks.environment import check_libraries
@@ -20,6 +21,7 @@ __all__ = ["Limits", "serve"]
 def serve(
     model: str | Path,
     *,
+    adapters: Mapping[str, str | Path] = MappingProxyType({}),
     host: str = "127.0.0.1",
     port: int = 8000,
     limits: Limits | None = None,
@@ -39,7 +41,9 @@ def serve(
     ``os._exit`` does not.
 
     Args:
-        model: A folder, or a name on the hub.
+        model: A folder, or a name on the hub. With adapters their base, which is served, too, if it has a trained head.
+        adapters: Name in requests -> a folder of adapters, see ``TaskModel.from_pretrained``. Weights in float32 that
+            adapters do not change are in memory once.
         host: The address to listen on.
         port: The port to listen on. 0 chooses a free one.
         limits: Limits of requests.
@@ -61,16 +65,18 @@ def serve(
         from bert_tasks.export.graph import LIBRARIES
 
         check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
+    if "" in adapters:
+        raise UsageError("the name of an adapter is empty; name each adapter as requests choose it")
     if not 0 <= max_wait <= 60:
         raise UsageError(f"max_wait is {max_wait} s, expected 0 to 60")
     if not grace > 0:
         raise UsageError(f"grace is {grace} s, expected more than 0; inf waits for every running request")
-    from bert_tasks.serving.server import bound_listener, host_names, load_warm, run_server
+    from bert_tasks.serving.server import bound_listener, host_names, load_served, run_server
 
     with bound_listener(host, port) as listener:
         serving = run_server(
             "/".join(Path(model).parts[-2:]),  # the page need not show where a folder is
-            partial(load_warm, model, task=task, settings=settings, revision=revision, dtype=dtype),
+            partial(load_served, model, adapters, task=task, settings=settings, revision=revision, dtype=dtype),
             listener,
             hosts=host_names(host, listener.getsockname()[0], allowed_hosts),
             limits=Limits() if limits is None else limits,

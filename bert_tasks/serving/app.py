@@ -7,9 +7,11 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import reduce
 from importlib.resources import files
+from operator import or_
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -24,12 +26,13 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
 from bert_tasks.serving.gate import DISCONNECTED, PREDICT, Gate
 from bert_tasks.serving.limits import Limits
-from bert_tasks.serving.requests import BodyReader, answers_schema, body_error, request_schema
+from bert_tasks.serving.requests import ADAPTER, BodyReader, answers_schema, body_error, parsed_body, request_schema
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Prediction
 from bert_tasks.tasks.shared.card import Card
 
 T = TypeVar("T")
+Served = Mapping[str, tuple[TaskModel, Batcher]]  # by the name of the adapter; "": the base
 _LARGE_BODY = 2**16  # bytes; parsing and encoding a larger one would block the event loop for too long
 _ERRORS = {
     400: "The body cannot be read as JSON.",
@@ -40,8 +43,9 @@ _ERRORS = {
 }
 
 
-def build_app(model: TaskModel, batcher: Batcher, gate: Gate, *, name: str) -> FastAPI:
+def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
     """The application. It has no interactive documentation, which would load scripts from other sites."""
+    model, _ = _named(served, None, "query")
     title, description = f"bert-tasks: {name}", f"{model.task.name} with {name}."
     app = FastAPI(title=title, description=description, docs_url=None, redoc_url=None)
 
@@ -54,21 +58,42 @@ def build_app(model: TaskModel, batcher: Batcher, gate: Gate, *, name: str) -> F
         detail = "the model gave a score that is not a finite number; there is no prediction"
         return JSONResponse({"detail": detail}, 500)
 
-    gate.metrics.queue_depth.set_function(lambda: batcher.waiting)
+    gate.metrics.queue_depth.set_function(lambda: sum(batcher.waiting for _, batcher in served.values()))
     gate.metrics.ready.set_function(lambda: not gate.draining())
-    _add_predict(app, model, batcher, gate.limits)
-    _add_state(app, model, batcher, gate, name)
+    _add_predict(app, served, gate.limits)
+    _add_state(app, served, gate, name)
     return app
 
 
-def _add_predict(app: FastAPI, model: TaskModel, batcher: Batcher, limits: Limits) -> None:
-    task = model.task
-    rows = Card.of(task).example_rows
+def _named(served: Served, name: object, location: str) -> tuple[TaskModel, Batcher]:
+    """Returns the model that a request chooses. Default: the first one."""
+    if name is None:
+        return next(iter(served.values()))
+    if not isinstance(name, str) or name not in served:
+        message = f"no such adapter. The adapters are {', '.join(filter(None, served))}"
+        raise HTTPException(422, [{"loc": [location, ADAPTER], "msg": message, "type": "value_error"}])
+    return served[name]
+
+
+def _add_predict(app: FastAPI, served: Served, limits: Limits) -> None:
+    adapters, models = [*filter(None, served)], [model for model, _ in served.values()]
+    rows = Card.of(models[0].task).example_rows
     examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
     pointer = f"#/paths/{PREDICT.replace('/', '~1')}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
-    schema = TypeAdapter(request_schema(task, limits, model.columns)).json_schema(ref_template=pointer)
+    schemas = {type(each.task): request_schema(each.task, limits, each.columns, adapters) for each in models}
+    schema = TypeAdapter(reduce(or_, schemas.values())).json_schema(ref_template=pointer)
     content = {"application/json": {"schema": schema, "examples": examples}}
-    reader, threads = BodyReader(task, limits, model.columns), asyncio.Lock()
+    readers = {
+        id(model): BodyReader(model.task, limits, model.columns, has_adapters=bool(adapters)) for model in models
+    }
+    threads = asyncio.Lock()
+
+    def read(body: bytes, content_type: str) -> tuple[Batcher, list[Row], bool]:
+        content, name = parsed_body(body, content_type), None
+        if adapters and isinstance(content, dict):
+            name = content.pop(ADAPTER, None)
+        model, batcher = _named(served, name, "body")
+        return batcher, *readers[id(model)].rows(content)
 
     async def call(body: bytes, work: Callable[[], T]) -> T:
         """Works for large bodies in a thread, one at a time: each holds the interpreter's lock for long."""
@@ -80,14 +105,14 @@ def _add_predict(app: FastAPI, model: TaskModel, batcher: Batcher, limits: Limit
     @app.post(
         PREDICT,
         summary="Predict one row, or several",
-        response_model=answers_schema(task),
+        response_model=answers_schema(*(model.task for model in models)),
         responses={status: {"description": text} for status, text in _ERRORS.items()},
         openapi_extra={"requestBody": {"content": content, "required": True}},
     )
     async def predict(request: Request, explain: bool = False) -> Response:
         """With `explain=true` the prediction for one row has an `explanation`, if the model has explanations."""
         body, content_type = request.scope["body"], request.headers.get("content-type", "")
-        rows, several = await call(body, lambda: reader.rows(body, content_type))
+        batcher, rows, several = await call(body, lambda: read(body, content_type))
         problem = batcher.no_explanations
         if len(rows) > 1:
             problem = f"one row can be explained, the request has {len(rows)}; send a request for each of them"
@@ -102,8 +127,8 @@ def _add_predict(app: FastAPI, model: TaskModel, batcher: Batcher, limits: Limit
         return Response(await call(body, encode), media_type="application/json")
 
 
-def _add_state(app: FastAPI, model: TaskModel, batcher: Batcher, gate: Gate, name: str) -> None:
-    task, content = model.task, files("bert_tasks.serving").joinpath("page.html").read_bytes()
+def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:
+    content = files("bert_tasks.serving").joinpath("page.html").read_bytes()
     policy = "default-src 'none'"
     for element in (b"script", b"style"):  # the one of the page
         (text,) = re.findall(b"<%b>(.*)</%b>" % (element, element), content, flags=re.DOTALL)
@@ -116,7 +141,9 @@ def _add_state(app: FastAPI, model: TaskModel, batcher: Batcher, gate: Gate, nam
         return Response(content, media_type="text/html", headers={"Content-Security-Policy": policy})
 
     @app.get("/model", summary="The served model: task, labels, columns, limits, examples")
-    async def describe() -> JSONResponse:
+    async def describe(adapter: str | None = None) -> JSONResponse:
+        model, batcher = _named(served, adapter, "query")
+        task = model.task
         return JSONResponse(
             {
                 "model": name,
@@ -124,6 +151,7 @@ def _add_state(app: FastAPI, model: TaskModel, batcher: Batcher, gate: Gate, nam
                 "pipeline_tag": Card.of(task).pipeline_tag,
                 "problem_type": getattr(task, "problem_type", None),
                 "labels": list(task.labels),
+                "adapters": [*filter(None, served)],
                 "columns": [asdict(column) for column in task.columns if not column.is_label],
                 "limits": asdict(gate.limits),
                 "examples": list(Card.of(task).example_rows),

@@ -7,8 +7,10 @@ import gc
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
 from types import GenericAlias, MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import HTTPException
 from pydantic import Field, PydanticUserError, TypeAdapter, create_model
@@ -22,26 +24,33 @@ from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.rendering import Rendering
 
 INPUTS = "inputs"  # the key of several rows
+ADAPTER = "adapter"  # the key that chooses a model, if there are several
 _LONGEST_KEY = 100
 _NO_OBJECT = "expected an object with the task's columns, sent as application/json"
 _UNREADABLE = "the body is not JSON that can be read: nested too deeply, a number too long, or not UTF-8"
 
 
 class BodyReader:
-    """Reads bodies for one task. ``names``: names of columns in the training data, which rows may have instead."""
+    """Reads bodies for one task.
 
-    def __init__(self, task: Task, limits: Limits, names: Mapping[str, str]) -> None:
+    Args:
+        task: The task.
+        limits: Limits of requests.
+        names: Names of columns in the training data, which rows may have instead.
+        has_adapters: Whether a request chooses an adapter, once for all of its rows.
+    """
+
+    def __init__(self, task: Task, limits: Limits, names: Mapping[str, str], *, has_adapters: bool = False) -> None:
         self._limits, self._names = limits, names
         self._columns = [column for column in task.columns if not column.is_label]
         self._validator = RowValidator(self._columns)
         names_read = [column.name for column in self._columns]
         self._rejected = {name: why for name, why in Card.of(task).rejected_columns.items() if name not in names_read}
+        if has_adapters:
+            self._rejected[ADAPTER] = f"{ADAPTER} is for all rows: write it beside {INPUTS}"
 
-    def rows(self, body: bytes, content_type: str) -> tuple[list[Row], bool]:
+    def rows(self, content: Any) -> tuple[list[Row], bool]:
         """The rows as the task reads them, and whether they were sent as a list."""
-        if not re.fullmatch(r"application/(.+\+)?json", content_type.partition(";")[0].strip().lower()):
-            raise body_error((), _NO_OBJECT)
-        content = _parsed(body)
         if not isinstance(content, dict) or INPUTS not in content:
             return [self._row(content, ())], False
         for key in content:
@@ -73,7 +82,10 @@ class BodyReader:
         return row
 
 
-def _parsed(body: bytes) -> Any:
+def parsed_body(body: bytes, content_type: str) -> Any:
+    """Returns the content of a body, or raises the response to a body that is not JSON."""
+    if not re.fullmatch(r"application/(.+\+)?json", content_type.partition(";")[0].strip().lower()):
+        raise body_error((), _NO_OBJECT)
     gc.disable()  # JSON has no cycles; for its many lists the whole memory would be searched for some, again and again
     try:
         return json.loads(body)
@@ -90,18 +102,22 @@ def body_error(path: Sequence[str | int], message: str) -> HTTPException:
     return HTTPException(422, [{"loc": ["body", *path], "msg": message, "type": "value_error"}])
 
 
-def answers_schema(task: Task) -> Any:
+def answers_schema(*tasks: Task) -> Any:
     """The type of the answers to one row and to a list of rows, for the OpenAPI document."""
-    prediction_type: Any = Rendering.of(task).prediction_type
-    try:
-        TypeAdapter(prediction_type)
-    except PydanticUserError:  # a field of an own task that pydantic does not know
-        prediction_type = dict[str, Any]
+    prediction_types: list[Any] = [Rendering.of(task).prediction_type for task in tasks]
+    for number, each in enumerate(prediction_types):
+        try:
+            TypeAdapter(each)
+        except PydanticUserError:  # a field of an own task that pydantic does not know
+            prediction_types[number] = dict[str, Any]
+    prediction_type = reduce(or_, prediction_types)
     predictions: Any = (GenericAlias(list, (prediction_type,)), ...)
     return prediction_type | create_model("Predictions", predictions=predictions)
 
 
-def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({})) -> Any:
+def request_schema(
+    task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({}), adapters: Sequence[str] = ()
+) -> Any:
     """The type of a request for the OpenAPI document: one row, or ``{"inputs": [rows]}``. See ``BodyReader``."""
     columns = [column for column in task.columns if not column.is_label]
     fields: dict[str, Any] = {}
@@ -113,4 +129,6 @@ def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = Mappin
     description = "; ".join([f"What {task.name} reads; other keys are not read", *others]) + "."
     row: Any = create_model("Row", __doc__=description, **fields)
     inputs: Any = (Annotated[list[row], Field(min_length=1, max_length=limits.rows)], ...)
-    return row | create_model("Rows", __doc__="Several rows.", inputs=inputs)
+    adapter: Any = {ADAPTER: (Literal[tuple(adapters)] | None, None)} if adapters else {}
+    single = create_model("AdaptedRow", __base__=row, **adapter) if adapters else row
+    return single | create_model("Rows", __doc__="Several rows.", inputs=inputs, **adapter)

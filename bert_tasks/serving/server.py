@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.errors import CheckpointError, NotFiniteScoresError, UsageError
+from bert_tasks.errors import CheckpointError, NoHeadError, NotFiniteScoresError, UsageError
 from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import ForwardFn, TaskModel
@@ -59,7 +59,7 @@ class Server(uvicorn.Server):
 
 async def run_server(
     name: str,
-    load: Callable[[], tuple[TaskModel, ForwardFn]],
+    load: Callable[[], Mapping[str, tuple[TaskModel, ForwardFn]]],
     listener: socket.socket,
     *,
     hosts: Sequence[str],
@@ -69,7 +69,7 @@ async def run_server(
     grace: float,
     notify: Callable[[str], None],
 ) -> None:
-    """Serves a model until a signal. The model is loaded on a thread while the server already responds.
+    """Serves models until a signal. They are loaded on a thread while the server already responds.
 
     uvicorn's parser and event loop are the ones in pure Python, so that every installation behaves as tested.
     """
@@ -103,25 +103,39 @@ async def run_server(
                 if not loading.cancel():  # it is done, and its model is not used
                     loading.exception()  # of an error that nobody reads asyncio would write a traceback
                 return
-            model, run = loading.result()
-            async with Batcher(
-                model,
-                run=run,
-                batch_tokens=batch_tokens,
-                max_wait=max_wait,
-                max_queue=limits.queue,
-                observe=gate.metrics.batch,
-            ) as batcher:
-                gate.app = build_app(model, batcher, gate, name=name)
+            options: dict[str, Any] = {"batch_tokens": batch_tokens, "max_wait": max_wait, "max_queue": limits.queue}
+            async with AsyncExitStack() as stack:
+                served: dict[str, tuple[TaskModel, Batcher]] = {}
+                for key, (model, run) in loading.result().items():
+                    batcher = Batcher(model, run=run, observe=gate.metrics.batch, **options)
+                    served[key] = model, await stack.enter_async_context(batcher)
+                gate.app = build_app(served, gate, name=name)
                 host, port = listener.getsockname()[:2]
                 url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-                notify(f"{model.task.name} on {url}  (SIGTERM or Ctrl-C stops)")
+                default, _ = next(iter(served.values()))
+                notify(f"{default.task.name} on {url}  (SIGTERM or Ctrl-C stops)")
                 await serving
         finally:
             server.should_exit = True
             loader.shutdown(wait=False)
             await serving
     notify(f"stopped; {counted(gate.metrics.answered, 'request')} answered")
+
+
+def load_served(
+    base: str | Path, adapters: Mapping[str, str | Path], **options: Any
+) -> dict[str, tuple[TaskModel, ForwardFn]]:
+    """Returns the base under the name "", if it has a trained head, and each adapter.
+
+    Raises:
+        CheckpointError, UsageError: See ``load_warm``.
+    """
+    served: dict[str, tuple[TaskModel, ForwardFn]] = {}
+    with nullcontext() if not adapters else suppress(NoHeadError):
+        served[""] = load_warm(base, **options)
+    for name, adapter in adapters.items():
+        served[name] = load_warm(base, adapter=adapter, earlier=[model for model, _ in served.values()], **options)
+    return served
 
 
 def load_warm(
@@ -131,14 +145,21 @@ def load_warm(
     settings: Mapping[str, Any] | None,
     revision: str | None,
     dtype: DType,
+    adapter: str | Path | None = None,
+    earlier: Sequence[TaskModel] = (),
 ) -> tuple[TaskModel, ForwardFn]:
     """The model and the function that runs its batches, warmed up so that the first request need not wait.
+
+    It shares the memory of equal weights with the ``earlier`` models.
 
     Raises:
         CheckpointError: The model cannot be loaded, or its scores are not finite.
     """
-    loaded = load_trained(model, task=task, settings=settings, reading=ReadOptions(), revision=revision)
+    options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
+    loaded = load_trained(model, reading=ReadOptions(), **options)
     loaded.to(default_device())
+    for other in earlier:
+        loaded.share_weights(other)
     run = logits_of(loaded, dtype)
     rows = Card.of(loaded.task).example_rows
     try:
@@ -146,7 +167,7 @@ def load_warm(
             encoded([prediction.to_json() for prediction in loaded.predict_rows(batch, forward_fn=run)])
     except NotFiniteScoresError:
         reason = "its scores are not finite numbers; the model cannot be served"
-        raise CheckpointError(f"{model}: {reason}") from None
+        raise CheckpointError(f"{model if adapter is None else adapter}: {reason}") from None
     return loaded, run
 
 

@@ -76,7 +76,7 @@ def make_objective(
         return Supervised(model)
     if teacher is None:
         task_class, labels = type(model.task), model.task.labels
-        options = {"labels": labels} if labels else {}
+        options: dict[str, Any] = {"labels": labels} if labels else {}
         try:
             teacher = TaskModel.from_pretrained(section.name, task=task_class, revision=section.revision, **options)
         except CheckpointError as error:

@@ -35,7 +35,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.serving.app import encoded
 from bert_tasks.serving.limits import Limits
-from bert_tasks.serving.requests import BodyReader
+from bert_tasks.serving.requests import BodyReader, parsed_body
 from bert_tasks.tasks import TASKS, SequenceClassification
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.card import Card
@@ -262,7 +262,7 @@ def _body(task: Task, model: TaskModel) -> Read:
 
     def read(content: bytes, folder: Path) -> object:
         try:
-            rows, _ = reader.rows(content, "application/json")
+            rows, _ = reader.rows(parsed_body(content, "application/json"))
             return checked_features(task, rows, model.require_tokenizer(), model.config)
         except HTTPException as error:
             status, detail = error.status_code, error.detail

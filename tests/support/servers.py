@@ -62,7 +62,7 @@ async def application(
         await stack.enter_async_context(batcher)
         described = copy.copy(model)
         described.columns = model.columns if columns is None else columns
-        gate.app = build_app(described, batcher, gate, name="tests/model")
+        gate.app = build_app({"": (described, batcher)}, gate, name="tests/model")
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
         client = await stack.enter_async_context(httpx2.AsyncClient(transport=transport, base_url="http://localhost"))
         yield Application(app=app, batcher=batcher, metrics=metrics, client=client, draining=draining)

@@ -218,7 +218,7 @@ def test_columns_of_choices_are_numbered_one_by_one(columns: tuple[str, ...], tm
     with pytest.raises(DataError, match=message):
         renamed([row], TASK, None)
     with pytest.raises(HTTPException) as refused:
-        BodyReader(TASK, Limits(), {}).rows(json.dumps(row).encode(), "application/json")
+        BodyReader(TASK, Limits(), {}).rows(row)
     assert message in str(refused.value.detail).replace("\\'", "'")
 
 
@@ -349,21 +349,21 @@ def test_rows_in_memory_and_requests_read_the_question_once() -> None:
         (row,) = RowTable.from_rows(data, "rows", TASK.columns)
         assert as_commonsense_qa(row)["label"] == 1
     body = {"question": ASKED["question"], "choices": ASKED["choices"]["text"]}
-    (row,), _ = BodyReader(TASK, Limits(), ASKED_NAMES).rows(json.dumps(body).encode(), "application/json")
+    (row,), _ = BodyReader(TASK, Limits(), ASKED_NAMES).rows(body)
     as_commonsense_qa(dict(row))
     own = {"context": "c", "question": "q", "choices": ["a", "b"]}  # under the task's names a question is one
     assert list(valid_rows([own], TASK.columns, names=ASKED_NAMES)) == [own]
-    assert BodyReader(TASK, Limits(), ASKED_NAMES).rows(json.dumps(own).encode(), "application/json")[0] == [own]
+    assert BodyReader(TASK, Limits(), ASKED_NAMES).rows(own)[0] == [own]
 
 
 @pytest.mark.parametrize("name", ["choices", "ending0"])
 def test_a_request_may_have_a_list_or_a_key_for_each_choice(name: str) -> None:
     reader = BodyReader(TASK, Limits(), {"choices": "ending"})
     given = {"choices": ["a", "b"]} if name == "choices" else {"ending0": "a", "ending1": "b"}
-    rows, several = reader.rows(json.dumps({"context": "c", **given}).encode(), "application/json")
+    rows, several = reader.rows({"context": "c", **given})
     assert (rows, several) == ([{"context": "c", "choices": ["a", "b"]}], False)
     with pytest.raises(HTTPException) as refused:
-        reader.rows(b'{"context": "c", "choices": ["a"]}', "application/json")
+        reader.rows({"context": "c", "choices": ["a"]})
     assert "1 choice. Give at least 2." in str(refused.value.detail)
 
 
