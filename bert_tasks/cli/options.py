@@ -104,7 +104,7 @@ def shared_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None
 
 def model_options(
     task: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The task, or MODULE:CLASS, if the folder does not say it.")
+        str | None, typer.Option(metavar="NAME", help="Task, MODULE:CLASS, or the name of one of several tasks.")
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the task, e.g. max_length=256.")
@@ -117,7 +117,8 @@ def model_options(
 
     pairs = _key_value_pairs("--set", set_, expected="KEY=VALUE, e.g. max_length=256")
     values = {key.removeprefix("settings."): parse_value(value) for key, value in pairs.items()}
-    return {"task": None if task is None else load_task_class(task), "settings": values, "revision": revision}
+    named = task if task is None or ":" not in task else load_task_class(task)
+    return {"task": named, "settings": values, "revision": revision}
 
 
 def served_adapters(

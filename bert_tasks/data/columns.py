@@ -102,7 +102,7 @@ def text_columns(columns: Sequence[Column]) -> list[str]:
 def _text_list_columns(columns: Sequence[Column]) -> list[str]:
     """Returns the columns of texts and the last one, of a list of texts, if a row needs these: context and choices."""
     *firsts, last = [column for column in columns if column.required]
-    is_list = last.type.has_texts and not last.type.is_text
+    is_list = last.type.has_texts and not last.type.is_text and not last.type.may_be_missing
     return [*text_columns(firsts), last.name] if firsts and is_list else []
 
 
@@ -122,6 +122,9 @@ def as_row(row: Row | str | tuple[str, ...], columns: Sequence[Column], number: 
     texts, lists = text_columns(columns), _text_list_columns(columns)
     values = row if isinstance(row, tuple) else (row,)
     if all(isinstance(value, str) for value in values):
+        rows = [value for column in columns if (value := column.type.row_of(values)) is not None]
+        if rows:
+            return {name: text for value in rows for name, text in value.items()}
         if texts and len(values) == len(texts):
             return dict(zip(texts, values, strict=True))
         if lists and len(values) >= len(lists):

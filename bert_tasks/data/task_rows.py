@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+from bert_tasks.data.columns import text_columns
 from bert_tasks.data.kinds import Column, ColumnKind
 from bert_tasks.data.problems import RowError
 from bert_tasks.data.validator import RowValidator
@@ -56,6 +57,12 @@ class TaskRow(ColumnKind):
         import pyarrow
 
         return pyarrow.struct([(column.name, column.type.arrow_type()) for column in self.columns])
+
+    def row_of(self, texts: Sequence[str]) -> Mapping[str, str] | None:
+        columns = text_columns([column for column in self.columns if not column.is_label])
+        names = {} if self._column is None else dict(self._column.names)
+        pairs = zip(columns, texts, strict=False)
+        return {names.get(name, name): text for name, text in pairs} if len(columns) == len(texts) else None
 
     def texts(self, value: Any) -> Sequence[str]:
         columns = [column for column in self.columns if column.type.has_texts and value.get(column.name) is not None]

@@ -24,7 +24,7 @@ from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.table import RowTable, Truncation
 from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.validator import plain
-from bert_tasks.data.writers import json_line, vector_text, whole_file
+from bert_tasks.data.writers import DELIMITERS, json_line, vector_text, whole_file
 from bert_tasks.distributed import broadcast_from_main, check_agreement, main_process_first, make_accelerator
 from bert_tasks.environment import installed_version
 from bert_tasks.errors import BertTasksError, UsageError
@@ -456,8 +456,12 @@ class PredictionRun:
         content = prediction.to_json(
             encode_vector=vector_text if self.destination.form in ("parquet", "npy") else float_list
         )
+        if self.destination.form in DELIMITERS:
+            content = dict(self._rendering.table_columns(content))
         taken = reserved_names(task).union(content)
-        repeated = {c.name for c in self.model.input_columns if self._renames.get(c.name, c.name) == c.name}
+        # The columns of several tasks have the names of the tasks, as their predictions have, and are not repeated.
+        inputs = [c.name for c in self.model.input_columns if c.type.name != "row"]
+        repeated = {name for name in inputs if self._renames.get(name, name) == name}
         output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
         for name, value in kept.items():
             if name not in content or name not in repeated:

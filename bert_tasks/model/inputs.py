@@ -84,7 +84,7 @@ def trained_task(
     revision: str | None,
 ) -> tuple[Task, Mapping[str, str]]:
     """The task of the model that ``load_trained`` returns, and its ``columns``, from its configuration alone."""
-    folder = CheckpointFolder.open(resolve(model, revision=revision, weights=False))
+    folder = CheckpointFolder.open(resolve(model, revision=revision, weights=False)).of_task(task)
     fields = {} if settings is None else settings
     return folder_task(folder, task, fields, lambda head: _task_of_columns(head, None, reading))[0], folder.columns
 

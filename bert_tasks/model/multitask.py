@@ -7,6 +7,7 @@ from typing import Any, Self, cast
 import torch
 
 from bert_tasks.data.checks import check_splits
+from bert_tasks.data.columns import as_rows
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import CheckpointError, UsageError
@@ -114,9 +115,8 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
         """
         if logits or explain:
             raise UsageError(f"logits and explanations are of one task: use models[{next(iter(self.models))!r}]")
-        rows: Any = [inputs] if isinstance(inputs, str | Mapping) else inputs
-        named = [{"text": row} if isinstance(row, str) else row for row in rows]
-        return [dict(prediction.tasks) for prediction in self.predict_rows(named)]
+        rows = as_rows(inputs, self.input_columns)
+        return [dict(prediction.tasks) for prediction in self.predict_rows(rows)]
 
     @property
     def reading_task(self) -> MultiTask:

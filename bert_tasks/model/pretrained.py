@@ -25,7 +25,17 @@ from bert_tasks.families import (
     head_kind,
     label_names,
 )
-from bert_tasks.tasks import STORED_TASKS, TASKS, Task, named_task, stored_name, tasks_with_head, typed_setting
+from bert_tasks.tasks import (
+    STORED_TASKS,
+    TASK_NAMES,
+    TASKS,
+    MultiTask,
+    Task,
+    named_task,
+    stored_name,
+    tasks_with_head,
+    typed_setting,
+)
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 
@@ -47,6 +57,7 @@ class CheckpointFolder:
         columns: The task's columns -> their names in the training data, as far as config.json says it.
         tokenizer_path: The folder with the tokenizer: adapters of peft have the one of their base.
         base: The base of adapters, if the caller names it.
+        head_name: The name of the task whose head is read, if the folder has several tasks; see ``of_task``.
     """
 
     path: Path
@@ -57,6 +68,7 @@ class CheckpointFolder:
     columns: Mapping[str, str] = field(default_factory=dict)
     tokenizer_path: Path = Path()
     base: Path | None = None
+    head_name: str | None = None
 
     @property
     def task(self) -> Any:
@@ -97,6 +109,23 @@ class CheckpointFolder:
             base=base,
         )
 
+    def of_task(self, task: object) -> Self:
+        """Returns a folder of several tasks as the folder of one of them, if ``task`` is the name of one.
+
+        Raises:
+            UsageError: The folder has several tasks, and ``task`` is neither the name of one nor a kind of task.
+        """
+        shared = folder_task(self, None, {})[0] if self.task == MultiTask.name and isinstance(task, str) else None
+        if not isinstance(shared, MultiTask) or not isinstance(task, str) or task in {*TASK_NAMES} - {*shared.tasks}:
+            return self
+        if task not in shared.tasks:
+            hint = did_you_mean(task, shared.tasks)
+            raise UsageError(f"{self.path} has the tasks {', '.join(shared.tasks)}, not {task!r}{hint}")
+        of_task, columns = shared.tasks[task], shared.heads[task].get("columns", {})
+        entry = {"task": of_task.name, "labels": of_task.labels, "settings": Fitting.of(of_task).settings()}
+        stored = {**entry, **Fitting.of(of_task).values()}
+        return replace(self, stored=stored, labels=of_task.labels, columns=columns, head_name=task)
+
 
 def folder_task(
     folder: CheckpointFolder,
@@ -118,6 +147,7 @@ def folder_task(
         CheckpointError: The folder is damaged, or it has no head that this package knows.
         UsageError: The task or a field is unknown, or a field does not fit the others.
     """
+    task = None if task == folder.head_name else task
     if isinstance(task, Task):
         if options:
             raise UsageError("pass either a task, or a task's name with labels and settings")

@@ -61,6 +61,15 @@ _BATCH_LOGITS = 2**25
 _ASSUMED = ("LABEL_0", "LABEL_1")  # until the labels are known
 
 
+def _head_tensors(folder: CheckpointFolder) -> dict[str, Tensor] | None:
+    """Returns the tensors of task_head.safetensors under the names of the head that is read."""
+    tensors = read_head_tensors(folder.path)
+    if tensors is None or folder.head_name is None:
+        return tensors
+    start = f"head.heads.{folder.head_name}."
+    return {key.replace(start, "head.", 1): value for key, value in tensors.items() if key.startswith(start)}
+
+
 def _task_fields(settings: Mapping[str, Any], labels: Sequence[str] | None) -> Mapping[str, Any]:
     """Returns the fields of a task that a caller passes."""
     if labels is None:
@@ -130,7 +139,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 folder of a run stands for the run's model, and a folder of the library peft for the model that it names
                 with its adapters.
             task: a task's name or class, or a task. Then the head may be new, and ``load_report`` says so, unless it is
-                just the folder's own. Without it the folder says what the task is, and its head must be complete.
+                just the folder's own. Without it the folder says what the task is, and its head must be complete. In
+                the folder of a ``MultiTaskModel`` also the name of one of its tasks.
             labels: the classes in order. A head in the file with the same labels in another order is reordered.
                 Default: the folder's; where it has none, ``fit`` takes the labels of the training rows.
             revision: branch, tag or commit of a hub id.
@@ -200,7 +210,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             CheckpointFolder.open(path)
             if adapter is None
             else CheckpointFolder.open(adapter_folder(adapter, path), base=path)
-        )
+        ).of_task(task)
         try:
             model = cls._from_folder(folder, task, options, served_as)
         except CheckpointError as error:
@@ -371,6 +381,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 f"{type(self.task).__name__}: HFConfig.head is {head_kind!r}, but the head has no "
                 f"{first_few(unknown, 3)}; HFConfig.head is None for a head that is not one of transformers"
             )
+        if folder.head_name is not None:  # the heads of several tasks are in task_head.safetensors
+            names = {key: hf_names for key, hf_names in names.items() if not key.startswith("head.")}
         shapes = {key: state[key].shape for key in names}
         matched = match_weights(
             model_weights(folder.path, folder.base),
@@ -386,7 +398,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         # Parameters that transformers has no name for are in task_head.safetensors.
         head_state = {key: value for key, value in state.items() if key not in names}
         if head_state:
-            saved, expected = read_head_tensors(folder.path), {key: value.shape for key, value in head_state.items()}
+            saved, expected = _head_tensors(folder), {key: value.shape for key, value in head_state.items()}
             if saved is not None and {key: value.shape for key, value in saved.items()} == expected:
                 saved = checked_tensors(saved, {key: value.dtype for key, value in head_state.items()})
                 report = replace(report, loaded=tuple(sorted([*report.loaded, *head_state])))

@@ -134,6 +134,10 @@ class ColumnKind:
         """Returns the texts of a value that a model reads; default: none."""
         return ()
 
+    def row_of(self, texts: Sequence[str]) -> Mapping[str, str] | None:
+        """Returns the row of a source for texts that the caller passes; default: None, the value is no row."""
+        return None
+
     def labels_of(self, value: Any) -> Sequence[str]:
         """Returns the names under which a value is counted in a census; default: none."""
         return ()

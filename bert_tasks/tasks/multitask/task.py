@@ -6,7 +6,7 @@ terms with their own counts, so a row without the label of a task counts nothing
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -48,6 +48,17 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
     task: "MultiTask"
     fields: ClassVar[tuple[str, ...]] = ("fitted",)
     has_labels: ClassVar[bool] = False
+
+    @property
+    def prediction_type(self) -> type[Prediction]:
+        """A dataclass with a field for each task."""
+        types = {name: Rendering.of(task).prediction_type for name, task in self.task.tasks.items()}
+        columns = [(name, of_task | None, field(default=None)) for name, of_task in types.items()]
+        built: type[Prediction] = make_dataclass("Predictions", columns, bases=(Prediction,), frozen=True)
+        return built
+
+    def table_columns(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {_key(name, key): value for name, fields in content.items() for key, value in fields.items()}
 
     @property
     def sample(self) -> Literal["row", "window"]:  # type: ignore[override]

@@ -44,6 +44,10 @@ class Rendering(Part):
         """Returns the fields of ``to_json`` that are vectors, as base64 of float32 numbers, and their sizes."""
         return {}
 
+    def table_columns(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the fields of ``to_json`` as the columns of a csv or tsv file. Default: unchanged."""
+        return content
+
     def with_texts(self, predictions: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> Sequence[Any]:
         """Returns the predictions with the texts of tokens that they name by id. Default: unchanged."""
         return predictions

@@ -1,0 +1,144 @@
+"""What one does with the folder of a model of several tasks: open one head, predict and evaluate with all or one."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks import TaskModel, evaluate, fit, predict
+from bert_tasks.cli.app import app
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.multitask import MultiTaskModel
+from support.small_checkpoints import save_checkpoint
+
+TASKS: dict[str, dict[str, Any]] = {
+    "intent": {"task": "sequence-classification", "columns": {"label": "intent"}},
+    "slots": {"task": "token-classification", "columns": {"tags": "slots"}},
+}
+WORDS = (("fly", "to", "rome"), ("eat", "soup"), ("fly", "to", "oslo", "now"), ("eat", "rice", "now"))
+SLOTS = {"rome": "B-CITY", "oslo": "B-CITY", "soup": "B-FOOD", "rice": "B-FOOD"}
+ROWS: list[dict[str, Any]] = [
+    {
+        "text": " ".join(words),
+        "words": list(words),
+        "slots": [SLOTS.get(word, "O") for word in words],
+        "intent": "travel" if words[0] == "fly" else "eat",
+    }
+    for words in WORDS
+]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    save_checkpoint(folder, "bert", wordpiece_tokenizer, wide=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    """The output folder of a run."""
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    torch.manual_seed(1)
+    model = MultiTaskModel.from_pretrained(base, tasks=TASKS)
+    fit(model, ROWS * 2, ROWS, output_dir=folder, epochs=2, learning_rate=1e-3, batch_size=4, progress=False)
+    return folder
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    return path
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def command(*arguments: str | Path) -> None:
+    app([str(argument) for argument in arguments], standalone_mode=False)
+
+
+def test_a_head_opens_as_a_model_of_its_task(run: Path, tmp_path: Path) -> None:
+    models = MultiTaskModel.from_pretrained(run).models
+    for name in TASKS:
+        model = TaskModel.from_pretrained(run, task=name)
+        assert (model.task, model.columns) == (models[name].task, models[name].columns)
+        state, expected = model.state_dict(), models[name].state_dict()
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[key]) for key, tensor in state.items())
+        predictions = model.predict([row["text"] for row in ROWS])
+        assert predictions == models[name].predict([row["text"] for row in ROWS])
+        model.save_pretrained(tmp_path / name)
+        assert TaskModel.from_pretrained(tmp_path / name).predict([row["text"] for row in ROWS]) == predictions
+
+
+def test_settings_and_the_order_of_labels_of_a_head_may_change(run: Path) -> None:
+    slots = TaskModel.from_pretrained(run, task="slots", max_length=16)
+    assert (slots.task.max_length, slots.task.labels) == (16, ("B-CITY", "B-FOOD", "O"))
+    first = TaskModel.from_pretrained(run, task="intent")
+    second = TaskModel.from_pretrained(run, task="intent", labels=["travel", "eat"])
+    logits = [model.predict("fly to oslo", logits=True)[0].logits for model in (first, second)]
+    assert logits[0] == pytest.approx(logits[1][::-1], abs=1e-6)
+    assert TaskModel.from_pretrained(run, task="ner", labels=["O", "B-X"]).load_report.new  # a new head on its encoder
+
+
+def test_an_unknown_head_is_rejected_with_the_names(run: Path, base: Path) -> None:
+    with pytest.raises(UsageError, match=r"has the tasks intent, slots, not 'slot', did you mean 'slots'\?"):
+        TaskModel.from_pretrained(run, task="slot")
+    with pytest.raises(UsageError, match="unknown task 'slots'"):
+        TaskModel.from_pretrained(base, task="slots")
+
+
+def test_predict_writes_the_predictions_of_all_heads(run: Path, file: Path, tmp_path: Path) -> None:
+    command("predict", run, file, "--output", tmp_path / "all.jsonl", "--keep-columns", "none")
+    models = MultiTaskModel.from_pretrained(run).models
+    expected = [{name: model.predict(row["text"])[0].to_json() for name, model in models.items()} for row in ROWS]
+    rounded = json.loads(json.dumps(lines_of(tmp_path / "all.jsonl")), parse_float=lambda text: round(float(text), 5))
+    assert rounded == json.loads(json.dumps(expected), parse_float=lambda text: round(float(text), 5))
+    assert [list(prediction.tasks) for prediction in predict(run, ["eat soup", ROWS[0]])] == [["intent", "slots"]] * 2
+
+
+def test_predict_keeps_columns_and_writes_tables(run: Path, file: Path, tmp_path: Path) -> None:
+    command("predict", run, file, "--output", tmp_path / "all.jsonl")
+    assert list(lines_of(tmp_path / "all.jsonl")[0]) == [
+        *("text", "words", "input.slots", "input.intent", "intent", "slots")
+    ]
+    command("predict", run, file, "--output", tmp_path / "all.csv")
+    with (tmp_path / "all.csv").open() as table:
+        row = next(csv.DictReader(table))
+    assert row["input.intent"] == "travel"
+    assert {"intent.label", "intent.scores.eat", "slots.tags", "slots.entities"} < row.keys()
+    command("predict", run, "--text", "eat soup", "--output", tmp_path / "text.jsonl")
+    assert list(lines_of(tmp_path / "text.jsonl")[0]) == ["text", "intent", "slots"]
+
+
+def test_predict_and_evaluate_run_one_head(
+    run: Path, file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command("predict", run, file, "--output", tmp_path / "slots.jsonl", "--task", "slots", "--keep-columns", "none")
+    assert list(lines_of(tmp_path / "slots.jsonl")[0]) == ["words", "tags", "scores", "entities"]
+    capfd.readouterr()
+    metrics = []
+    for options in ([], ["--task", "slots"]):
+        command("evaluate", run, file, "--json", *options)
+        metrics.append(json.loads(capfd.readouterr().out))
+    assert metrics[0]["slots.overall_f1"] == metrics[1]["overall_f1"]
+    assert metrics[0] == evaluate(run, file)
+
+
+def test_two_texts_are_no_row_of_these_tasks(run: Path) -> None:
+    with pytest.raises(DataError, match="expected a mapping"):
+        predict(run, [("fly", "to")])
+
+
+def test_embeddings_are_of_the_encoder(run: Path) -> None:
+    encoder, expected = Encoder.from_pretrained(run), MultiTaskModel.from_pretrained(run).encoder.state_dict()
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in encoder.encoder.state_dict().items())
+    assert encoder.embed(["fly to rome", "eat"]).shape == (2, encoder.config.hidden_size)
