@@ -336,8 +336,11 @@ def serve(
 @shared_options(reading=read_options, loading=model_options)
 def export(
     model: ModelName,
-    to: Annotated[Literal["onnx", "int8"], typer.Option(help="onnx: float32; int8: quantised, needs --data.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the graph, new or empty.")],
+    to: Annotated[
+        Literal["onnx", "int8", "transformers"],
+        typer.Option(help="onnx: float32; int8: quantised, needs --data; transformers: weights."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the export, new or empty.")],
     reading: "ReadOptions",
     loading: dict[str, Any],
     data: Annotated[
@@ -350,6 +353,8 @@ def export(
     """Export a model to an ONNX graph, verified against it; predict and evaluate run it. Needs the extra `export`.
 
     Example: bert-tasks export runs/first/model --to onnx --output first-onnx --data dev.csv
+
+    Example: bert-tasks export runs/both --task slots --to transformers --output slots
     """
     from bert_tasks.export import export
 

@@ -1,4 +1,6 @@
-"""Export of a trained model to a folder that onnxruntime runs: exported, verified against the model, written whole.
+"""Export of a trained model to a folder that onnxruntime or transformers runs.
+
+A graph is verified against the model. A folder is written whole.
 
 Shape legend: N tokens, B sequences, L labels.
 """
@@ -26,17 +28,18 @@ from bert_tasks.encoder.heads import PretrainingOutput, VocabularyOutput
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
 from bert_tasks.export.exported import GRAPH, RECORD, GraphModel, input_names, names_other_file, output_names
-from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
+from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, check_one_task, exported_graph, quantized_graph
 from bert_tasks.model.inputs import Data, load_table, load_trained
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.storage import check_writable, new_folder, sha256, weights_write_error
+from bert_tasks.storage import check_new_folder, check_writable, new_folder, sha256, weights_write_error
 from bert_tasks.tasks.base import Feature, Prediction, Task
 from bert_tasks.tasks.shared.features import checked_features
+from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.variables import disable_telemetry
 
-ExportFormat = Literal["onnx", "int8"]
+ExportFormat = Literal["onnx", "int8", "transformers"]
 
 VERIFIED_ROWS = 200
 TOLERANCE = 1e-5  # for the logits of a float32 graph, times the largest logit if that is above 1
@@ -64,7 +67,10 @@ class Export:
 
     def lines(self) -> list[str]:
         """The record for a terminal."""
-        record, parity = self.record, self.record["parity"]
+        record = self.record
+        if "parity" not in record:
+            return [f"{record['architecture']} with {counted(record['labels'], 'label')}", f"exported: {self.folder}"]
+        parity = record["parity"]
         lines = [
             f"{GRAPH}: {record['bytes']:,} bytes, opset {record['opset']}, {', '.join(record['inputs'])} -> "
             f"{', '.join(record['outputs'])}",
@@ -96,15 +102,18 @@ def export(
 ) -> Export:
     """Exports a model to ONNX, verifies the graph against the model and writes a folder that predict and evaluate run.
 
+    ``to="transformers"`` writes the weights instead. The ``AutoModelFor...`` of the task opens the folder with the same
+    logits.
+
     A float32 graph is compared with the model on random sequences of many lengths and on the first 200 rows of
     ``data``; an int8 graph also by its predictions on these rows. All rows of ``data`` are read and checked.
 
     Args:
         model: a model, a folder, or a name on the hub.
-        to: ``onnx`` (float32) or ``int8``.
-        output: a new or empty folder, or with ``overwrite`` an earlier export.
+        to: ``onnx`` (float32), ``int8`` or ``transformers``.
+        output: a new or empty folder, or with ``overwrite`` an earlier export of a graph.
         data: rows to verify the graph on; required for int8.
-        task: the task of a folder that does not state one, or a task class.
+        task: the task of a folder that does not state one, a task class, or the name of one of several tasks.
         settings: fields of the task to change, if ``model`` is loaded here.
         revision: the revision of a name on the hub.
         adapter: a folder of adapters to add to the weights of ``model``, see ``TaskModel.from_pretrained``.
@@ -128,12 +137,18 @@ def export(
         raise UsageError(f"to is {to!r}, expected one of {', '.join(map(repr, get_args(ExportFormat)))}")
     if to == "int8" and data is None:
         raise UsageError(f"int8 export is verified on real data: pass a file, {argument('data', 'FILE')}")
-    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     target = Path(output)
+    loading: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
+    if to == "transformers":
+        check_new_folder(target)
+        if data is not None:
+            raise UsageError(f"data verify a graph: leave out {argument('data', 'FILE')} for transformers")
+        return _export_weights(load_trained(model, reading=how, **loading), target)
+    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     _check_output(target, overwrite=overwrite)
     with new_folder(target, suffix=".exporting") as folder:
-        loading: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
         loaded = load_trained(model, data=data, reading=how, **loading)
+        check_one_task(loaded.task)
         dtypes = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if dtypes:
             raise UsageError(f"the weights are {', '.join(dtypes)}, expected float32: convert the model with .float()")
@@ -157,6 +172,17 @@ def export(
             "versions": {"bert-tasks": version("bert-tasks"), **modules},
         }
         _write(loaded, content, record, folder, target)
+    return Export(folder=target, record=record)
+
+
+def _export_weights(model: TaskModel, target: Path) -> Export:
+    """Saves a model whose head transformers has."""
+    check_one_task(model.task)
+    if not HFConfig.of(model.task).has_head:
+        raise UsageError(f"transformers lacks the head of this {model.task.name}: use the folder with bert_tasks")
+    model.save_pretrained(target)
+    architecture = saved_config(model.hf_config, model.task, model.columns)["architectures"][0]
+    record = {"to": "transformers", "architecture": architecture, "labels": len(model.task.labels)}
     return Export(folder=target, record=record)
 
 

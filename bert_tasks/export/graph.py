@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from bert_tasks.environment import check_libraries
-from bert_tasks.errors import UsageError
+from bert_tasks.errors import UsageError, argument
 from bert_tasks.export.exported import import_onnxruntime, input_names, output_names
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import MultiTask, Task
 
 if TYPE_CHECKING:
     import onnx
@@ -42,6 +43,12 @@ class _PaddedCall(nn.Module):
         return logits.unbind(-1) if self.splits else logits
 
 
+def check_one_task(task: Task) -> None:
+    """Raises UsageError for the task of a model of several tasks, whose heads are exported one by one."""
+    if isinstance(task, MultiTask):
+        raise UsageError(f"name the task to export, {argument('task', 'NAME')}: {', '.join(task.tasks)}")
+
+
 def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     """The float32 graph of a model's padded call, with free batch size and length.
 
@@ -49,8 +56,9 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     ``[B, T, L]`` with zeros at padding (for a CRF the emissions), or for spans two tensors ``[B, T]``.
 
     Raises:
-        UsageError: The ``export`` extra is not installed, or the model is an exported one.
+        UsageError: The ``export`` extra is not installed, or the model is an exported one or has several tasks.
     """
+    check_one_task(model.task)
     check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     if model.no_weights_reason:
         raise UsageError(f"it cannot be converted: {model.no_weights_reason}")

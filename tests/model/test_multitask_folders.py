@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
 
 from bert_tasks import TaskModel, evaluate, fit, predict
 from bert_tasks.cli.app import app
 from bert_tasks.errors import DataError, UsageError
+from bert_tasks.export import ExportFormat, export
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.multitask import MultiTaskModel
 from support.small_checkpoints import save_checkpoint
@@ -142,3 +148,51 @@ def test_embeddings_are_of_the_encoder(run: Path) -> None:
     encoder, expected = Encoder.from_pretrained(run), MultiTaskModel.from_pretrained(run).encoder.state_dict()
     assert all(torch.equal(tensor, expected[key]) for key, tensor in encoder.encoder.state_dict().items())
     assert encoder.embed(["fly to rome", "eat"]).shape == (2, encoder.config.hidden_size)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_transformers_opens_an_exported_head_with_equal_logits(run: Path, tmp_path: Path, name: str) -> None:
+    command("export", run, "--task", name, "--to", "transformers", "--output", tmp_path / "stock")
+    auto = {"intent": AutoModelForSequenceClassification, "slots": AutoModelForTokenClassification}[name]
+    stock, info = auto.from_pretrained(tmp_path / "stock", output_loading_info=True)
+    assert info["missing_keys"] == info["unexpected_keys"] == set()
+    texts = AutoTokenizer.from_pretrained(tmp_path / "stock")([row["text"] for row in ROWS], padding=True)
+    ids, mask = torch.tensor(texts["input_ids"]), torch.tensor(texts["attention_mask"])
+    ours = MultiTaskModel.from_pretrained(run).models[name]
+    with torch.no_grad():
+        expected, logits = stock.eval()(ids, mask).logits, ours(ids, mask)
+    if name == "slots":
+        expected = expected * mask[..., None]
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+    assert stock.config.id2label == dict(enumerate(ours.task.labels))
+
+
+def test_an_ordinary_model_is_exported_to_transformers(run: Path, tmp_path: Path) -> None:
+    model = TaskModel.from_pretrained(run, task="slots")
+    exported = export(model, to="transformers", output=tmp_path / "stock")
+    assert exported.lines() == ["BertForTokenClassification with 3 labels", f"exported: {tmp_path / 'stock'}"]
+    assert TaskModel.from_pretrained(tmp_path / "stock").predict("eat soup") == model.predict("eat soup")
+    with pytest.raises(UsageError, match="is not an empty folder"):
+        export(model, to="transformers", output=tmp_path / "stock")
+
+
+@pytest.mark.slow
+def test_a_head_is_exported_to_onnx(run: Path, tmp_path: Path, file: Path) -> None:
+    command("export", run, "--task", "slots", "--to", "onnx", "--output", tmp_path / "onnx", "--data", file)
+    expected = TaskModel.from_pretrained(run, task="slots").predict(ROWS)
+    predictions = predict(tmp_path / "onnx", ROWS)
+    assert [prediction.tags for prediction in predictions] == [prediction.tags for prediction in expected]
+
+
+@pytest.mark.parametrize("to", ["onnx", "int8", "transformers"])
+def test_export_of_several_tasks_asks_for_one(run: Path, tmp_path: Path, to: ExportFormat) -> None:
+    with pytest.raises(UsageError, match=r"^name the task to export, .*: intent, slots$"):
+        export(run, to=to, output=tmp_path / "out", data=ROWS if to == "int8" else None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_transformers_lacks_some_heads(base: Path, tmp_path: Path) -> None:
+    model = TaskModel.from_pretrained(base, task="sequence-classification", labels=["a", "b"], pooling="mean")
+    with pytest.raises(UsageError, match="transformers lacks the head of this sequence-classification"):
+        export(model, to="transformers", output=tmp_path / "out")
