@@ -338,7 +338,7 @@ def export(
     model: ModelName,
     to: Annotated[
         Literal["onnx", "int8", "transformers"],
-        typer.Option(help="onnx: float32; int8: quantised, needs --data; transformers: weights."),
+        typer.Option(metavar="NAME", help="onnx: float32; int8: quantised, needs --data; transformers: weights."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the export, new or empty.")],
     reading: "ReadOptions",

@@ -1,7 +1,7 @@
 """The kind of a column that holds the whole row of one of several tasks."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -75,6 +75,11 @@ class TaskRow(ColumnKind):
         present = [None if value is None else value.get(column.name) for value in values]
         strata = iter(column.type.strata([value for value in present if value is not None]))
         return [("",) if value is None else next(strata) for value in present]
+
+    def source_columns(self, column: Column) -> Sequence[Column]:
+        """The columns of the task but for labels. None of them is required, because a row may lack the task."""
+        fields = [field for field in self._validators[0].fields if not field.column.is_label]
+        return [replace(field.column, name=field.name, required=False) for field in fields]
 
     def columns_in(self, name: str, present: Collection[str]) -> list[str]:
         if name in present:

@@ -26,7 +26,15 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
 from bert_tasks.serving.gate import DISCONNECTED, PREDICT, Gate
 from bert_tasks.serving.limits import Limits
-from bert_tasks.serving.requests import ADAPTER, BodyReader, answers_schema, body_error, parsed_body, request_schema
+from bert_tasks.serving.requests import (
+    ADAPTER,
+    BodyReader,
+    answers_schema,
+    body_error,
+    parsed_body,
+    request_schema,
+    source_columns,
+)
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Prediction
 from bert_tasks.tasks.shared.card import Card
@@ -152,7 +160,7 @@ def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:
                 "problem_type": getattr(task, "problem_type", None),
                 "labels": list(task.labels),
                 "adapters": [*filter(None, served)],
-                "columns": [asdict(column) for column in task.columns if not column.is_label],
+                "columns": [asdict(column) for column in source_columns(task)],
                 "limits": asdict(gate.limits),
                 "examples": list(Card.of(task).example_rows),
                 "explains": batcher.no_explanations is None,

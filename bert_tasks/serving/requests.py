@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from fastapi import HTTPException
 from pydantic import Field, PydanticUserError, TypeAdapter, create_model
 
-from bert_tasks.data.columns import Row, complete_row, rename_row
+from bert_tasks.data.columns import Column, Row, complete_row, rename_row
 from bert_tasks.data.problems import RowError
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.serving.limits import Limits
@@ -76,10 +76,17 @@ class BodyReader:
         for first in errors:
             raise body_error(path if first.column is None else (*path, first.column), first.message)
         for name, value in row.items():
-            length = len(value) if isinstance(value, str) else max(len(value), sum(map(len, value)))
+            length = _length(value)
             if length > self._limits.characters:
                 raise body_error((*path, name), f"{length} characters, at most {self._limits.characters} are read")
         return row
+
+
+def _length(value: Any) -> int:
+    """The number of characters of a value, or of items if they are more; of a row of a task the largest number."""
+    if isinstance(value, Mapping):
+        return max(map(_length, value.values()), default=0)
+    return len(value) if isinstance(value, str) else max(len(value), sum(map(len, value)))
 
 
 def parsed_body(body: bytes, content_type: str) -> Any:
@@ -115,11 +122,17 @@ def answers_schema(*tasks: Task) -> Any:
     return prediction_type | create_model("Predictions", predictions=predictions)
 
 
+def source_columns(task: Task) -> list[Column]:
+    """The columns of a request, of several tasks each column once."""
+    columns = [source for each in task.columns if not each.is_label for source in each.type.source_columns(each)]
+    return list({column.name: column for column in columns}.values())
+
+
 def request_schema(
     task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({}), adapters: Sequence[str] = ()
 ) -> Any:
     """The type of a request for the OpenAPI document: one row, or ``{"inputs": [rows]}``. See ``BodyReader``."""
-    columns = [column for column in task.columns if not column.is_label]
+    columns = source_columns(task)
     fields: dict[str, Any] = {}
     for column in columns:
         value_type = column.type.request_type(limits.characters)

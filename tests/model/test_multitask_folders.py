@@ -1,12 +1,17 @@
-"""What one does with the folder of a model of several tasks: open one head, predict and evaluate with all or one."""
+"""What one does with the folder of a model of several tasks: open, predict, evaluate, export, describe and serve it."""
 
+import asyncio
 import csv
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
+from pydantic import TypeAdapter
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -20,6 +25,8 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.export import ExportFormat, export
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.multitask import MultiTaskModel
+from bert_tasks.serving.requests import answers_schema
+from support.servers import SLOW, application
 from support.small_checkpoints import save_checkpoint
 
 TASKS: dict[str, dict[str, Any]] = {
@@ -196,3 +203,43 @@ def test_transformers_lacks_some_heads(base: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(base, task="sequence-classification", labels=["a", "b"], pooling="mean")
     with pytest.raises(UsageError, match="transformers lacks the head of this sequence-classification"):
         export(model, to="transformers", output=tmp_path / "out")
+
+
+def test_a_run_gets_a_card_with_the_metrics_of_all_heads(run: Path) -> None:
+    text = (run / "model" / "README.md").read_text()
+    assert {"| intent.accuracy | ", "| slots.overall\\_f1 | "} <= set(re.findall(r"\| [\w.\\]+ \| ", text))
+    assert "pipeline_tag" not in text
+    example = re.search(r"model\.predict\(\[(.*)\]\)", text)
+    assert example is not None
+    prediction = TaskModel.from_pretrained(run).predict(json.loads(example[1]))[0]
+    assert list(prediction.to_json()) == ["intent", "slots"]
+
+
+def test_the_server_answers_with_all_heads(run: Path) -> None:
+    model = TaskModel.from_pretrained(run)
+    rows = [{"text": "eat soup"}, {"words": ["fly", "to", "rome"]}, {"slots": {"text": "eat"}, "text": "fly"}]
+
+    async def ask() -> tuple[list[Any], Any, Any]:
+        async with application(model, limits=replace(SLOW, characters=50)) as served:
+            answers = [await served.post(content) for content in (rows[0], {"inputs": rows}, {}, {"text": "a" * 51})]
+            documents = [await served.client.get(path) for path in ("/model", "/openapi.json")]
+            examples = [await served.post(row) for row in documents[0].json()["examples"]]
+            assert {answer.status_code for answer in examples} == {200}
+            return answers, *(document.json() for document in documents)
+
+    (single, several, empty, long), about, document = asyncio.run(ask())
+    assert single.json()["intent"]["label"] == model.predict("eat soup")[0].tasks["intent"].label
+    assert [list(answer) for answer in several.json()["predictions"]] == [
+        ["intent", "slots"],
+        ["slots"],
+        ["intent", "slots"],
+    ]
+    assert empty.json()["detail"][0]["msg"] == "row 1 has the input of none of the tasks intent, slots"
+    assert long.json()["detail"][0]["msg"] == "51 characters, at most 50 are read"
+    assert [column["name"] for column in about["columns"]] == ["text", "words", "document"]
+    operation = document["paths"]["/predict"]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["$defs"]["Row"]["properties"].keys() == {"text", "words", "document"}
+    assert "required" not in schema["$defs"]["Row"]
+    assert {"SequencePrediction", "TokenPrediction"} < document["components"]["schemas"].keys()
+    jsonschema.validate(several.json(), TypeAdapter(answers_schema(model.task)).json_schema(mode="serialization"))

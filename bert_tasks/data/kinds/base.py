@@ -173,6 +173,10 @@ class ColumnKind:
         numbered = numbered_columns(name, present) if self.is_numbered else []
         return [*[holder for holder in holders if holder in present][:1], *numbered]
 
+    def source_columns(self, column: Column) -> Sequence[Column]:
+        """Returns the columns of a request from which a column of this kind is read; default: the column."""
+        return (column,)
+
     def join(self, cells: Mapping[str, Any]) -> Any:
         """Returns one cell for several, of columns that the caller names; only if ``is_joined``.
 

@@ -18,6 +18,7 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, merged
 from bert_tasks.tasks.base import Feature, LossTerm, Part, Prediction, Task, is_dynamic
+from bert_tasks.tasks.shared.card import TEXTS, Card
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor
@@ -99,6 +100,32 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
         return share(features, names, position_offset=position_offset, pad_groups=pad_groups)
 
 
+class MultiTaskCard(Card):
+    """Examples for all tasks: a text for those that read one, beside the rows of the others."""
+
+    task: "MultiTask"
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        rows = []
+        for text, *examples in zip(
+            TEXTS, *(Card.of(task).example_rows for task in self.task.tasks.values()), strict=True
+        ):
+            row: dict[str, Any] = {}
+            for column, example in zip(self.task.columns, examples, strict=True):
+                of_text = column.type.row_of((text,))
+                row |= {column.name: example} if of_text is None else of_text
+            rows.append(row)
+        return rows
+
+    def pipeline_inputs(self, row: Row) -> Sequence[Any]:
+        return TEXTS[:1]
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(limit for task in self.task.tasks.values() for limit in Card.of(task).limits))
+
+
 class MultiTaskReport(Report):
     """The metrics of each task, with its name in front."""
 
@@ -160,7 +187,7 @@ class MultiTask(Task[MultiTaskPrediction]):
 
     name: ClassVar[str] = "multi-task"
     registry: ClassVar[Mapping[str, type[Task[Any]]]] = {}  # the built-in tasks by their names
-    parts: ClassVar[tuple[type[Part], ...]] = (MultiTaskFitting, MultiTaskReport)
+    parts: ClassVar[tuple[type[Part], ...]] = (MultiTaskFitting, MultiTaskCard, MultiTaskReport)
     heads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fitted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from bert_tasks.data.columns import Row
 from bert_tasks.tasks.base import Part
 
-_TEXTS = (
+TEXTS = (
     "The room was clean and the staff were kind.",
     "We waited an hour and the soup was cold.",
     "The train leaves at nine from platform two.",
@@ -29,7 +29,7 @@ class Card(Part):
     def example_rows(self) -> Sequence[Row]:
         """Three rows without labels, in plain English."""
         columns = [column for column in self.task.columns if column.required]
-        return [{column.name: column.type.parse(text) for column in columns} for text in _TEXTS]
+        return [{column.name: column.type.parse(text) for column in columns} for text in TEXTS]
 
     def pipeline_inputs(self, row: Row) -> Sequence[Any]:
         """Returns the arguments of a tokenizer of transformers for a row: texts, or lists of texts."""
