@@ -102,6 +102,10 @@ class TaskRow(ColumnKind):
             fields = [field, *(each for each in validator.fields if other is not None and each.column == other)]
             if not any(each.column.type.columns_in(each.name, source.keys()) for each in fields):
                 return cells
+        for field in validator.fields:
+            words = source.get(field.name)
+            if isinstance(words, list | tuple) and field.column.type.is_text and not field.column.type.is_pretokenized:
+                source |= {field.name: " ".join(map(str, words))}  # the words of another task are the text of this one
         row, errors = validator.validate(source)
         labels = () if self._column is None else self._column.labels
         for each in self.columns if labels else ():

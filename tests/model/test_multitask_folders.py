@@ -217,7 +217,7 @@ def test_a_run_gets_a_card_with_the_metrics_of_all_heads(run: Path) -> None:
 
 def test_the_server_answers_with_all_heads(run: Path) -> None:
     model = TaskModel.from_pretrained(run)
-    rows = [{"text": "eat soup"}, {"words": ["fly", "to", "rome"]}, {"slots": {"text": "eat"}, "text": "fly"}]
+    rows = [{"text": "eat soup"}, {"words": ["fly", "to", "rome"]}, {"words": ["fly"], "text": "fly"}]
 
     async def ask() -> tuple[list[Any], Any, Any]:
         async with application(model, limits=replace(SLOW, characters=50)) as served:
