@@ -28,9 +28,9 @@ from bert_tasks.encoder.heads import PretrainingOutput, VocabularyOutput
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
 from bert_tasks.export.exported import GRAPH, RECORD, GraphModel, input_names, names_other_file, output_names
-from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, check_one_task, exported_graph, quantized_graph
+from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
 from bert_tasks.model.inputs import Data, load_table, load_trained
-from bert_tasks.model.pretrained import saved_config
+from bert_tasks.model.pretrained import check_one_task, saved_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import check_new_folder, check_writable, new_folder, sha256, weights_write_error
 from bert_tasks.tasks.base import Feature, Prediction, Task

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from bert_tasks.environment import check_libraries
-from bert_tasks.errors import UsageError, argument
+from bert_tasks.errors import UsageError
 from bert_tasks.export.exported import import_onnxruntime, input_names, output_names
+from bert_tasks.model.pretrained import check_one_task
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import MultiTask, Task
 
 if TYPE_CHECKING:
     import onnx
@@ -41,12 +41,6 @@ class _PaddedCall(nn.Module):
         # Of tokens, and of pairs of sentences, which no prediction reads.
         logits: Tensor = output[0] if isinstance(output, tuple) else output
         return logits.unbind(-1) if self.splits else logits
-
-
-def check_one_task(task: Task) -> None:
-    """Raises UsageError for the task of a model of several tasks, whose heads are exported one by one."""
-    if isinstance(task, MultiTask):
-        raise UsageError(f"name the task to export, {argument('task', 'NAME')}: {', '.join(task.tasks)}")
 
 
 def exported_graph(model: TaskModel) -> "onnx.ModelProto":

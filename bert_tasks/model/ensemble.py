@@ -22,7 +22,7 @@ from bert_tasks.data.problems import first_few
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError
 from bert_tasks.model.fixed import FixedModel
-from bert_tasks.model.pretrained import check_trained
+from bert_tasks.model.pretrained import check_one_task, check_trained
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.tasks.base import Feature, PredictionT, Task
 from bert_tasks.tasks.shared.fitting import Fitting
@@ -46,12 +46,14 @@ class EnsembleModel(FixedModel[PredictionT]):
 
     Raises:
         CheckpointError: They do not belong together.
+        UsageError: Each has several tasks. Load one of them.
     """
 
     no_weights_reason: ClassVar[str] = "an ensemble of folds has no weights of its own; use the model of one fold"
 
     def __init__(self, models: Mapping[str, TaskModel[PredictionT]]) -> None:
         (first_name, first), *others = models.items()
+        check_one_task(first.task)
         for name, model in others:
             difference = _difference(model, first)
             if difference is not None:

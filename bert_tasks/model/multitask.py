@@ -95,10 +95,14 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
             with torch.device("meta"):
                 model: TaskModel = TaskModel(self.hf_config, task)
             model.encoder, model.head = self.encoder, cast("Any", heads[name])
-            model.tokenizer, model.origin = self.require_tokenizer(), self.origin
+            model.tokenizer, model.origin, model.adapters = self.require_tokenizer(), self.origin, self.adapters
             model.columns = dict(self._multitask.heads[name].get("columns", {}))
             models[name] = model.train(self.training)
         return models
+
+    def save_adapter(self, folder: str | Path) -> None:
+        """Raises UsageError: the format of peft holds one head; use ``models[NAME].save_adapter``."""
+        raise UsageError(f"peft holds one head: use model.models[{next(iter(self.models))!r}].save_adapter")
 
     def predict(  # type: ignore[override]
         self, inputs: Inputs, *, logits: bool = False, explain: bool = False

@@ -17,7 +17,7 @@ from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.errors import CheckpointError, NoHeadError, UsageError
+from bert_tasks.errors import CheckpointError, NoHeadError, UsageError, argument
 from bert_tasks.families import (
     CONFIG_KEY,
     encoder_config,
@@ -271,6 +271,12 @@ def check_fits(task: Task, hf_config: Mapping[str, Any], config: EncoderConfig) 
     family, head = family_of(hf_config), HFConfig.of(task).head
     if head is not None and head not in family.heads:
         raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {head!r}")
+
+
+def check_one_task(task: Task) -> None:
+    """Raises UsageError for the task of a model of several tasks, for what only the model of one task has."""
+    if isinstance(task, MultiTask):
+        raise UsageError(f"choose one of the tasks {', '.join(task.tasks)} with {argument('task', 'NAME')}")
 
 
 def check_trained(name: str | Path, task: Task, report: "LoadReport | None") -> None:

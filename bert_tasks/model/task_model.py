@@ -36,7 +36,7 @@ from bert_tasks.families import converted_config, family_of, parameter_map
 from bert_tasks.model.explanation import explainable_task, explained
 from bert_tasks.model.features import config_with_tokenizer, new_tokenizer
 from bert_tasks.model.label_order import with_label_order
-from bert_tasks.model.pretrained import CheckpointFolder, check_fits, folder_task, saved_config
+from bert_tasks.model.pretrained import CheckpointFolder, check_fits, check_one_task, folder_task, saved_config
 from bert_tasks.model.pretrained_module import PaddedInputs, PretrainedModule, finite, padded_inputs
 from bert_tasks.tasks.base import Feature, PredictionT, Task
 from bert_tasks.tasks.shared.features import checked_features
@@ -612,6 +612,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """
         self.require_labels()
         explainable = explainable_task(self, self.task) if explain else None
+        if logits:
+            check_one_task(self.task)
         tokenizer, task = self.require_tokenizer(), self.task
         features = checked_features(task, rows, tokenizer, self.config)
         compact = self.forward_windows(

@@ -30,6 +30,7 @@ from bert_tasks.report.results import (
     slices_of,
 )
 from bert_tasks.report.search import search_page
+from bert_tasks.tasks.shared.report import Report as TaskReport
 from bert_tasks.training import files as outputs
 
 _MISTAKE_COLUMNS = ("label", "prediction", "score")
@@ -218,7 +219,7 @@ def run_results(run: Run, *, by: Sequence[str] = ()) -> dict[str, Results]:
     """Returns the results on each validation set; the metric that the best model was chosen by comes first.
 
     Args:
-        run: The run.
+        run: The run. Each of several tasks has results of its own, with its name behind the name of the set.
         by: Columns of the file, or of the task, whose values have scores of their own.
 
     Raises:
@@ -226,13 +227,13 @@ def run_results(run: Run, *, by: Sequence[str] = ()) -> dict[str, Results]:
     """
     results: dict[str, Results] = {}
     for predicted in with_file_columns(run).predicted if by and run.predicted else run.predicted:
-        result = None
-        if run.task is not None:
-            result = results_of(run.task, predicted.predictions, predicted.rows, first=run.best_metric[1])
-        if run.task is not None and result is not None:
-            names = list(result.headline)
-            slices = slices_of(run.task, predicted.predictions, predicted.rows, columns=by, names=names)
-            results[predicted.name] = replace(result, slices=slices)
+        pairs = predicted.predictions, predicted.rows
+        tasks = {} if run.task is None else TaskReport.of(run.task).by_task(*pairs)
+        for task_name, (task, *predicted_rows) in tasks.items():
+            result = results_of(task, *predicted_rows, first=run.best_metric[1])
+            if result is not None:
+                slices = slices_of(task, *predicted_rows, columns=by, names=list(result.headline))
+                results[f"{predicted.name} {task_name}".strip()] = replace(result, slices=slices)
     if by and not results:
         reasons = " ".join(run.missing) if run.missing else "Its task states no figures for a report."
         rows = "the validation rows, or a file named with --data" if run.folds is None else "the rows of all folds"

@@ -71,7 +71,7 @@ def drawn_metrics(run: Run) -> list[str]:
     for name in run.sets:
         scores = [metric for metric in run.metrics_of(name) if metric not in run.metadata["metrics"]["lower_is_better"]]
         usual = [] if run.task is None else [metric for metric in Report.of(run.task).curves if metric in scores]
-        keys += [metric_key(name, metric) for metric in usual[: 3 if len(run.sets) == 1 else 1]]
+        keys += [metric_key(name, metric) for metric in usual[: STYLES - 1 if len(run.sets) == 1 else 1]]
         candidates += [metric_key(name, metric) for metric in scores]
     return list(dict.fromkeys(keys if keys else candidates[:3]))
 

@@ -24,7 +24,12 @@ from bert_tasks.cli.app import app
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.export import ExportFormat, export
 from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.ensemble import EnsembleModel
+from bert_tasks.model.inputs import load_table
 from bert_tasks.model.multitask import MultiTaskModel
+from bert_tasks.report import make_report
+from bert_tasks.report.charts import display_name
+from bert_tasks.report.collect import GivenRows
 from bert_tasks.serving.requests import answers_schema
 from support.servers import SLOW, application
 from support.small_checkpoints import save_checkpoint
@@ -194,7 +199,7 @@ def test_a_head_is_exported_to_onnx(run: Path, tmp_path: Path, file: Path) -> No
 
 @pytest.mark.parametrize("to", ["onnx", "int8", "transformers"])
 def test_export_of_several_tasks_asks_for_one(run: Path, tmp_path: Path, to: ExportFormat) -> None:
-    with pytest.raises(UsageError, match=r"^name the task to export, .*: intent, slots$"):
+    with pytest.raises(UsageError, match=r"^choose one of the tasks intent, slots with .*task"):
         export(run, to=to, output=tmp_path / "out", data=ROWS if to == "int8" else None)
     assert not (tmp_path / "out").exists()
 
@@ -243,3 +248,48 @@ def test_the_server_answers_with_all_heads(run: Path) -> None:
     assert "required" not in schema["$defs"]["Row"]
     assert {"SequencePrediction", "TokenPrediction"} < document["components"]["schemas"].keys()
     jsonschema.validate(several.json(), TypeAdapter(answers_schema(model.task)).json_schema(mode="serialization"))
+
+
+@pytest.mark.parametrize("option", ["logits", "explain"])
+def test_logits_and_explanations_are_of_one_task(run: Path, option: str) -> None:
+    with pytest.raises(UsageError, match=r"^choose one of the tasks intent, slots with .*task"):
+        predict(run, ["eat soup"], **{option: True})
+    assert predict(run, ["eat soup"], task="intent", **{option: True})
+
+
+def test_the_report_has_a_section_for_each_head(run: Path, tmp_path: Path) -> None:
+    model = TaskModel.from_pretrained(run)
+    table = load_table(ROWS, model.task)
+    report = make_report(run, tmp_path / "r.html", fit_rows=GivenRows(validation={"": table}, task=type(model.task)))
+    assert list(report.results[0]) == ["intent", "slots"]
+    metrics = report.runs[0].metrics
+    estimates = {name: results.estimates for name, results in report.results[0].items()}
+    assert estimates["intent"]["accuracy"].value == metrics["intent.accuracy"]
+    assert estimates["slots"]["overall_f1"].value == metrics["slots.overall_f1"]
+    page = (tmp_path / "r.html").read_text()
+    assert [f"Results on {name}" in page for name in TASKS] == [True, True]
+    for name in ("intent.accuracy", "slots.overall_f1"):
+        assert display_name(name, ("",)) in page
+
+
+def test_adapters_are_trained_together_and_saved_with_one_head(base: Path, tmp_path: Path) -> None:
+    model = MultiTaskModel.from_pretrained(base, tasks=TASKS)
+    options = {"epochs": 1, "learning_rate": 1e-2, "batch_size": 4, "lora_rank": 2, "progress": False}
+    fit(model, ROWS, ROWS, output_dir=tmp_path / "run", **options)
+    with pytest.raises(UsageError, match=r"use model\.models\['intent'\]\.save_adapter$"):
+        model.save_adapter(tmp_path / "adapter")
+    for name, part in model.models.items():
+        part.save_adapter(tmp_path / name)
+        opened = TaskModel.from_pretrained(tmp_path / name)
+        for key, tensor in part.state_dict().items():
+            torch.testing.assert_close(opened.state_dict()[key], tensor, atol=1e-6, rtol=0)
+    before, after = (Encoder.from_pretrained(folder).encoder.state_dict() for folder in (base, tmp_path / "run"))
+    assert any(not torch.equal(tensor, after[key]) for key, tensor in before.items())
+
+
+def test_folds_predict_one_task_together(run: Path) -> None:
+    with pytest.raises(UsageError, match="choose one of the tasks intent, slots"):
+        EnsembleModel({"first": TaskModel.from_pretrained(run), "second": TaskModel.from_pretrained(run)})
+    slots = TaskModel.from_pretrained(run, task="slots")
+    ensemble = EnsembleModel({"first": slots, "second": TaskModel.from_pretrained(run, task="slots")})
+    assert ensemble.predict("eat soup")[0].tags == slots.predict("eat soup")[0].tags

@@ -141,7 +141,7 @@ class MultiTaskReport(Report):
 
     @property
     def curves(self) -> tuple[str, ...]:
-        return (self.task.primary_metric, *self._named(lambda report: report.curves))
+        return (self.task.primary_metric, *self._named(lambda report: [report.task.primary_metric]))
 
     def _named(self, of: Callable[[Report], Iterable[str]]) -> list[str]:
         return [_key(name, metric) for name, task in self.task.tasks.items() for metric in of(Report.of(task))]
@@ -153,6 +153,12 @@ class MultiTaskReport(Report):
             of_task = {key.removeprefix(start): value for key, value in metrics.items() if key.startswith(start)}
             overall |= {_key(name, key): value for key, value in Report.of(task).table(of_task).overall.items()}
         return MetricTable(overall=overall)
+
+    def by_task(
+        self, predictions: Sequence[MultiTaskPrediction], rows: Sequence[Row]
+    ) -> Mapping[str, tuple[Any, Sequence[Any], Sequence[Row]]]:
+        pairs = {name: self.task.labelled_pairs(name, predictions, rows) for name in self.task.tasks}
+        return {name: (self.task.tasks[name], *of_task) for name, of_task in pairs.items() if of_task[1]}
 
     def collapse(self, predictions: Sequence[MultiTaskPrediction], rows: Sequence[Row]) -> str | None:
         for name, task in self.task.tasks.items():
