@@ -21,7 +21,7 @@ from transformers import (
 
 from bert_tasks import TaskModel, evaluate, fit, predict
 from bert_tasks.cli.app import app
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.export import ExportFormat, export
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.ensemble import EnsembleModel
@@ -32,7 +32,7 @@ from bert_tasks.report.charts import display_name
 from bert_tasks.report.collect import GivenRows
 from bert_tasks.serving.requests import answers_schema
 from support.servers import SLOW, application
-from support.small_checkpoints import save_checkpoint
+from support.small_checkpoints import copied, edit_config, save_checkpoint
 
 TASKS: dict[str, dict[str, Any]] = {
     "intent": {"task": "sequence-classification", "columns": {"label": "intent"}},
@@ -293,3 +293,29 @@ def test_folds_predict_one_task_together(run: Path) -> None:
     slots = TaskModel.from_pretrained(run, task="slots")
     ensemble = EnsembleModel({"first": slots, "second": TaskModel.from_pretrained(run, task="slots")})
     assert ensemble.predict("eat soup")[0].tags == slots.predict("eat soup")[0].tags
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        (5, "heads is 5"),
+        ({}, "there are no tasks with a head each"),
+        ({"intent": {"task": "nope"}}, "tasks.intent: unknown task 'nope'"),
+        ({"intent": {"task": 5}}, "tasks.intent: unknown task 5"),
+        (
+            {"intent": {"task": "token-classification", "columns": {"tags": 5}}},
+            r"tasks.intent: columns is \{'tags': 5\}",
+        ),
+    ],
+)
+@pytest.mark.parametrize("task", [None, "intent"])
+def test_damaged_tasks_are_named(run: Path, tmp_path: Path, heads: Any, message: str, task: str | None) -> None:
+    folder = copied(run / "model", tmp_path / "damaged")
+    edit_config(folder, bert_tasks={"task": "multi-task", "settings": {"heads": heads}})
+    with pytest.raises(CheckpointError, match=rf"config\.json, key bert_tasks: .*{message}"):
+        TaskModel.from_pretrained(folder, task=task)
+
+
+def test_a_folder_of_one_task_is_no_model_of_several(base: Path) -> None:
+    with pytest.raises(CheckpointError, match="there are no tasks with a head each"):
+        MultiTaskModel.from_pretrained(base)

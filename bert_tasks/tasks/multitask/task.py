@@ -199,6 +199,8 @@ class MultiTask(Task[MultiTaskPrediction]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.heads:
+            raise ValueError("there are no tasks with a head each")
         for name, entry in self.heads.items():
             if not name.isidentifier():
                 raise ValueError(f"tasks: the name {name!r} is no word of letters, digits and _")
@@ -206,14 +208,16 @@ class MultiTask(Task[MultiTaskPrediction]):
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
                 raise ValueError(f"tasks.{name}: weight is {weight!r}, expected a number from 0")
             task = self.tasks[name]
-            unknown = sorted(set(entry.get("columns", {})) - {column.name for column in task.columns})
+            columns = entry.get("columns", {})
+            if not isinstance(columns, Mapping) or not all(isinstance(other, str) for other in columns.values()):
+                raise ValueError(f"tasks.{name}: columns is {columns!r}, expected the task's columns and their names")
+            unknown = sorted(set(columns) - {column.name for column in task.columns})
             if unknown:
                 names = ", ".join(column.name for column in task.columns)
                 raise ValueError(f"tasks.{name}: columns: the task reads {names}, not {unknown[0]!r}")
             if is_dynamic(task) or Fitting.of(task).generator() is not None or task.output_kind == "vocabulary":
                 raise ValueError(f"tasks.{name}: {task.name} cannot be one of several tasks")
-        if self.heads:
-            object.__setattr__(self, "max_length", max(task.max_length for task in self.tasks.values()))
+        object.__setattr__(self, "max_length", max(task.max_length for task in self.tasks.values()))
 
     @classmethod
     def of(cls, tasks: Mapping[str, Task[Any]], entries: Mapping[str, Mapping[str, Any]]) -> Self:
@@ -249,7 +253,9 @@ class MultiTask(Task[MultiTaskPrediction]):
             options = {key: value for key, value in entry.items() if key not in _OWN}
             options |= self.fitted.get(name, {})
             plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-            construct: Callable[..., Task[Any]] = self.registry[str(entry.get("task"))]
+            if entry.get("task") not in self.registry:
+                raise ValueError(f"tasks.{name}: unknown task {entry.get('task')!r}")
+            construct: Callable[..., Task[Any]] = self.registry[entry["task"]]
             built[name] = construct(**plain)
         return built
 
