@@ -18,7 +18,7 @@ from support.sources import Source, package_sources
 LINES = {
     "cli": (1469, 1000),
     "api": (216, 250),
-    "report": (1973, 1700),
+    "report": (1974, 1700),
     "cards": (544, 380),
     "serving": (1039, 800),
     "glue_submission": (126, 150),
@@ -27,9 +27,9 @@ LINES = {
     "inference": (1739, 1150),
     "recipe": (1480, 1000),
     "init": (673, 650),
-    "model": (2580, 1950),
-    "export": (788, 700),
-    "tasks": (7932, 4900),
+    "model": (2596, 1950),
+    "export": (782, 700),
+    "tasks": (7950, 4900),
     "checkpoints": (2166, 1450),
     "tensorflow": (686, 600),
     "families": (1250, 1250),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_378  # of 29,000
-TOTAL_STATEMENTS = 23_562  # of 15,800
+TOTAL_LINES = 41_407  # of 29,000
+TOTAL_STATEMENTS = 23_583  # of 15,800
 TASK_MEMBERS = 14
 
 
