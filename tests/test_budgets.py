@@ -23,13 +23,13 @@ LINES = {
     "serving": (1039, 800),
     "glue_submission": (126, 150),
     "experiments": (1622, 1200),
-    "training": (3759, 2700),
+    "training": (3765, 2700),
     "inference": (1739, 1150),
-    "recipe": (1480, 1000),
+    "recipe": (1526, 1000),
     "init": (673, 650),
-    "model": (2596, 1950),
+    "model": (2582, 1950),
     "export": (782, 700),
-    "tasks": (7950, 4900),
+    "tasks": (7984, 4900),
     "checkpoints": (2166, 1450),
     "tensorflow": (686, 600),
     "families": (1250, 1250),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_407  # of 29,000
-TOTAL_STATEMENTS = 23_583  # of 15,800
+TOTAL_LINES = 41_479  # of 29,000
+TOTAL_STATEMENTS = 23_640  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -172,6 +172,8 @@ def keys() -> dict[str, set[str]]:
 def is_key(path: str) -> bool:
     section, _, rest = path.partition(".")
     known = keys()
+    if section == "tasks":  # its keys are the names of tasks; reading the recipe checks what is below
+        return True
     return section in known and (not rest or rest.split(".")[0] in known[section])
 
 
@@ -194,7 +196,8 @@ def recipe_problems(page: Path, folder: Path) -> Iterator[str]:
         if block.language != "toml":
             continue
         document: dict[str, Any] = tomllib.loads(block.text)
-        if {"task", "model", "data"} <= set(document) and ":" not in document["task"]:
+        is_whole = {"model", "data"} <= set(document) and {"task", "tasks"} & set(document)
+        if is_whole and ":" not in document.get("task", ""):
             (folder / "recipe.toml").write_text(block.text, encoding="utf-8")
             load_recipe(folder / "recipe.toml")
         for section, entries in document.items():

@@ -6,15 +6,14 @@ from typing import Any, Self, cast
 
 import torch
 
-from bert_tasks.data.checks import check_splits
 from bert_tasks.data.columns import as_rows
 from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import RowTable
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.task_model import Inputs, TaskModel
-from bert_tasks.tasks import MultiTask, Task
+from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.multitask.head import SharedHeads
-from bert_tasks.tasks.multitask.task import MultiTaskPrediction, task_row
+from bert_tasks.tasks.multitask.task import MultiTaskPrediction
+from bert_tasks.tasks.shared.fitting import Fitting
 
 
 class MultiTaskModel(TaskModel[MultiTaskPrediction]):
@@ -128,12 +127,8 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
 
     def read_labels(self, splits: Splits, *, unlabelled: bool) -> None:
         """Checks the rows of each task that have its label; see ``TaskModel.read_labels``."""
-        labels = {}
-        for name, task in self.reading_task.tasks.items():
-            tables = [_labelled_rows(table, name, task) for table in (splits.train, *splits.validation.values())]
-            of_task = Splits(train=tables[0], validation=dict(zip(splits.validation, tables[1:], strict=True)))
-            labels[name] = check_splits(of_task, columns=task.columns, labels=task.labels, unlabelled=unlabelled)
-        self._set_task_labels({name: labels[name] for name in self.assumed})
+        labelled = cast("MultiTask", Fitting.of(self.reading_task).label(splits, unlabelled=unlabelled))
+        self._set_task_labels({name: labelled.tasks[name].labels for name in self.assumed})
 
     def _set_task_labels(self, labels: Mapping[str, Sequence[str]]) -> None:
         models = self.models
@@ -151,15 +146,6 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
     @property
     def _multitask(self) -> MultiTask:
         return cast("MultiTask", self.task)
-
-
-def _labelled_rows(table: RowTable, name: str, task: Task[Any]) -> RowTable:
-    """The rows of a task that have its label."""
-    labels = [column.name for column in task.columns if column.is_label]
-    rows = [row[task_row(name)] for row in table if row.get(task_row(name)) is not None]
-    return RowTable.from_rows(
-        [row for row in rows if any(row.get(label) is not None for label in labels)], table.source
-    )
 
 
 def _task_name(name: str, entry: Mapping[str, Any]) -> str:

@@ -21,7 +21,6 @@ from bert_tasks.checkpoints.hub import Origin, origin, resolve
 from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
-from bert_tasks.data.checks import check_splits
 from bert_tasks.data.columns import Column, Row, as_rows, first_column
 from bert_tasks.data.problems import first_few
 from bert_tasks.data.splits import Splits
@@ -40,6 +39,7 @@ from bert_tasks.model.pretrained import CheckpointFolder, check_fits, check_one_
 from bert_tasks.model.pretrained_module import PaddedInputs, PretrainedModule, finite, padded_inputs
 from bert_tasks.tasks.base import Feature, PredictionT, Task
 from bert_tasks.tasks.shared.features import checked_features
+from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.notebook import Predictions
 from bert_tasks.tasks.shared.outputs import with_logits
@@ -468,9 +468,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             DataError: See ``check_splits``.
         """
         task = self.reading_task
-        labels = check_splits(splits, columns=task.columns, labels=task.labels, unlabelled=unlabelled)
+        labelled = Fitting.of(task).label(splits, labels=task.labels, unlabelled=unlabelled)
         if self.has_assumed_labels:
-            self.set_labels(labels)
+            self.set_labels(labelled.labels)
 
     def set_labels(self, labels: Sequence[str]) -> None:
         """Replaces labels that were assumed, and the part of the head that depends on them."""

@@ -55,8 +55,11 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
         folds = make_folds(tables.train, columns, count=section.count, seed=section.seed)
         fold, share = 1 if section.fold is None else section.fold, recipe.data.validation_share
         splits = fold_splits(tables, columns, folds, fold, share=share, seed=recipe.run.seed)
-    labels = check_splits(splits, **checks, labels=labels)
-    return LoadedRecipe(recipe=recipe, task=build_task(recipe, labels) if labels else draft, splits=splits)
+    try:
+        task = Fitting.of(draft).label(splits, labels=labels, unlabelled=recipe.teacher is not None)
+    except ValueError as error:
+        raise RecipeError(f"[settings] of {recipe.task}: {error}") from error
+    return LoadedRecipe(recipe=recipe, task=task, splits=splits)
 
 
 def fitted_task(task: Task, splits: Splits) -> Task:

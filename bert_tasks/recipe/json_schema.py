@@ -41,6 +41,8 @@ def recipe_schema(task: str | None = None) -> Schema:
     else:
         properties["task"] = {"anyOf": [{"enum": list(TASK_NAMES)}, _OWN_TASK]}
         properties["settings"] = {"type": "object"}
+        schema["required"].remove("task")
+        schema["oneOf"] = [{"required": ["task"]}, {"required": ["tasks"]}]
         schema["$defs"] |= {f"settings of {name}": _settings(each) for name, each in TASKS.items()}
         schema["allOf"] = [
             {

@@ -336,7 +336,10 @@ class Recipe(BaseModel):
 
     model_config = _CLOSED
     task: str
-    """The task's name, or `module:Class` for your own."""
+    """The task's name, or `module:Class` for your own. With `[tasks.NAME]` there is none."""
+    tasks: dict[str, dict[str, Any]] | None = None
+    """Several tasks on one encoder, instead of `task` and `[settings]`: `[tasks.NAME]` has the `task` of each, its
+    settings, its `columns` in the data, and the `weight` of its loss."""
     model: ModelSection
     """The checkpoint to start from."""
     settings: dict[str, Any] = {}
@@ -418,6 +421,9 @@ def _document(recipe: Recipe, *, only_stated: bool = False) -> Document:
     document = recipe.model_dump(exclude_none=True, exclude_unset=only_stated)  # TOML has no null: the key is absent
     if recipe.optim.max_grad_norm is None:
         document.setdefault("optim", {})["max_grad_norm"] = "none"
+    if "heads" in recipe.settings:  # see ``_of_several_tasks``
+        others = {key: value for key, value in document.items() if key not in ("task", "settings")}
+        document = {"tasks": recipe.settings["heads"], **others}
     return document
 
 
@@ -482,9 +488,11 @@ def import_name(name: str, label: str, *, example: str) -> Any:
 
 def load_task_class(name: str) -> "type[Task]":
     """Returns the task class of a name; ``module:Class`` is imported. Raises RecipeError if there is none."""
-    from bert_tasks.tasks import named_task
+    from bert_tasks.tasks import STORED_TASKS, named_task
     from bert_tasks.tasks.base import Task
 
+    if name in STORED_TASKS:
+        return STORED_TASKS[name]
     if ":" not in name:
         try:
             return named_task(name)
@@ -524,7 +532,9 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
     """The recipe, and the problems of its keys, without problems of keys that a search would change."""
     problems: list[Problem] = []
     task_class = None
-    if isinstance(document.get("task"), str):
+    document, wrong = _of_several_tasks(document)
+    problems += wrong
+    if isinstance(document.get("task"), str) and not problems:
         try:
             task_class = load_task_class(document["task"])
         except RecipeError as error:
@@ -553,6 +563,37 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
         return None, problems
     name = recipe.task if task_class is None or ":" in recipe.task else task_class.name  # aliases are replaced
     return recipe.model_copy(update={"task": name, "settings": settings}), problems
+
+
+def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
+    """A document with ``[tasks.NAME]`` as one of the task that consists of them, and the problems of their keys."""
+    from bert_tasks.tasks import MultiTask
+
+    tasks = document.get("tasks")
+    if not isinstance(tasks, dict) or not tasks:
+        return document, []
+    both = sorted({"task", "settings"} & document.keys())
+    problems = [Problem((name,), f"{name} and [tasks.NAME] exclude each other: remove one of them") for name in both]
+    heads: Document = {}
+    for name, entry in tasks.items():
+        task_name = entry.get("task") if isinstance(entry, dict) else None
+        try:
+            task_class = load_task_class(str(task_name))
+        except RecipeError as error:
+            problems.append(Problem(("tasks", name), f"[tasks.{name}]: {error}"))
+            continue
+        settings = {key: value for key, value in entry.items() if key not in MultiTask.entries}
+        keys: KnownKeys = {"settings": (*stated_fields(task_class), *MultiTask.entries)}
+        checked, wrong = _checked_settings(settings, task_class, keys)
+        texts = [(path, text.replace("[settings]", f"[tasks.{name}]")) for path, text in wrong]
+        problems += [Problem(("tasks", name, *path[1:]), text) for path, text in texts]
+        heads[name] = {**entry, **checked}
+        try:
+            MultiTask(heads={} if wrong else {name: heads[name]})
+        except ValueError as error:
+            problems += [] if wrong else [Problem(("tasks", name), str(error))]
+    others = {key: value for key, value in document.items() if key not in ("tasks", "task", "settings")}
+    return {**others, "task": MultiTask.name, "settings": {"heads": heads} if not problems else {}}, problems
 
 
 def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]:

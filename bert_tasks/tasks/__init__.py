@@ -37,10 +37,10 @@ _ALIASES: Mapping[str, type[Task]] = {
     "fill-mask": MaskedLanguageModeling,
 }
 TASKS: Mapping[str, type[Task]] = MappingProxyType({task.name: task for task in _ALL})
-MultiTask.registry = TASKS
 # What a folder may hold: a task, or several.
 STORED_TASKS: Mapping[str, type[Task]] = MappingProxyType({**TASKS, MultiTask.name: MultiTask})
 TASK_NAMES: Mapping[str, type[Task]] = MappingProxyType({**TASKS, **_ALIASES})
+MultiTask.registry = TASK_NAMES
 
 
 def tasks_with_head(head: str | None) -> tuple[type[Task], ...]:

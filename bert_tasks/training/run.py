@@ -10,11 +10,13 @@ from typing import Any
 from bert_tasks.data.checks import DataReport
 from bert_tasks.data.splits import trained_names
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
-from bert_tasks.errors import CheckpointError, RecipeError, argument
+from bert_tasks.errors import CheckpointError, RecipeError, UsageError, argument
 from bert_tasks.model.features import tokenized
+from bert_tasks.model.multitask import MultiTaskModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.check import LoadedRecipe, prepare, report_on
 from bert_tasks.recipe.schema import Recipe, TeacherSection, load_recipe, resolved_toml
+from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.outputs import check_teachable
 from bert_tasks.training import files as outputs
@@ -36,6 +38,8 @@ def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> T
     section, task, seed = recipe.model, prepared.task, recipe.run.seed
     if section.config is not None:
         model = TaskModel.from_config(section.config, task=task, tokenizer=str(section.tokenizer), seed=seed)
+    elif isinstance(task, MultiTask):
+        model = MultiTaskModel.from_pretrained(str(section.name), tasks=task.heads, revision=section.revision)
     else:
         model = TaskModel.from_pretrained(str(section.name), task=task, revision=section.revision)
     if section.layers is not None or section.family is not None:
@@ -74,6 +78,8 @@ def make_objective(
         return ReplacedTokenDetection(model, make_generator(model, seed=seed))
     if section is None:
         return Supervised(model)
+    if isinstance(model.task, MultiTask):
+        raise UsageError("[teacher]: a model of several tasks has no teacher; train the tasks one by one to use one")
     if teacher is None:
         task_class, labels = type(model.task), model.task.labels
         options: dict[str, Any] = {"labels": labels} if labels else {}

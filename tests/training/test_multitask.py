@@ -276,7 +276,7 @@ def test_wrong_tasks_are_named(tasks: dict[str, Any], message: str, base: Path) 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"topic": "low"}, "row 9 has the input of none of the tasks topic, slots"),
+        ({"topic": "low"}, "row 9 has the input of none of the tasks slots, topic"),
         ({"text": "a", "topic": "lwo"}, "unknown label"),
         ({"words": ["a", "b"], "slots": ["O"]}, "2 words"),
     ],

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.kinds import Column
+from bert_tasks.data.splits import Splits
+from bert_tasks.data.table import RowTable
 from bert_tasks.data.task_rows import TaskColumn
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import DataError, UsageError
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from bert_tasks.tasks.multitask.head import SharedOutput
 
 _SEPARATOR = "."  # between the name of a task and its metric
-_OWN = ("task", "columns", "weight")  # entries of a task that are no settings of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,14 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
         """All windows of a row, which the tasks share; of one task its own sample."""
         tasks = list(self.task.tasks.values())
         return Fitting.of(tasks[0]).sample if len(tasks) == 1 else "row"
+
+    def label(self, splits: Splits, *, labels: Sequence[str] = (), unlabelled: bool = False) -> Task[Any]:
+        named = {}
+        for name, task in self.task.tasks.items():
+            tables = [_labelled_rows(table, name, task) for table in (splits.train, *splits.validation.values())]
+            of_task = Splits(train=tables[0], validation=dict(zip(splits.validation, tables[1:], strict=True)))
+            named[name] = Fitting.of(task).label(of_task, labels=task.labels, unlabelled=unlabelled).labels
+        return self.task.with_labels(named)
 
     def fit_to_train(self, rows: Iterable[Row]) -> Task[Any]:
         return self._fitted(lambda name, task: Fitting.of(task).fit_to_train(_rows_of(name, rows)))
@@ -192,6 +201,7 @@ class MultiTask(Task[MultiTaskPrediction]):
     """
 
     name: ClassVar[str] = "multi-task"
+    entries: ClassVar[tuple[str, ...]] = ("task", "columns", "weight")  # of a head, beside the settings of its task
     registry: ClassVar[Mapping[str, type[Task[Any]]]] = {}  # the built-in tasks by their names
     parts: ClassVar[tuple[type[Part], ...]] = (MultiTaskFitting, MultiTaskCard, MultiTaskReport)
     heads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -199,6 +209,7 @@ class MultiTask(Task[MultiTaskPrediction]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "heads", dict(sorted(self.heads.items())))  # the order in config.json
         if not self.heads:
             raise ValueError("there are no tasks with a head each")
         for name, entry in self.heads.items():
@@ -250,7 +261,7 @@ class MultiTask(Task[MultiTaskPrediction]):
         """The tasks by their names."""
         built = {}
         for name, entry in self.heads.items():
-            options = {key: value for key, value in entry.items() if key not in _OWN}
+            options = {key: value for key, value in entry.items() if key not in self.entries}
             options |= self.fitted.get(name, {})
             plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
             if entry.get("task") not in self.registry:
@@ -267,7 +278,8 @@ class MultiTask(Task[MultiTaskPrediction]):
     def with_labels(self, labels: Mapping[str, Sequence[str]]) -> Self:
         """Returns the task with other labels of some of its tasks."""
         heads = {
-            name: {**entry, "labels": list(labels.get(name, entry["labels"]))} for name, entry in self.heads.items()
+            name: {**entry, "labels": list(labels.get(name, entry.get("labels", ())))}
+            for name, entry in self.heads.items()
         }
         return replace(self, heads=heads)
 
@@ -400,3 +412,12 @@ def _rows_of(name: str, rows: Iterable[Row]) -> Iterable[Row]:
 def _without_none(row: Row) -> Row:
     """A row without the columns that Arrow fills in."""
     return {name: value for name, value in row.items() if value is not None}
+
+
+def _labelled_rows(table: RowTable, name: str, task: Task[Any]) -> RowTable:
+    """The rows of a task that have its label."""
+    labels = [column.name for column in task.columns if column.is_label]
+    rows = [row[task_row(name)] for row in table if row.get(task_row(name)) is not None]
+    return RowTable.from_rows(
+        [row for row in rows if any(row.get(label) is not None for label in labels)], table.source
+    )

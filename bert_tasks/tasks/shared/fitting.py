@@ -1,10 +1,12 @@
 """What a run asks of a task beside its loss: samples, values fitted to data, checks of the rows, a generator."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Literal
 
+from bert_tasks.data.checks import check_splits
 from bert_tasks.data.columns import Row
+from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.tasks.base import Part, Task
 
@@ -32,6 +34,17 @@ class Fitting(Part):
     def drop_fitted_values(self) -> Task[Any]:
         """Returns the task with its labels and settings only."""
         task: Task[Any] = type(self.task)(labels=self.task.labels, **self.settings())
+        return task
+
+    def label(self, splits: Splits, *, labels: Sequence[str] = (), unlabelled: bool = False) -> Task[Any]:
+        """Returns the task with its labels, after the checks of ``check_splits``, which has these arguments.
+
+        Raises:
+            DataError: The splits cannot be trained with.
+            ValueError: The labels do not fit the settings.
+        """
+        names = check_splits(splits, columns=self.task.columns, labels=labels, unlabelled=unlabelled)
+        task: Task[Any] = replace(self.task, labels=names) if names else self.task
         return task
 
     def fit_to_train(self, rows: Iterable[Row]) -> Task[Any]:
