@@ -27,7 +27,7 @@ LINES = {
     "inference": (1739, 1150),
     "recipe": (1526, 1000),
     "init": (673, 650),
-    "model": (2582, 1950),
+    "model": (2586, 1950),
     "export": (782, 700),
     "tasks": (7984, 4900),
     "checkpoints": (2166, 1450),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_479  # of 29,000
-TOTAL_STATEMENTS = 23_640  # of 15,800
+TOTAL_LINES = 41_483  # of 29,000
+TOTAL_STATEMENTS = 23_644  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -27,7 +27,6 @@ from bert_tasks.families import (
 )
 from bert_tasks.tasks import (
     STORED_TASKS,
-    TASK_NAMES,
     TASKS,
     MultiTask,
     Task,
@@ -116,11 +115,16 @@ class CheckpointFolder:
             UsageError: The folder has several tasks, and ``task`` is neither the name of one nor a kind of task.
         """
         shared = folder_task(self, None, {})[0] if self.task == MultiTask.name and isinstance(task, str) else None
-        if not isinstance(shared, MultiTask) or not isinstance(task, str) or task in {*TASK_NAMES} - {*shared.tasks}:
+        if not isinstance(shared, MultiTask) or not isinstance(task, str):
             return self
         if task not in shared.tasks:
-            hint = did_you_mean(task, shared.tasks)
-            raise UsageError(f"{self.path} has the tasks {', '.join(shared.tasks)}, not {task!r}{hint}")
+            try:
+                named_task(task)
+            except UsageError:
+                hint = did_you_mean(task, shared.tasks)
+                names = ", ".join(shared.tasks)
+                raise UsageError(f"{self.path} has the tasks {names}, not {task!r}{hint}") from None
+            return self
         of_task, columns = shared.tasks[task], shared.heads[task].get("columns", {})
         entry = {"task": of_task.name, "labels": of_task.labels, "settings": Fitting.of(of_task).settings()}
         stored = {**entry, **Fitting.of(of_task).values()}

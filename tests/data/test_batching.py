@@ -31,7 +31,7 @@ def stored(windows: list[list[int]], lost: int = 0) -> ArrowRows:
         "token_type_ids": [[0] * tokens for _, tokens in made],
         **{
             name: [None] * len(made)
-            for name in ("labels", "gather_positions", "word_ids", "offsets", "sentence_starts")
+            for name in ("labels", "gather_positions", "word_ids", "offsets", "sentence_starts", "head")
         },
         "lost_tokens": [lost if row % 2 else 0 for row, _ in made],
         "lost_answers": [0] * len(made),
