@@ -29,7 +29,7 @@ LINES = {
     "init": (673, 650),
     "model": (2586, 1950),
     "export": (782, 700),
-    "tasks": (7984, 4900),
+    "tasks": (7986, 4900),
     "checkpoints": (2166, 1450),
     "tensorflow": (686, 600),
     "families": (1250, 1250),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_483  # of 29,000
-TOTAL_STATEMENTS = 23_644  # of 15,800
+TOTAL_LINES = 41_485  # of 29,000
+TOTAL_STATEMENTS = 23_646  # of 15,800
 TASK_MEMBERS = 14
 
 

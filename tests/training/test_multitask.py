@@ -261,6 +261,7 @@ def test_a_stopped_run_ends_with_the_same_bits(plain: Path, tmp_path: Path) -> N
         ({}, "tasks names no task"),
         ({"topic": {}}, "tasks.topic: task is None, expected the name of a task"),
         ({"topic": {"task": "sequence-clasification"}}, "did you mean 'sequence-classification'"),
+        ({"type": TOPIC}, "torch has a use of its own for the name 'type'"),
         ({"my topic": TOPIC}, "the name 'my topic' is no word of letters, digits and _"),
         ({"topic": {**TOPIC, "weight": -1}}, "tasks.topic: weight is -1, expected a number from 0"),
         ({"topic": {**TOPIC, "columns": {"lable": "x"}}}, "the task reads text, label, not 'lable'"),

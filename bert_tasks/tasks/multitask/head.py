@@ -120,10 +120,12 @@ class SharedHeads(Head):
         """Keeps the heads under the names of their tasks.
 
         Raises:
-            UsageError: A head reads word embeddings or a layer before the last one.
+            UsageError: A head reads word embeddings or a layer before the last one, or torch cannot store its name.
         """
         super().__init__()
         for name, head in heads.items():
+            if hasattr(nn.ModuleDict, name):
+                raise UsageError(f"tasks: torch has a use of its own for the name {name!r}: choose another one")
             if head.reads_embeddings or head.depth is not None:
                 raise UsageError(f"tasks: {name} reads more than the last layer and cannot be one of several tasks")
         self.heads = nn.ModuleDict(heads)
