@@ -45,7 +45,7 @@ _OPTIONS = {
 
 
 class StoredEncoding(dict[str, Any]):
-    """What a call returns; a ``BatchEncoding`` of transformers for everything that is asked for besides."""
+    """What a call returns. For other methods than its own it makes a ``BatchEncoding`` of transformers."""
 
     encodings: Sequence[Encoding] = ()
 
@@ -64,10 +64,10 @@ class StoredEncoding(dict[str, Any]):
 
 
 class StoredTokenizer:
-    """Encodes texts as the tokenizer of transformers does that was stored. That one does everything else."""
+    """Encodes texts as the stored tokenizer of transformers does, which does everything else itself."""
 
     def __init__(self, stored: Mapping[str, Any], name: str) -> None:
-        """Opens what ``stored_content`` returned, for messages under a name.
+        """Opens what ``_stored_content`` returned, under a name for messages.
 
         Raises:
             Exception: The content is damaged.

@@ -130,7 +130,8 @@ def as_row(row: Row | str | tuple[str, ...], columns: Sequence[Column], number: 
         if lists and len(values) >= len(lists):
             *firsts, last = lists
             return dict(zip(firsts, values, strict=False)) | {last: list(values[len(firsts) :])}
-    mapping = "{" + ", ".join(f'"{column.name}": ...' for column in columns if column.required) + "}"
+    sources = (source.name for column in columns if column.required for source in column.type.source_columns(column))
+    mapping = "{" + ", ".join(f'"{name}": ...' for name in dict.fromkeys(sources)) + "}"
     named = texts if texts else lists
     short = ", or a text" if len(named) == 1 else f", or a tuple of {' and '.join(named)}" if named else ""
     raise DataError(f"row {number}: expected a mapping such as {mapping}{short}, got {type(row).__name__}")

@@ -8,7 +8,9 @@ from typing import Any
 from bert_tasks.data.columns import text_columns
 from bert_tasks.data.kinds import Column, ColumnKind
 from bert_tasks.data.problems import RowError
-from bert_tasks.data.validator import RowValidator
+from bert_tasks.data.validator import Field, RowValidator
+
+ROW_OF = "row of "  # the name of a column with the rows of a task begins so, as no column of data does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +84,7 @@ class TaskRow(ColumnKind):
         return [replace(field.column, name=field.name, required=False) for field in fields]
 
     def columns_in(self, name: str, present: Collection[str]) -> list[str]:
-        if name in present:
-            return [name]
-        fields = self._validators[0].fields
-        return [other for field in fields for other in field.column.type.columns_in(field.name, present)]
+        return [name]  # a source may lack the columns of a task; ``complete`` checks each row
 
     def complete(
         self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
@@ -95,13 +94,12 @@ class TaskRow(ColumnKind):
         is_nested = isinstance(cells.get(name), Mapping)
         source, validator = (cells[name], self._validators[1]) if is_nested else (cells, self._validators[0])
         source = {key: value for key, value in source.items() if value is not None}
-        required = [field for field in validator.fields if field.column.required]
-        alternatives = {column.name: column.type.replacement(self.columns) for column in self.columns}
-        for field in required:
-            other = alternatives[field.column.name]
-            fields = [field, *(each for each in validator.fields if other is not None and each.column == other)]
-            if not any(each.column.type.columns_in(each.name, source.keys()) for each in fields):
-                return cells
+        for field in validator.fields:  # the name of the task's column, where the name in the training data is missing
+            if not field.column.is_label and field.name not in source and field.column.name in source:
+                source[field.name] = source[field.column.name]
+        for fields in self._needed(validator):
+            if not any(field.column.type.columns_in(field.name, source.keys()) for field in fields):
+                return self._without(cells, column, columns, names)
         for field in validator.fields:
             words = source.get(field.name)
             if isinstance(words, list | tuple) and field.column.type.is_text and not field.column.type.is_pretokenized:
@@ -114,6 +112,32 @@ class TaskRow(ColumnKind):
         if errors:
             raise errors[0]
         return {**cells, name: row}
+
+    def _needed(self, validator: RowValidator) -> list[list[Field]]:
+        """Each field that a row of the task needs, with the fields that may stand in its place."""
+        pairs = [(field, field.column.type.replacement(self.columns)) for field in validator.fields]
+        return [
+            [field, *(each for each in validator.fields if other is not None and each.column == other)]
+            for field, other in pairs
+            if field.column.required
+        ]
+
+    @property
+    def reads(self) -> str:
+        """The columns that a row of the task needs, for messages."""
+        needed = self._needed(self._validators[0])
+        return " and ".join(" or ".join(repr(field.name) for field in fields) for fields in needed)
+
+    @staticmethod
+    def _without(
+        cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        """Returns the cells of a row that lacks a task; raises RowError after the last task if it lacks all of them."""
+        tasks = [each for each in columns if isinstance(each, TaskColumn)]
+        if column is tasks[-1] and not any(names.get(each.name, each.name) in cells for each in tasks):
+            reads = (f"{each.name.removeprefix(ROW_OF)} {each.type.reads}" for each in tasks)
+            raise RowError("no input of any task", f"The tasks read: {'; '.join(reads)}.")
+        return cells
 
 
 @lru_cache(maxsize=64)

@@ -459,9 +459,7 @@ class PredictionRun:
         if self.destination.form in DELIMITERS:
             content = dict(self._rendering.table_columns(content))
         taken = reserved_names(task).union(content)
-        # The columns of several tasks have the names of the tasks, as their predictions have, and are not repeated.
-        inputs = [c.name for c in self.model.input_columns if c.type.name != "row"]
-        repeated = {name for name in inputs if self._renames.get(name, name) == name}
+        repeated = {c.name for c in self.model.input_columns if self._renames.get(c.name, c.name) == c.name}
         output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
         for name, value in kept.items():
             if name not in content or name not in repeated:

@@ -20,7 +20,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import unknown_column
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.ensemble import is_ensemble, load_ensemble
-from bert_tasks.model.pretrained import CheckpointFolder, check_trained, folder_task
+from bert_tasks.model.pretrained import CheckpointFolder, check_one_task, check_trained, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import tasks_with_head
 from bert_tasks.tasks.base import Task
@@ -131,10 +131,12 @@ def renamed(
         return data
     renames = {} if columns is None else columns
     originals, names = in_memory(data, task, source), {**stored, **renames}
-    try:
-        rows = [complete_row(row, task.columns, names) for row in originals]
-    except RowError as error:
-        raise DataError(f"{source}: {error}") from None
+    rows = []
+    for number, row in enumerate(originals, start=1):
+        try:
+            rows.append(complete_row(row, task.columns, names))
+        except RowError as error:
+            raise DataError(f"{source}:{number}: {error}") from None
     is_read = {column.name: read_labels or not column.is_label for column in task.columns}
     present = list(dict.fromkeys(str(name) for row in rows for name in row)) if renames else []
     for name, other in renames.items():
@@ -193,6 +195,8 @@ def load_table(
     """
     if isinstance(data, RowTable):
         return data
+    if reading is not None and reading.columns:
+        check_one_task(task)  # the names of columns belong to a task
     columns = [column for column in task.columns if labels != "unread" or not column.is_label]
     require = labels == "required"
     options = ReadOptions() if reading is None else reading

@@ -8,7 +8,7 @@ import torch
 
 from bert_tasks.data.columns import as_rows
 from bert_tasks.data.splits import Splits
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import UsageError
 from bert_tasks.model.task_model import Inputs, TaskModel
 from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.multitask.head import SharedHeads
@@ -55,12 +55,9 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
             UsageError: An unknown task or setting, or tasks that cannot share an encoder.
         """
         if tasks is None:
-            model = cls.load(name, task=MultiTask, revision=revision, options={})
-            if not model._multitask.tasks:
-                raise CheckpointError(f"{name} is no model of several tasks: pass tasks={{...}}, or use TaskModel")
-            return model
-        if not tasks:
-            raise UsageError("tasks names no task")
+            return cls.load(name, task=MultiTask, revision=revision, options={})
+        if not isinstance(tasks, Mapping) or not tasks:
+            raise UsageError(f"tasks is {tasks!r}, expected the name of each task and its settings")
         models = {
             head: TaskModel.load(name, task=_task_name(head, entry), revision=revision, options=_settings(entry))
             for head, entry in tasks.items()
@@ -103,7 +100,7 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
         """Raises UsageError: the format of peft holds one head; use ``models[NAME].save_adapter``."""
         raise UsageError(f"peft holds one head: use model.models[{next(iter(self.models))!r}].save_adapter")
 
-    def predict(  # type: ignore[override]
+    def predict(  # type: ignore[override]  # several predictions for a row
         self, inputs: Inputs, *, logits: bool = False, explain: bool = False
     ) -> list[dict[str, Any]]:
         """Returns the predictions of all tasks for each row, by the names of the tasks.
@@ -149,6 +146,8 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
 
 
 def _task_name(name: str, entry: Mapping[str, Any]) -> str:
+    if not isinstance(entry, Mapping):
+        raise UsageError(f"tasks.{name} is {entry!r}, expected a mapping with its task and settings")
     task_name = entry.get("task")
     if not isinstance(task_name, str):
         raise UsageError(f"tasks.{name}: task is {task_name!r}, expected the name of a task")
@@ -156,6 +155,6 @@ def _task_name(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def _settings(entry: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {key: value for key, value in entry.items() if key not in ("task", "columns", "weight")}
+    settings = {key: value for key, value in entry.items() if key not in MultiTask.entries}
     labels = settings.get("labels")
     return {**settings, "labels": tuple(labels)} if isinstance(labels, list | tuple) else settings

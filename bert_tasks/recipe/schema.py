@@ -574,6 +574,8 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
         return document, []
     both = sorted({"task", "settings"} & document.keys())
     problems = [Problem((name,), f"{name} and [tasks.NAME] exclude each other: remove one of them") for name in both]
+    if section_of(document, "data").get("columns"):
+        problems.append(Problem(("data", "columns"), "[data] columns: name the columns of each task in [tasks.NAME]"))
     heads: Document = {}
     for name, entry in tasks.items():
         task_name = entry.get("task") if isinstance(entry, dict) else None

@@ -239,7 +239,10 @@ def test_the_server_answers_with_all_heads(run: Path) -> None:
         ["slots"],
         ["intent", "slots"],
     ]
-    assert empty.json()["detail"][0]["msg"] == "row 1 has the input of none of the tasks intent, slots"
+    assert (
+        empty.json()["detail"][0]["msg"]
+        == "no input of any task. The tasks read: intent 'text'; slots 'words' or 'text'."
+    )
     assert long.json()["detail"][0]["msg"] == "51 characters, at most 50 are read"
     assert [column["name"] for column in about["columns"]] == ["text", "words", "document"]
     operation = document["paths"]["/predict"]["post"]

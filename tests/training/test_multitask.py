@@ -154,7 +154,7 @@ def test_the_encoder_reads_a_shared_row_once(base: Path) -> None:
 
 
 def with_gaps(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of which some lack a label, so that the counts of batches and tasks differ."""
+    """Rows, some without a label, so that the counts of batches and tasks differ."""
     without = {0: "topic", 1: "slots", 2: ""}
     gaps = [{name: row[name] for name in row if name != without[i % 3]} for i, row in enumerate(rows)]
     return [*gaps, *rows[:3]]
@@ -258,7 +258,8 @@ def test_a_stopped_run_ends_with_the_same_bits(plain: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ({}, "tasks names no task"),
+        ({}, "tasks is {}, expected the name of each task and its settings"),
+        ({"topic": "ner"}, "tasks.topic is 'ner', expected a mapping with its task and settings"),
         ({"topic": {}}, "tasks.topic: task is None, expected the name of a task"),
         ({"topic": {"task": "sequence-clasification"}}, "did you mean 'sequence-classification'"),
         ({"type": TOPIC}, "torch has a use of its own for the name 'type'"),
@@ -277,7 +278,7 @@ def test_wrong_tasks_are_named(tasks: dict[str, Any], message: str, base: Path) 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"topic": "low"}, "row 9 has the input of none of the tasks slots, topic"),
+        ({"topic": "low"}, "train:9: no input of any task. The tasks read: slots 'words' or 'text'; topic 'text'."),
         ({"text": "a", "topic": "lwo"}, "unknown label"),
         ({"words": ["a", "b"], "slots": ["O"]}, "2 words"),
     ],
@@ -290,3 +291,26 @@ def test_wrong_rows_are_named(row: dict[str, Any], message: str, base: Path, tmp
 def test_a_folder_of_one_task_is_none_of_several(base: Path) -> None:
     with pytest.raises(CheckpointError):
         MultiTaskModel.from_pretrained(base)
+
+
+def test_a_task_without_labels_in_the_data_is_named(base: Path, tmp_path: Path) -> None:
+    rows = [{name: value for name, value in row.items() if name != "slots"} for row in ROWS]
+    with pytest.raises(DataError, match="no row has a label of the task slots: 'slots' or 'entities'"):
+        fit(load(base), rows, rows, output_dir=tmp_path, **SETTINGS)
+
+
+def test_settings_of_a_task_are_not_those_of_all(quick: Path, tmp_path: Path) -> None:
+    """They would be ignored."""
+    load(quick).save_pretrained(tmp_path / "model")
+    with pytest.raises(UsageError, match="max_length is 9: each task has its own; choose one of slots, topic"):
+        evaluate(tmp_path / "model", ROWS, settings={"max_length": 9})
+    with pytest.raises(UsageError, match=r"choose one of the tasks slots, topic with task='NAME'"):
+        evaluate(tmp_path / "model", ROWS, columns={"text": "review"})
+    assert evaluate(
+        tmp_path / "model", ROWS, task="slots", settings={"max_length": 9, "doc_stride": 2}, columns={"tags": "slots"}
+    )
+
+
+def test_the_names_of_the_tasks_columns_may_stand_for_those_of_the_training_data(quick: Path, tmp_path: Path) -> None:
+    model = load(quick, {**TASKS, "topic": {**TASKS["topic"], "columns": {"text": "words", "label": "topic"}}})
+    assert model.predict({"text": "the ferry"}) == model.predict({"words": ["the", "ferry"], "text": "the ferry"})

@@ -15,7 +15,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.data.kinds import Column
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
-from bert_tasks.data.task_rows import TaskColumn
+from bert_tasks.data.task_rows import ROW_OF, TaskColumn
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, merged
@@ -63,7 +63,7 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
         return {_key(name, key): value for name, fields in content.items() for key, value in fields.items()}
 
     @property
-    def sample(self) -> Literal["row", "window"]:  # type: ignore[override]
+    def sample(self) -> Literal["row", "window"]:  # type: ignore[override]  # it depends on the tasks
         """All windows of a row, which the tasks share; of one task its own sample."""
         tasks = list(self.task.tasks.values())
         return Fitting.of(tasks[0]).sample if len(tasks) == 1 else "row"
@@ -73,6 +73,11 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
         for name, task in self.task.tasks.items():
             tables = [_labelled_rows(table, name, task) for table in (splits.train, *splits.validation.values())]
             of_task = Splits(train=tables[0], validation=dict(zip(splits.validation, tables[1:], strict=True)))
+            empty = next((table for table in tables if len(table) == 0), None)
+            if empty is not None:
+                names = self.task.heads[name].get("columns", {})
+                columns = [repr(names.get(column.name, column.name)) for column in task.columns if column.is_label]
+                raise DataError(f"{empty.source}: no row has a label of the task {name}: {' or '.join(columns)}")
             named[name] = Fitting.of(task).label(of_task, labels=task.labels, unlabelled=unlabelled).labels
         return self.task.with_labels(named)
 
@@ -121,9 +126,9 @@ class MultiTaskCard(Card):
             TEXTS, *(Card.of(task).example_rows for task in self.task.tasks.values()), strict=True
         ):
             row: dict[str, Any] = {}
-            for column, example in zip(self.task.columns, examples, strict=True):
-                of_text = column.type.row_of((text,))
-                row |= {column.name: example} if of_text is None else of_text
+            for column, entry, example in zip(self.task.columns, self.task.heads.values(), examples, strict=True):
+                of_text, names = column.type.row_of((text,)), entry.get("columns", {})
+                row |= {names.get(name, name): value for name, value in example.items()} if of_text is None else of_text
             rows.append(row)
         return rows
 
@@ -141,11 +146,11 @@ class MultiTaskReport(Report):
     task: "MultiTask"
 
     @property
-    def lower_is_better(self) -> frozenset[str]:  # type: ignore[override]
+    def lower_is_better(self) -> frozenset[str]:  # type: ignore[override]  # it depends on the tasks
         return frozenset(self._named(lambda report: report.lower_is_better))
 
     @property
-    def neutral_metrics(self) -> frozenset[str]:  # type: ignore[override]
+    def neutral_metrics(self) -> frozenset[str]:  # type: ignore[override]  # it depends on the tasks
         return frozenset(self._named(lambda report: report.neutral_metrics))
 
     @property
@@ -175,19 +180,6 @@ class MultiTaskReport(Report):
             if note is not None:
                 return f"{note} ({name})"
         return None
-
-    def same(self, predictions: Sequence[MultiTaskPrediction], others: Sequence[MultiTaskPrediction]) -> list[bool]:
-        pairs = list(zip(predictions, others, strict=True))
-        return [
-            is_same
-            for name, task in self.task.tasks.items()
-            for is_same in Report.of(task).same(
-                *zip(
-                    *((first.tasks[name], other.tasks[name]) for first, other in pairs if name in first.tasks),
-                    strict=True,
-                )
-            )
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +220,12 @@ class MultiTask(Task[MultiTaskPrediction]):
                 raise ValueError(f"tasks.{name}: columns: the task reads {names}, not {unknown[0]!r}")
             if is_dynamic(task) or Fitting.of(task).generator() is not None or task.output_kind == "vocabulary":
                 raise ValueError(f"tasks.{name}: {task.name} cannot be one of several tasks")
-        object.__setattr__(self, "max_length", max(task.max_length for task in self.tasks.values()))
+        longest = max(task.max_length for task in self.tasks.values())
+        if self.max_length not in (MultiTask.max_length, longest):
+            raise ValueError(
+                f"max_length is {self.max_length}: each task has its own; choose one of {', '.join(self.tasks)}"
+            )
+        object.__setattr__(self, "max_length", longest)
 
     @classmethod
     def of(cls, tasks: Mapping[str, Task[Any]], entries: Mapping[str, Mapping[str, Any]]) -> Self:
@@ -392,8 +389,8 @@ class MultiTask(Task[MultiTaskPrediction]):
 
 
 def task_row(name: str) -> str:
-    """The column with the rows of a task, which has no name that data could have."""
-    return f"row of {name}"
+    """The column with the rows of a task."""
+    return f"{ROW_OF}{name}"
 
 
 def _key(name: str, metric: str) -> str:
