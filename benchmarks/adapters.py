@@ -51,7 +51,7 @@ def train_steps(job: Job) -> Figures:
     from bert_tasks import TaskModel
     from bert_tasks.data.table import RowTable
     from bert_tasks.distributed import make_accelerator
-    from bert_tasks.model.inputs import tokenized
+    from bert_tasks.model.features import tokenized
     from bert_tasks.recipe.schema import OptimSection
     from bert_tasks.tasks import SequenceClassification
     from bert_tasks.training.objectives import Supervised

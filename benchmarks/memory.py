@@ -106,7 +106,8 @@ def predict_file(job: Job) -> float:
 
 
 def tokenise_file(job: Job) -> float:
-    from bert_tasks.model.inputs import load_table, tokenized
+    from bert_tasks.model.features import tokenized
+    from bert_tasks.model.inputs import load_table
     from bert_tasks.model.task_model import TaskModel
 
     model = TaskModel.from_pretrained(job["model"])
@@ -118,8 +119,8 @@ def tokenise_file(job: Job) -> float:
 
 
 def check_file(job: Job) -> float:
+    from bert_tasks.recipe.check import check
     from bert_tasks.recipe.schema import load_recipe
-    from bert_tasks.training.run import check
 
     recipe = load_recipe(job["recipe"])
     started = time.perf_counter()

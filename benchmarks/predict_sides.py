@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from bert_tasks.model.onnx import GraphModel, exported_graph
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from bert_tasks import TaskModel
 from bert_tasks.data.table import longest_first
+from bert_tasks.export.exported import GraphModel
+from bert_tasks.export.graph import exported_graph
 from bert_tasks.model.precision import logits_of
 
 Predict = Callable[[Sequence[str]], list[str]]

@@ -91,7 +91,7 @@ def mixed_precision(job: Job) -> Literal["no", "bf16"]:
 def train_steps(job: Job, *, vocabulary_rows: str) -> Figures:
     from bert_tasks.data.table import RowTable
     from bert_tasks.distributed import make_accelerator
-    from bert_tasks.model.inputs import tokenized
+    from bert_tasks.model.features import tokenized
     from bert_tasks.recipe.schema import OptimSection
     from bert_tasks.training.objectives import Supervised
     from bert_tasks.training.step import OptimizerSteps, read_step_metrics

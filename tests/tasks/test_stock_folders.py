@@ -93,7 +93,8 @@ def test_span_extraction(
         torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=0)
     metrics = evaluate(model, QUESTIONS)
     answers = model.predict(QUESTIONS)
-    assert 0.0 <= metrics["exact_match"] <= metrics["f1"] <= 100.0
+    # An exact answer without a word ("the" for "a") has an F1 of 0, so F1 may be the smaller one.
+    assert all(0.0 <= metrics[name] <= 100.0 for name in ("exact_match", "f1"))
     for row, answer in zip(QUESTIONS, answers, strict=True):
         assert answer.answer == row["context"][answer.start : answer.end] != ""
 
