@@ -4,6 +4,7 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -12,17 +13,19 @@ from bert_tasks.checkpoints.hub import RUN_SUMMARY
 from bert_tasks.data.columns import has_labels
 from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
-from bert_tasks.data.splits import Splits, train_validation_split
+from bert_tasks.data.splits import Splits, joined_splits, train_validation_split
 from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import is_main_process, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.model.inputs import Data, load_table, renamed
+from bert_tasks.model.pretrained import check_one_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.arguments import FitArguments
 from bert_tasks.recipe.errors import hf_hint
 from bert_tasks.recipe.schema import Recipe, fit_keys, recipe_of_arguments
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows
+from bert_tasks.tasks import MultiTask, Task
 from bert_tasks.training import run as training
 from bert_tasks.training.files import MODEL, REPORT
 from bert_tasks.training.loop import Callback, Trainer, prepare_model
@@ -36,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 
 def fit(
     model: TaskModel,
-    train: Data,
+    train: Data | Mapping[str, Data],
     validation: Data | Mapping[str, Data] | None = None,
     *,
     output_dir: str | Path,
@@ -56,8 +59,10 @@ def fit(
     Args:
         model: The model to train. Settings that depend on the data (balanced class weights, thresholds) are set here.
             A new head is initialised from the seed, and trained weights are trained further.
-        train: Training rows: a file, a list of dicts, a pandas DataFrame or a data set of `datasets`.
-        validation: Validation rows, or several validation sets by name. Default: ``validation_share`` of ``train``.
+        train: Training rows: a file, a list of dicts, a pandas DataFrame or a data set of `datasets`; of a model of
+            several tasks also the rows of each task, by its name.
+        validation: Validation rows, or several validation sets by name. Default: ``validation_share`` of ``train``. If
+            ``train`` has the rows of each task, so has ``validation``.
         output_dir: The folder of the run.
         teacher: A trained model of the same task, labels and tokenizer, or its name. The model learns from it in
             addition to the labels (distillation), also from rows without a label. ``TaskModel.with_layers`` makes a
@@ -92,7 +97,8 @@ def fit(
     if isinstance(optimizer, str):
         arguments["optimizer"] = optimizer
     name = "a model in memory" if isinstance(teacher, TaskModel) else None if teacher is None else str(teacher)
-    recipe = recipe_of_arguments(arguments, teacher=name, output_dir=str(output_dir))
+    tasks = train.keys() if isinstance(train, Mapping) else ()
+    recipe = recipe_of_arguments(arguments, teacher=name, output_dir=str(output_dir), tasks=tasks)
     prepare_model(model, seed=recipe.run.seed)
     has_assumed_labels = model.has_assumed_labels
     check_installed(recipe.run.trackers)
@@ -186,22 +192,61 @@ def _split_arguments(settings: Mapping[str, object]) -> tuple[ReadOptions, dict[
 
 def _load_splits(
     model: TaskModel,
-    train: Data,
+    train: Data | Mapping[str, Data],
     validation: Data | Mapping[str, Data] | None,
     recipe: Recipe,
     reading: ReadOptions,
 ) -> Splits:
     """Returns the checked rows. The model remembers the names of their columns."""
     task = model.reading_task
+    if isinstance(train, Mapping):
+        splits = _splits_of_tasks(task, train, validation, recipe, reading)
+    else:
+        splits = _splits_of(task, train, validation, recipe, reading)
+        model.columns = reading.training_names(train if isinstance(train, str | Path) else None, task.columns)
+    model.read_labels(splits, unlabelled=recipe.teacher is not None)
+    return splits
+
+
+def _splits_of_tasks(
+    task: Task, train: Mapping[str, Data], validation: Any, recipe: Recipe, reading: ReadOptions
+) -> Splits:
+    """The rows of each task of several, by its name."""
+    if not isinstance(task, MultiTask):
+        raise UsageError("fit: train has rows by the names of tasks, and the model has one task; pass the rows")
+    if reading.columns:
+        check_one_task(task)  # the names of columns belong to a task
+    names, sets = list(task.tasks), {} if validation is None else validation
+    for label, data in (("train", train), ("validation", sets)):
+        if (data or label == "train") and not (isinstance(data, Mapping) and sorted(data) == names):
+            raise UsageError(f"fit: {label}: expected the rows of each of the tasks {', '.join(names)}, by their names")
+    splits = []
+    for column in task.columns:
+        name, of_task = column.task, task.tasks[column.task]
+        options = replace(reading, columns=dict(column.names))
+        read = _splits_of(of_task, train[name], sets.get(name), recipe, options, name=f" of {name}")
+        splits.append(read.nested(column.name))
+    return joined_splits(splits)
+
+
+def _splits_of(
+    task: Task,
+    train: Data,
+    validation: Data | Mapping[str, Data] | None,
+    recipe: Recipe,
+    reading: ReadOptions,
+    *,
+    name: str = "",
+) -> Splits:
     skips, has_teacher = recipe.data.on_error == "skip", recipe.teacher is not None
     sets = {} if validation is None else validation if isinstance(validation, Mapping) else {"": validation}
     tables: list[RowTable] = []
-    for name, data in (("train", train), *((f"validation {name}".strip(), data) for name, data in sets.items())):
-        rows = renamed(data, task, reading.columns, name)
-        lacks_labels = has_teacher and name == "train" and has_labels(task.columns)
+    for split, data in (("train", train), *((f"validation {split}".strip(), data) for split, data in sets.items())):
+        rows = renamed(data, task, reading.columns, split + name)
+        lacks_labels = has_teacher and split == "train" and has_labels(task.columns)
         labels: Literal["optional", "required"] = "optional" if lacks_labels else "required"
         try:
-            table = load_table(rows, task, reading=reading, name=name, skip_errors=skips, labels=labels)
+            table = load_table(rows, task, reading=reading, name=split + name, skip_errors=skips, labels=labels)
             tables.append(table.without_errors())
         except RowErrors as error:
             error.advice = "" if skips else 'pass on_error="skip" to skip such rows'
@@ -210,7 +255,4 @@ def _load_splits(
     if validation is None:
         share, seed = recipe.data.validation_share, recipe.run.seed
         train_rows, validation_rows[""] = train_validation_split(train_rows, task.columns, share, seed)
-    splits = Splits(train=train_rows, validation=validation_rows)
-    model.read_labels(splits, unlabelled=has_teacher)
-    model.columns = reading.training_names(train if isinstance(train, str | Path) else None, task.columns)
-    return splits
+    return Splits(train=train_rows, validation=validation_rows)

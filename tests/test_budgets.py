@@ -17,31 +17,31 @@ from support.sources import Source, package_sources
 # several modules of the top level.
 LINES = {
     "cli": (1469, 1000),
-    "api": (216, 250),
+    "api": (258, 250),
     "report": (1974, 1700),
     "cards": (544, 380),
     "serving": (1039, 800),
     "glue_submission": (126, 150),
     "experiments": (1622, 1200),
-    "training": (3765, 2700),
+    "training": (3810, 2700),
     "inference": (1737, 1150),
-    "recipe": (1528, 1000),
+    "recipe": (1591, 1000),
     "init": (673, 650),
     "model": (2589, 1950),
     "export": (782, 700),
-    "tasks": (7983, 4900),
+    "tasks": (7982, 4900),
     "checkpoints": (2166, 1450),
     "tensorflow": (686, 600),
     "families": (1250, 1250),
     "metrics": (1179, 1000),
-    "data": (6153, 2900),
+    "data": (6238, 2900),
     "encoder": (3131, 2300),
     "foundations": (898, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_510  # of 29,000
-TOTAL_STATEMENTS = 23_668  # of 15,800
+TOTAL_LINES = 41_744  # of 29,000
+TOTAL_STATEMENTS = 23_833  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -21,6 +21,7 @@ from bert_tasks.data.problems import SKIP_HINT, RowErrors, counted, first_few, m
 from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_table
 from bert_tasks.data.records import Document
 from bert_tasks.data.table import RowTable
+from bert_tasks.data.task_rows import TaskColumn
 from bert_tasks.errors import DataError
 from bert_tasks.storage import sha256
 
@@ -227,6 +228,8 @@ class DataSpec:
     """What a document is in a file of text (.txt): the lines between blank lines, a line, or the file. Each line of a
     document is a sentence."""
 
+    tasks: "dict[str, DataSpec]" = field(default_factory=dict)
+    """The rows of tasks that have their own: not a key, but the sections `[tasks.NAME.data]`."""
     on_error: Literal["fail", "skip"] = "fail"
     """What happens to rows that cannot be used: `fail` names them all and stops; `skip` leaves them out of training and
     validation, counts them, and writes each with its reason to `rejects.jsonl` in the output folder. A label that is
@@ -235,6 +238,8 @@ class DataSpec:
     def __post_init__(self) -> None:
         sources = {"dataset": self.dataset, "dir": self.dir, "train": self.train}
         present = [name for name, value in sources.items() if value is not None]
+        if self.tasks and not present:
+            return
         if len(present) != 1:
             listed_names = " and ".join(present) if present else "none of them"
             raise ValueError(f"expected exactly one of dataset, dir, train; {listed_names} given")
@@ -262,9 +267,16 @@ class Splits:
     held_out: RowTable | None = None
     division: str = ""
 
+    def nested(self, column: str) -> "Splits":
+        """The same rows in one column; see ``RowTable.nested``."""
+        validation = {name: table.nested(column) for name, table in self.validation.items()}
+        return replace(self, train=self.train.nested(column), validation=validation)
+
 
 def trained_names(spec: DataSpec, columns: Sequence[Column]) -> dict[str, str]:
     """Returns the names of columns that a model which is trained on these rows remembers."""
+    if spec.tasks:
+        return {}  # each task has the names of its columns
     return _read_options(spec).training_names(None if spec.dataset is not None else split_files(spec)[0][0], columns)
 
 
@@ -284,6 +296,9 @@ def load_splits(
     passthrough: PassthroughColumns = "none",
 ) -> Splits:
     """Reads all splits, and splits off validation rows where none are given; see ``load_tables``."""
+    if spec.tasks:
+        options: dict[str, Any] = {"cache_dir": cache_dir, "unlabelled": unlabelled, "passthrough": passthrough}
+        return _load_tasks(spec, columns, labels=labels, seed=seed, **options)
     tables = load_tables(
         spec, columns=columns, labels=labels, cache_dir=cache_dir, unlabelled=unlabelled, passthrough=passthrough
     )
@@ -291,6 +306,44 @@ def load_splits(
         return tables
     train, validation = train_validation_split(tables.train, columns, spec.validation_share, seed)
     return Splits(train=train, validation={"": validation})
+
+
+def _load_tasks(spec: DataSpec, columns: Sequence[Column], *, labels: Sequence[str] | None, **options: Any) -> Splits:
+    """Reads the rows that tasks share, and the rows of each task that has its own."""
+    apart = [column for column in columns if isinstance(column, TaskColumn) and column.task in spec.tasks]
+    shared = [column for column in columns if column not in apart]
+    splits, bad = [], RowErrors()
+    for column in (None, *apart) if shared else apart:
+        try:
+            if column is None:
+                splits.append(load_splits(replace(spec, tasks={}), columns=shared, labels=labels, **options))
+            else:
+                of_task = replace(spec.tasks[column.task], columns=dict(column.names))
+                read = load_splits(of_task, columns=column.columns, labels=column.labels, **options)
+                splits.append(read.nested(column.name))
+        except RowErrors as error:
+            bad.extend(error)
+            bad.advice = error.advice
+    bad.raise_if_any()
+    return joined_splits(splits)
+
+
+def joined_splits(splits: Sequence[Splits]) -> Splits:
+    """The rows of several sources, one after another.
+
+    Raises:
+        DataError: they have different validation sets.
+    """
+    names = splits[0].validation.keys()
+    for other in splits[1:]:
+        if other.validation.keys() != names:
+            sets = (" and ".join(each) if any(each) else "one without a name" for each in (names, other.validation))
+            raise DataError(
+                f"{splits[0].train.source} and {other.train.source} have different validation sets "
+                f"({'; '.join(sets)}): name the same ones for each task"
+            )
+    validation = {name: RowTable.joined([each.validation[name] for each in splits]) for name in names}
+    return Splits(train=RowTable.joined([each.train for each in splits]), validation=validation)
 
 
 def load_tables(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.data.arrow import ArrowRows, cache_folder, read_batches, store, with_progress, write_batches
-from bert_tasks.data.columns import ROW_ERROR, Column
+from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, Column
 from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.records import Record, Records
 from bert_tasks.data.validator import RowValidator
@@ -112,6 +112,11 @@ class RowTable:
             errors=ArrowRows.joined(errors) if errors else None,
             joined_sources=tuple((table.source, len(table)) for table in tables),
         )
+
+    def nested(self, column: str) -> "RowTable":
+        """The same rows in one column, beside their lines and what they carry along."""
+        rows = self.rows.nested(column, beside=("line", PASSTHROUGH))
+        return replace(self, rows=rows, fingerprint=sha256_json(self.fingerprint, column), file=None)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -269,6 +274,7 @@ class Samples:
         starts: index of each sample's first feature, and the number of features at the end.
         lengths: tokens of each sample, all its windows together.
         row_starts: index of each row's first feature, and the number of features at the end.
+        tables: the number of rows of each table that was joined, in order; empty for one table.
     """
 
     features: ArrowRows
@@ -278,6 +284,7 @@ class Samples:
     starts: Numbers
     lengths: Numbers
     row_starts: Numbers
+    tables: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, features: ArrowRows, unit: Literal["row", "window"] = "row", *, count: int = 0) -> Self:
@@ -323,6 +330,12 @@ class Samples:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def by_table(self) -> list[Numbers]:
+        """The samples of each table that was joined."""
+        starts = self.row_starts[np.append(0, np.cumsum(self.tables, dtype=np.int64))]
+        return np.split(np.arange(len(self)), np.searchsorted(self.starts, starts[1:-1]))
+
     def indices(self, samples: Iterable[int]) -> list[int]:
         """The numbers of all features of some samples, in that order."""
         return [i for sample in samples for i in range(self.starts[sample], self.starts[sample + 1])]
@@ -333,8 +346,13 @@ class Samples:
         return sorted(set((np.searchsorted(self.row_starts, starts, side="right") - 1).tolist()))
 
     def features_of(self, samples: Iterable[int]) -> list[dict[str, Any]]:
-        """What training needs of all features of some samples, in that order."""
-        return self.trained[self.indices(samples)]
+        """What training needs of all features of some samples, in that order. A sample that comes twice is two rows."""
+        numbers = list(samples)
+        features = self.trained[self.indices(numbers)]
+        if len(set(numbers)) == len(numbers):
+            return features
+        rows = np.repeat(np.arange(len(numbers)), np.diff(self.starts)[numbers]).tolist()
+        return [{**feature, "row": row} for feature, row in zip(features, rows, strict=True)]
 
     def whole_features_of(self, samples: Iterable[int]) -> list[dict[str, Any]]:
         """All features of some samples, in that order, with what decoding needs."""

@@ -5,7 +5,7 @@ A model is described by its configuration and its tokenizer: no weights, and no 
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -163,4 +163,4 @@ def tokenized(table: RowTable, task: Task, model: Described) -> Samples:
         raise DataError(
             f"{table.source}: a window has {longest} tokens, the model {model.config.usable_length} positions"
         )
-    return samples
+    return replace(samples, tables=tuple(rows for _, rows in table.joined_sources))

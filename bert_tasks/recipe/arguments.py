@@ -17,6 +17,7 @@ class FitArguments(ReadingArguments, total=False):
     max_steps: int | None
     batch_size: int | None
     batch_tokens: int | None
+    sampling: Literal["proportional", "equal"] | float
     warmup_ratio: float
     decay_ratio: float
     weight_decay: float

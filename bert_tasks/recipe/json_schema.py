@@ -31,6 +31,7 @@ def recipe_schema(task: str | None = None) -> Schema:
 
     schema = _without_null(Recipe.model_json_schema())
     head = {"$schema": _DIALECT, "title": "A recipe of bert-tasks" if task is None else f"A recipe for {task}"}
+    del schema["$defs"]["DataSpec"]["properties"]["tasks"]  # in a recipe these are sections of the tasks
     schema["$defs"]["DataSpec"]["oneOf"] = [{"required": [name]} for name in _SOURCES]
     properties = schema["properties"]
     if task is not None:

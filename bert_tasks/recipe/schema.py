@@ -8,7 +8,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    TypeAdapter,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -41,6 +42,7 @@ from bert_tasks.recipe.errors import (
 )
 from bert_tasks.recipe.search import SearchSection, as_tuple, changed, checked_space, not_searchable
 from bert_tasks.recipe.toml import (
+    DATA_SOURCES,
     Document,
     KeyPath,
     Override,
@@ -204,6 +206,10 @@ class OptimSection(BaseModel):
     batch_tokens: Count | None = None
     """Tokens per optimizer step, over all devices, instead of `batch_size`: as many samples of similar length as fit,
     one at least. Needs `max_steps`, because epochs then differ in their number of steps."""
+    sampling: Literal["proportional", "equal"] | Annotated[float, Field(ge=1)] = "proportional"
+    """How often tasks that have their own rows (`[tasks.NAME.data]`) are drawn: in proportion to their rows, equally
+    often, or, with a temperature, in proportion to rows ** (1 / temperature). An epoch has as many samples as there are
+    rows in all."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1), OnResume("noted")] = 0.0
     """Share of the steps in which the learning rate rises from 0."""
     decay_ratio: Annotated[float, Field(gt=0, le=1), OnResume("noted")] = 0.1
@@ -339,7 +345,8 @@ class Recipe(BaseModel):
     """The task's name, or `module:Class` for your own. With `[tasks.NAME]` there is none."""
     tasks: dict[str, dict[str, Any]] | None = None
     """Several tasks on one encoder, instead of `task` and `[settings]`: `[tasks.NAME]` has the `task` of each, its
-    settings, its `columns` in the data, and the `weight` of its loss."""
+    settings, its `columns` in the data, and the `weight` of its loss; `[tasks.NAME.data]` its own rows, with the keys
+    of `[data]`."""
     model: ModelSection
     """The checkpoint to start from."""
     settings: dict[str, Any] = {}
@@ -363,6 +370,8 @@ class Recipe(BaseModel):
             raise ValueError("run.seeds and [folds] exclude each other: remove one of them")
         if self.optim.lora_rank is not None and self.model.config is not None:
             raise ValueError("optim.lora_rank needs a trained encoder: remove it to train a new model, model.config")
+        if self.optim.sampling != "proportional" and not self.data.tasks:
+            raise ValueError("optim.sampling is of tasks with their own rows: state them in [tasks.NAME.data]")
         return self
 
 
@@ -421,9 +430,14 @@ def _document(recipe: Recipe, *, only_stated: bool = False) -> Document:
     document = recipe.model_dump(exclude_none=True, exclude_unset=only_stated)  # TOML has no null: the key is absent
     if recipe.optim.max_grad_norm is None:
         document.setdefault("optim", {})["max_grad_norm"] = "none"
+    of_tasks = document["data"].pop("tasks", {})
     if "heads" in recipe.settings:  # see ``_of_several_tasks``
         others = {key: value for key, value in document.items() if key not in ("task", "settings")}
-        document = {"tasks": recipe.settings["heads"], **others}
+        heads = recipe.settings["heads"]
+        sections = {name: {**heads[name], **({"data": of_tasks[name]} if name in of_tasks else {})} for name in heads}
+        if of_tasks.keys() == heads.keys():
+            del others["data"]
+        document = {"tasks": sections, **others}
     return document
 
 
@@ -438,11 +452,22 @@ def fit_keys() -> dict[str, tuple[str, str]]:
     }
 
 
-def recipe_of_arguments(arguments: Mapping[str, object], *, teacher: str | None, output_dir: str) -> Recipe:
-    """Returns the recipe that the arguments of ``fit`` stand for. Its task, model and data are only placeholders."""
+def recipe_of_arguments(
+    arguments: Mapping[str, object], *, teacher: str | None, output_dir: str, tasks: Iterable[str] = ()
+) -> Recipe:
+    """Returns the recipe that the arguments of ``fit`` stand for. Its task, model and data are only placeholders.
+
+    Args:
+        arguments: The keyword arguments.
+        teacher: The name of the teacher; None: there is none.
+        output_dir: The folder of the run.
+        tasks: The names of tasks with their own rows.
+    """
     keys = fit_keys()
     document: dict[str, Any] = {"optim": {}, "run": {"output_dir": output_dir}}
-    document |= {"task": _IN_MEMORY, "model": {"name": _IN_MEMORY}, "data": {"train": _IN_MEMORY}}
+    data: dict[str, Any] = {"train": _IN_MEMORY}
+    document |= {"task": _IN_MEMORY, "model": {"name": _IN_MEMORY}}
+    document["data"] = {**data, "tasks": dict.fromkeys(tasks, data)} if tasks else data
     if teacher is not None:
         document["teacher"] = {"name": teacher}
     for name, value in arguments.items():
@@ -570,6 +595,8 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
     from bert_tasks.tasks import MultiTask
 
     tasks = document.get("tasks")
+    if "tasks" in section_of(document, "data"):
+        return document, [Problem(("data", "tasks"), "[data] tasks: write [tasks.NAME.data]")]
     if not isinstance(tasks, dict) or not tasks:
         return document, []
     both = sorted({"task", "settings"} & document.keys())
@@ -577,6 +604,7 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
     if section_of(document, "data").get("columns"):
         problems.append(Problem(("data", "columns"), "[data] columns: name the columns of each task in [tasks.NAME]"))
     heads: Document = {}
+    of_tasks: Document = {}
     for name, entry in tasks.items():
         task_name = entry.get("task") if isinstance(entry, dict) else None
         try:
@@ -584,8 +612,12 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
         except RecipeError as error:
             problems.append(Problem(("tasks", name), f"[tasks.{name}]: {error}"))
             continue
+        if "data" in entry:
+            of_tasks[name], wrong = _data_of_task(name, entry["data"])
+            problems += wrong
+            entry = {key: value for key, value in entry.items() if key != "data"}
         settings = {key: value for key, value in entry.items() if key not in MultiTask.entries}
-        keys: KnownKeys = {"settings": (*stated_fields(task_class), *MultiTask.entries)}
+        keys: KnownKeys = {"settings": (*stated_fields(task_class), *MultiTask.entries, "data")}
         checked, wrong = _checked_settings(settings, task_class, keys)
         texts = [(path, text.replace("[settings]", f"[tasks.{name}]")) for path, text in wrong]
         problems += [Problem(("tasks", name, *path[1:]), text) for path, text in texts]
@@ -595,7 +627,29 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
         except ValueError as error:
             problems += [] if wrong else [Problem(("tasks", name), str(error))]
     others = {key: value for key, value in document.items() if key not in ("tasks", "task", "settings")}
+    if of_tasks:
+        if of_tasks.keys() == tasks.keys() and "data" in others:
+            problems.append(Problem(("data",), "[data] is not read: each task has its own, [tasks.NAME.data]"))
+        without = [name for name in tasks if name not in of_tasks]
+        if without and not any(source in section_of(others, "data") for source in DATA_SOURCES):
+            text = f"tasks.{without[0]}: it has no rows; name them in [data] or [tasks.{without[0]}.data]"
+            problems.append(Problem(("tasks", without[0]), text))
+        others["data"] = {**section_of(others, "data"), "tasks": of_tasks}
     return {**others, "task": MultiTask.name, "settings": {"heads": heads} if not problems else {}}, problems
+
+
+def _data_of_task(name: str, section: Any) -> tuple[Document, list[Problem]]:
+    """The section ``[tasks.NAME.data]``, and the problems of its keys."""
+    path: KeyPath = ("tasks", name, "data")
+    keys: KnownKeys = {f"tasks.{name}.data": tuple(each.name for each in dataclasses.fields(DataSpec))}
+    try:
+        spec = TypeAdapter(DataSpec).validate_json(json.dumps(section, default=str), strict=True)
+    except ValidationError as error:
+        return {}, list(schema_problems(error, section, path, keys))
+    if spec.columns or spec.tasks:
+        key = "columns" if spec.columns else "tasks"
+        return {}, [Problem((*path, key), f"[tasks.{name}.data] {key}: name the columns in [tasks.{name}]")]
+    return section, []
 
 
 def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]:

@@ -24,19 +24,16 @@ _MOST_BYTES = 2**22  # of a recipe
 _LIMITS = f"an integer has more than 64 bits, or tables and lists are nested more than {_DEEPEST} deep"
 # Keys with paths -> whether only the name of a folder that exists is one.
 _PATHS = {
-    ("data", "dir"): False,
-    ("data", "train"): False,
-    ("data", "validation"): False,
     ("run", "output_dir"): False,
     ("model", "name"): True,
     ("model", "tokenizer"): True,
-    ("data", "dataset"): True,
     ("teacher", "name"): True,
     ("search", "model", "name"): True,
     ("search", "model", "tokenizer"): True,
 }
-_SOURCES = ("dataset", "dir", "train")
-_SOURCE_KEYS = (*_SOURCES, "config", "revision", "validation")
+_DATA_PATHS = {"dir": False, "train": False, "validation": False, "dataset": True}
+DATA_SOURCES = ("dataset", "dir", "train")
+_SOURCE_KEYS = (*DATA_SOURCES, "config", "revision", "validation")
 
 
 def parse_document(text: str) -> Document:
@@ -163,27 +160,28 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
 
     An override that sets another kind of source of data removes the document's.
     """
-    data = section_of(document, "data")
-    if any(change.path == ("data", source) and source not in data for source in _SOURCES for change in changes):
-        document = {**document, "data": {key: value for key, value in data.items() if key not in _SOURCE_KEYS}}
-    layers = [(document, folder)]
+    layers = [(copy.deepcopy(document), folder)]
     for change in changes:
         nested = change.value
         for key in reversed(change.path):
             nested = {key: nested}
-        layers.append((nested, Path()))
-    with_files = any("train" in section_of(layer, "data") for layer, _ in layers)
+        layers.append((copy.deepcopy(nested), Path()))
+    tasks = sorted({name for layer, _ in layers for name in section_of(layer, "tasks")})
+    for path in (("data",), *(("tasks", name, "data") for name in tasks)):
+        data = section_of(layers[0][0], *path)
+        if any(change.path == (*path, source) and source not in data for source in DATA_SOURCES for change in changes):
+            for key in _SOURCE_KEYS:
+                data.pop(key, None)
+        with_files = any("train" in section_of(layer, *path) for layer, _ in layers)
+        for layer, start in layers:
+            # Beside a folder or a data set of the hub, ``validation`` is a name.
+            keys = {key: only for key, only in _DATA_PATHS.items() if key != "validation" or with_files}
+            _make_absolute(section_of(layer, *path), start, keys)
     result: Document = {}
     for layer, start in layers:
-        absolute = copy.deepcopy(layer)
         for (*sections, key), only_folders in _PATHS.items():
-            table = absolute
-            for section in sections:
-                table = section_of(table, section)
-            # Beside a folder or a data set of the hub, ``validation`` is a name.
-            if key in table and (key != "validation" or with_files):
-                table[key] = _absolute(table[key], start, only_folders=only_folders)
-        result = _merged(result, absolute)
+            _make_absolute(section_of(layer, *sections), start, {key: only_folders})
+        result = _merged(result, layer)
     try:  # what is typed, or the name of the recipe's folder, may be no UTF-8
         json.dumps(result, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
@@ -193,9 +191,12 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
     return result
 
 
-def section_of(document: Document, name: str) -> Document:
-    section = document.get(name)
-    return section if isinstance(section, dict) else {}
+def section_of(document: Document, *names: str) -> Document:
+    """Returns a section of a document, or of a section of it; an empty one if there is none."""
+    for name in names:
+        section = document.get(name)
+        document = section if isinstance(section, dict) else {}
+    return document
 
 
 def _merged(below: Document, above: Document) -> Document:
@@ -204,6 +205,12 @@ def _merged(below: Document, above: Document) -> Document:
         under = merged.get(key)
         merged[key] = _merged(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
     return merged
+
+
+def _make_absolute(section: Document, start: Path, keys: Mapping[str, bool]) -> None:
+    for key, only_folders in keys.items():
+        if key in section:
+            section[key] = _absolute(section[key], start, only_folders=only_folders)
 
 
 def _absolute(value: Any, start: Path, *, only_folders: bool) -> Any:

@@ -191,7 +191,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     else:
         state = "a run without a checkpoint, which starts again from the beginning"
     samples = tokenized(trainer.splits.train, model.task, model)
-    order = SampleOrder(samples.lengths, samples=optim.batch_size, tokens=optim.batch_tokens, seed=seed)
+    order = SampleOrder.of(samples, optim, seed=seed)
     plan, first_row = StepPlan.of(optim, order), order.epoch(0)[0][:1]
     return DryRun(
         steps=plan.total,

@@ -7,11 +7,13 @@ any number of processes sees the same batches. A sample is its index into ``leng
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bert_tasks.recipe.schema import LearningRateSchedule
+from bert_tasks.data.table import Samples
+from bert_tasks.recipe.schema import LearningRateSchedule, OptimSection
 
 BUCKET_BATCHES = 50
 
@@ -39,13 +41,33 @@ class SampleOrder:
         samples: Number of samples in a batch.
         tokens: Maximum number of tokens in a batch, instead. A sample with more tokens is a batch of its own.
         seed: Seed of the run.
+        tables: Samples that are drawn together, and how many of each table an epoch has, in all as many as there are.
     """
 
-    def __init__(self, lengths: ArrayLike, *, samples: int | None = None, tokens: int | None = None, seed: int) -> None:
+    def __init__(
+        self,
+        lengths: ArrayLike,
+        *,
+        samples: int | None = None,
+        tokens: int | None = None,
+        seed: int,
+        tables: Sequence[tuple[NDArray[np.int64], int]] = (),
+    ) -> None:
         self._lengths, self._samples, self._tokens = np.asarray(lengths, dtype=np.int64), samples, tokens
-        self._seed = seed
+        self._seed, self._tables = seed, tables
         self._first = [0]  # step of each epoch, as far as they are known
         self._latest: tuple[int, list[list[int]]] | None = None
+
+    @classmethod
+    def of(cls, samples: Samples, optim: OptimSection, *, seed: int) -> Self:
+        """The batches that the settings ask for."""
+        tables: list[tuple[NDArray[np.int64], int]] = []
+        if optim.sampling != "proportional":
+            by_table = samples.by_table
+            counts = drawn_counts([len(table) for table in by_table], optim.sampling)
+            tables = list(zip(by_table, counts, strict=True))
+        sizes = {"samples": optim.batch_size, "tokens": optim.batch_tokens}
+        return cls(samples.lengths, **sizes, seed=seed, tables=tables)
 
     def batches(self, first: int, end: int) -> Iterator[tuple[int, list[int]]]:
         """The steps from ``first`` to ``end - 1``, each with its samples."""
@@ -87,7 +109,7 @@ class SampleOrder:
             return self._latest[1]
         lengths, tokens = self._lengths, self._tokens
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
-        order = rng.permutation(len(lengths))
+        order = rng.permutation(self._drawn(epoch) if self._tables else len(lengths))
         if tokens is None:
             samples = 1 if self._samples is None else self._samples
             buckets = np.arange(len(order)) // (BUCKET_BATCHES * samples)
@@ -101,11 +123,34 @@ class SampleOrder:
         self._latest = epoch, batches
         return batches
 
+    def _drawn(self, epoch: int) -> NDArray[np.int64]:
+        """The samples of an epoch. Each table is read in random order, again and again; an epoch goes on in it."""
+        drawn = []
+        for number, (members, count) in enumerate(self._tables):
+            first = epoch * count
+            passes = range(first // len(members), -(-(first + count) // len(members)))
+            seeds = (np.random.SeedSequence([self._seed, number], spawn_key=(each,)) for each in passes)
+            orders = [np.random.Generator(np.random.PCG64(each)).permutation(members) for each in seeds]
+            start = first % len(members)
+            drawn.append(np.concatenate(orders)[start : start + count])
+        return np.concatenate(drawn)
+
     def epochs(self, steps: int) -> float:
         """How many epochs this number of steps is."""
         epoch = self.epoch_of(steps)
         first = self.first_step(epoch)
         return epoch + (steps - first) / (self.first_step(epoch + 1) - first)
+
+
+def drawn_counts(sizes: Sequence[int], sampling: Literal["equal"] | float) -> list[int]:
+    """How many of an epoch's samples come from each table: in proportion to size ** (1 / temperature), or as many of
+    each (Raffel et al., arXiv:1910.10683, 3.5.2). In all they are as many as there are samples."""
+    shares = np.asarray(sizes, dtype=np.float64) ** (0.0 if sampling == "equal" else 1.0 / sampling)
+    exact = shares / shares.sum() * sum(sizes)
+    counts = np.floor(exact).astype(np.int64)
+    largest = np.argsort(counts - exact, kind="stable")[: sum(sizes) - int(counts.sum())]
+    counts[largest] += 1
+    return [int(count) for count in counts]
 
 
 def rank_share(

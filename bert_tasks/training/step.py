@@ -116,7 +116,7 @@ class OptimizerSteps:
         """Moves the objective to the device and makes its optimizer, as `ModelOptimizer` describes."""
         self.objective, self.samples, self.optim = objective, samples, optim
         self.seed, self.accelerator = seed, accelerator
-        self.order = SampleOrder(samples.lengths, samples=optim.batch_size, tokens=optim.batch_tokens, seed=seed)
+        self.order = SampleOrder.of(samples, optim, seed=seed)
         self.plan = StepPlan.of(optim, self.order)
         self._term_weights: dict[str, float] = {}  # of each loss term, as the batches so far had them
         objective.to(accelerator.device)

@@ -4,6 +4,7 @@ A chain is one run that is killed several times, in turn while it starts, trains
 end. BERT_TASKS_KILLS sets the kills of a chain (4), BERT_TASKS_CHAINS the chains (1).
 """
 
+import json
 import os
 import random
 import signal
@@ -27,10 +28,29 @@ EPOCH_STEPS, EPOCHS = 10, 6 + 2 * KILLS
 START_UP_SECONDS = 3.0
 
 
-def write_long_recipe(folder: Path, checkpoint: Path, *, teacher: bool = False) -> Path:
+TASKS = """
+[tasks.labels]
+task = "sequence-classification"
+max_length = 40
+data = {train = "train.csv", validation = "dev.csv"}
+[tasks.tags]
+task = "token-classification"
+max_length = 40
+data = {train = "tagged.jsonl", validation = "tagged.jsonl"}
+"""
+
+
+def write_long_recipe(folder: Path, checkpoint: Path, kind: str) -> Path:
     """Evaluations that take about as long as an epoch, so that there is time to be killed in them."""
-    path = runs.write_recipe(folder, checkpoint, epochs=EPOCHS)
-    if teacher:
+    path = runs.write_recipe(folder, checkpoint, rows=20 if kind == "tasks" else 40, epochs=EPOCHS)
+    if kind == "tasks":
+        texts = [row["text"].split() for row in make_rows(20)]
+        rows = [json.dumps({"words": words, "tags": [word[0].upper() for word in words]}) for words in texts]
+        (folder / "tagged.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
+        model, settings = path.read_text("utf-8").split("[settings]\n")
+        optim = settings.split("[optim]\n")[1]
+        path.write_text(model.split("\n", 1)[1] + TASKS + '[optim]\nsampling = "equal"\n' + optim, "utf-8")
+    if kind == "teacher":
         load_model(checkpoint, seed=3).save_pretrained(folder / "teacher")
         path.write_text(path.read_text("utf-8") + '\n[teacher]\nname = "./teacher"\n', "utf-8")
     lines = [f"{row['text']},{row['label']}" for row in make_rows(300, seed=1)]
@@ -38,16 +58,16 @@ def write_long_recipe(folder: Path, checkpoint: Path, *, teacher: bool = False) 
     return path
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["labels", "teacher"])
-def teacher(request: pytest.FixtureRequest) -> bool:
-    """Whether the run learns from a teacher, too."""
-    return bool(request.param)
+@pytest.fixture(scope="module", params=["labels", "teacher", "tasks"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """What the run learns from: labels, a teacher too, or the rows of two tasks, drawn equally often."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(checkpoint: Path, teacher: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(checkpoint: Path, kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
-    recipe = write_long_recipe(folder, checkpoint, teacher=teacher)
+    recipe = write_long_recipe(folder, checkpoint, kind)
     ended = runs.run([*runs.CONSOLE, "train", recipe], folder=folder)
     assert ended.code == 0, ended.err
     return folder / "run"
@@ -94,14 +114,14 @@ def found_in(run: Path, moment: str) -> str:
 @pytest.mark.parametrize("chain", range(CHAINS))
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_were_not(
     undisturbed: Path,
-    teacher: bool,
+    kind: str,
     checkpoint: Path,
     tmp_path: Path,
     chain: int,
     record_property: Callable[[str, object], None],
 ) -> None:
     chance, run = random.Random(chain), tmp_path / "run"
-    recipe = write_long_recipe(tmp_path, checkpoint, teacher=teacher)
+    recipe = write_long_recipe(tmp_path, checkpoint, kind)
     killed: Counter[str] = Counter()
     while killed.total() < KILLS:
         moment = min(MOMENTS, key=lambda name: killed[name])

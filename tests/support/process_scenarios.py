@@ -136,7 +136,7 @@ def several_terms(name: str, checkpoint: Path, *, micro_batch_tokens: int = 20) 
     if name == "two tasks":
         torch.manual_seed(0)
         several = MultiTaskModel.from_pretrained(checkpoint, tasks=TWO_TASKS)
-        rows = [{**row, "tags": [f"B-{word[0]}" for word in row["words"]]} for row in map(with_words, make_rows(10))]
+        rows = tagged(make_rows(10))
         rows = [
             {key: row[key] for key in row if (i % 3, key) not in ((0, "label"), (1, "tags"))}
             for i, row in enumerate(rows)
@@ -178,6 +178,21 @@ def trained(checkpoint: Path, folder: Path) -> dict[str, Any]:
         logging_steps=1,
     )
     return {"weights": weights_of(model), "metrics": result.metrics, "best_step": result.best_step}
+
+
+def tagged(rows: list[Row]) -> list[Row]:
+    return [{**row, "tags": [f"B-{word[0]}" for word in row["words"]]} for row in map(with_words, rows)]
+
+
+def trained_tasks(checkpoint: Path, folder: Path) -> dict[str, Any]:
+    """Two tasks with their own rows, of which one has more."""
+    torch.manual_seed(0)
+    model = MultiTaskModel.from_pretrained(checkpoint, tasks=TWO_TASKS)
+    sets = {"sentiment": make_rows(9, seed=1), "initials": tagged(make_rows(5, seed=3))}
+    rows = {"sentiment": make_rows(28), "initials": tagged(make_rows(8, seed=2))}
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "adam_epsilon": 1e-4}
+    result = fit(model, rows, sets, output_dir=folder, sampling="equal", logging_steps=1, **settings)
+    return {"weights": weights_of(model), "metrics": result.metrics}
 
 
 def disagreement(checkpoint: Path, folder: Path, topic: str) -> str:
@@ -234,6 +249,7 @@ def scenarios(checkpoint: Path, wide_checkpoint: Path, folder: Path) -> dict[str
         "evaluations": {count: evaluation(wide_checkpoint, count) for count in EVALUATED},
         "evaluated masks": evaluation(wide_checkpoint, 9, MASKED),
         "trained": trained(checkpoint, folder / "run"),
+        "trained tasks": trained_tasks(checkpoint, folder / "tasks"),
         "disagreements": {topic: disagreement(checkpoint, folder / topic, topic) for topic in DIFFERENT},
     }
 

@@ -127,6 +127,18 @@ def test_fit_records_one_run(one, two):
     assert [run["processes"] for run in facts] == [1, 2]
 
 
+def test_tasks_with_their_own_rows_are_trained_the_same(one, two):
+    """The processes draw the same rows, and the folder of the model is that of one process."""
+    assert distance(one["trained tasks"]["weights"], two[0]["trained tasks"]["weights"]) <= 1e-6
+    assert two[0]["trained tasks"]["metrics"] == two[1]["trained tasks"]["metrics"]
+    folders = [run["folder"].parent / "tasks" / "model" for run in (one, two[0])]
+    names = [sorted(path.name for path in folder.iterdir()) for folder in folders]
+    assert names[0] == names[1]
+    for name in names[0]:
+        if not name.endswith((".safetensors", ".md")):
+            assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
+
+
 @pytest.mark.parametrize(
     ("topic", "message"),
     [

@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from bert_tasks.data.columns import Row
-from bert_tasks.data.kinds import Column
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.task_rows import ROW_OF, TaskColumn
@@ -281,7 +280,7 @@ class MultiTask(Task[MultiTaskPrediction]):
         return replace(self, heads=heads)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[TaskColumn, ...]:
         return tuple(
             TaskColumn(
                 name=task_row(name),

@@ -1,0 +1,255 @@
+"""Several tasks of which each has rows of its own, and how often these are drawn."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks import MultiTaskModel, TaskModel, evaluate, fit, load_recipe, train
+from bert_tasks.errors import DataError, RecipeError, UsageError
+from bert_tasks.model.features import tokenized
+from bert_tasks.recipe.check import check, prepare
+from bert_tasks.recipe.schema import OptimSection, resolved_toml, with_values
+from bert_tasks.training.run import build_trainer, dry_run
+from bert_tasks.training.sampling import SampleOrder, drawn_counts
+from support.small_checkpoints import edit_config, save_checkpoint
+from support.task_examples import CLASSES, SENTENCES
+from support.training_runs import make_steps
+
+RECIPE = """
+[model]
+name = "base"
+
+[tasks.topic]
+task = "sequence-classification"
+columns = {label = "topic"}
+max_length = 32
+[tasks.topic.data]
+train = "topics/*.csv"
+validation = "topics/a.csv"
+
+[tasks.slots]
+task = "token-classification"
+max_length = 32
+doc_stride = 6
+[tasks.slots.data]
+dir = "slots"
+
+[optim]
+epochs = 2
+batch_size = 4
+
+[run]
+output_dir = "out"
+"""
+TASKS: dict[str, dict[str, Any]] = {
+    "topic": {"task": "sequence-classification", "columns": {"label": "topic"}, "max_length": 32},
+    "slots": {"task": "token-classification", "max_length": 32, "doc_stride": 6},
+}
+TOPICS = [{"text": row["text"], "topic": row["label"]} for row in CLASSES]
+SLOTS = list(SENTENCES)
+SETTINGS: dict[str, Any] = {"epochs": 1, "batch_size": 4, "progress": False}
+
+
+def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("text,topic\n" + "".join(f"{row['text']},{row['topic']}\n" for row in rows), "utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_checkpoint(tmp_path / "base", "bert", wordpiece_tokenizer)
+    write_csv(tmp_path / "topics" / "a.csv", TOPICS[:5])
+    write_csv(tmp_path / "topics" / "b.csv", TOPICS[5:])
+    write_lines(tmp_path / "slots" / "train.jsonl", SLOTS * 3)
+    write_lines(tmp_path / "slots" / "dev.jsonl", SLOTS)
+    (tmp_path / "recipe.toml").write_text(RECIPE, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_recipe_reads_the_files_of_each_task(folder: Path) -> None:
+    recipe = load_recipe("recipe.toml")
+    splits = prepare(recipe).splits
+    count, tagged = len(CLASSES), len(SENTENCES)
+    assert [rows for _, rows in splits.train.joined_sources] == [3 * tagged, count]  # by the names of the tasks
+    assert len(splits.validation[""]) == 5 + tagged
+    assert [split.rows for split in check(recipe).splits] == [count + 3 * tagged, 5 + tagged]
+    assert dry_run(recipe).steps == 2 * -(-(count + 3 * tagged) // 4)
+    result = train(recipe, progress=False)
+    assert {"topic.accuracy", "slots.overall_f1"} <= result.metrics.keys()
+    assert train(recipe, progress=False).reused
+    stored = load_recipe(folder / "out" / "recipe.toml")
+    assert stored == recipe
+    assert "[tasks.topic.data]" in resolved_toml(recipe)
+    assert "\n[data]" not in resolved_toml(recipe)
+    assert with_values(recipe, {"optim.epochs": 3}).data == recipe.data
+    model = MultiTaskModel.from_pretrained("out/model")
+    alone = evaluate(model.models["topic"], "topics/a.csv")
+    assert result.metrics["topic.accuracy"] == alone["accuracy"]
+
+
+def test_some_tasks_share_rows_and_others_have_their_own(folder: Path) -> None:
+    shared = [{**row, "topic": topic["topic"]} for row, topic in zip(SLOTS, TOPICS, strict=True)]
+    write_lines(folder / "shared.jsonl", shared)
+    text = RECIPE.replace('[tasks.topic.data]\ntrain = "topics/*.csv"\nvalidation = "topics/a.csv"\n', "")
+    text = text.replace('label = "topic"}', 'text = "words", label = "topic"}')
+    (folder / "recipe.toml").write_text(text + '[data]\ntrain = "shared.jsonl"\nvalidation = "shared.jsonl"\n', "utf-8")
+    splits = prepare(load_recipe("recipe.toml")).splits
+    assert len(splits.train) == len(shared) + 3 * len(SLOTS)
+    assert [row["row of topic"] is None for row in splits.train] == [False] * len(shared) + [True] * 3 * len(SLOTS)
+    assert [row["row of slots"] is None for row in splits.train] == [True] * len(shared) + [False] * 3 * len(SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("[run]", '[data]\ntrain = "a.csv"\n[run]'), "[data] is not read: each task has its own, [tasks.NAME.data]"),
+        (('[tasks.slots.data]\ndir = "slots"\n', ""), "tasks.slots: it has no rows; name them in [data] or [tasks."),
+        (('dir = "slots"', 'dri = "slots"'), "unknown key 'dri' in [tasks.slots.data], did you mean 'dir'?"),
+        (('dir = "slots"', "dir = 3"), "dir = 3: expected a string"),
+        (('dir = "slots"', 'dir = "slots"\ntrain = "a"'), "expected exactly one of dataset, dir, train"),
+        (('dir = "slots"', 'dir = "slots"\ncolumns = {tags = "a"}'), "name the columns in [tasks.slots]"),
+        (("epochs = 2", "sampling = 0.5"), "sampling = 0.5: expected"),
+        (("[run]", '[data.tasks.a]\ntrain = "x"\n[run]'), "[data] tasks: write [tasks.NAME.data]"),
+    ],
+)
+def test_wrong_sections_are_named(change: tuple[str, str], message: str, folder: Path) -> None:
+    assert change[0] in RECIPE
+    (folder / "recipe.toml").write_text(RECIPE.replace(*change), "utf-8")
+    with pytest.raises(RecipeError) as error:
+        load_recipe("recipe.toml")
+    assert message in str(error.value)
+    assert str(error.value).startswith("recipe.toml:")
+
+
+def test_an_override_replaces_the_rows_of_a_task(folder: Path) -> None:
+    recipe = load_recipe("recipe.toml", overrides=["tasks.slots.data.train=slots/dev.jsonl"])
+    assert recipe.data.tasks["slots"].dir is None
+    assert len(prepare(recipe).splits.train) < len(prepare(load_recipe("recipe.toml")).splits.train)
+
+
+def test_wrong_rows_of_all_files_are_named(folder: Path) -> None:
+    write_lines(folder / "slots" / "dev.jsonl", [{"words": ["a", "b"], "tags": ["O"]}])
+    (folder / "topics" / "b.csv").write_text("text,topic\na text,\n", "utf-8")
+    with pytest.raises(DataError) as error:
+        prepare(load_recipe("recipe.toml"))
+    assert "slots/dev.jsonl:1" in str(error.value)
+    assert "topics/b.csv:2" in str(error.value)
+
+
+def test_validation_sets_must_agree(folder: Path) -> None:
+    text = RECIPE.replace('"topics/a.csv"', '{old = "topics/a.csv", new = "topics/b.csv"}')
+    (folder / "recipe.toml").write_text(text, "utf-8")
+    with pytest.raises(DataError, match=r"different validation sets \(.*old and new.*\): name the same ones"):
+        prepare(load_recipe("recipe.toml"))
+
+
+def test_sampling_needs_rows_of_tasks(folder: Path) -> None:
+    model = TaskModel.from_pretrained(folder / "base", task="sequence-classification")
+    with pytest.raises(RecipeError, match=r"optim\.sampling is of tasks with their own rows"):
+        fit(model, list(CLASSES), list(CLASSES), output_dir=folder / "out", sampling="equal", **SETTINGS)
+
+
+def test_fit_takes_rows_by_task(folder: Path) -> None:
+    model = MultiTaskModel.from_pretrained(folder / "base", tasks=TASKS)
+    rows = {"topic": TOPICS, "slots": folder / "slots" / "train.jsonl"}
+    sets = {"topic": TOPICS, "slots": SLOTS}
+    result = fit(model, rows, sets, output_dir=folder / "out", sampling=2.0, **SETTINGS)
+    assert {"topic.accuracy", "slots.overall_f1"} <= result.metrics.keys()
+    assert model.models["topic"].task.labels == ("high", "low", "mid")
+    again = fit(MultiTaskModel.from_pretrained(folder / "base", tasks=TASKS), rows, output_dir=folder / "b", **SETTINGS)
+    assert {"topic.accuracy", "slots.overall_f1"} <= again.metrics.keys()  # validation rows are split off of each
+
+
+@pytest.mark.parametrize(
+    ("rows", "sets", "message"),
+    [
+        ({"topic": TOPICS}, None, "train: expected the rows of each of the tasks slots, topic, by their names"),
+        ({"topic": TOPICS, "slots": SLOTS}, TOPICS, "validation: expected the rows of each of the tasks"),
+        ({"topic": TOPICS, "slots": SLOTS}, {"topic": TOPICS}, "validation: expected the rows of each of the tasks"),
+    ],
+)
+def test_missing_rows_of_tasks_are_named(rows: Any, sets: Any, message: str, folder: Path) -> None:
+    model = MultiTaskModel.from_pretrained(folder / "base", tasks=TASKS)
+    with pytest.raises(UsageError, match=message):
+        fit(model, rows, sets, output_dir=folder / "out", **SETTINGS)
+
+
+def test_rows_by_task_are_of_a_model_of_several(folder: Path) -> None:
+    model = TaskModel.from_pretrained(folder / "base", task="sequence-classification")
+    with pytest.raises(UsageError, match="the model has one task"):
+        fit(model, {"topic": TOPICS}, output_dir=folder / "out", **SETTINGS)
+
+
+def test_wrong_rows_in_memory_are_named(folder: Path) -> None:
+    model = MultiTaskModel.from_pretrained(folder / "base", tasks=TASKS)
+    rows = {"topic": [*TOPICS, {"text": "a b"}], "slots": SLOTS}
+    with pytest.raises(DataError, match=rf"train of topic:{len(TOPICS) + 1}"):
+        fit(model, rows, rows, output_dir=folder / "out", **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sampling", "counts"),
+    [
+        ([90, 10], "equal", [50, 50]),
+        ([90, 10], 2.0, [75, 25]),  # 9.49 and 3.16
+        ([90, 10], 1.0, [90, 10]),
+        ([5, 5, 1], "equal", [4, 4, 3]),
+    ],
+)
+def test_counts_follow_the_temperature(sizes: list[int], sampling: Any, counts: list[int]) -> None:
+    assert drawn_counts(sizes, sampling) == counts
+
+
+@pytest.mark.parametrize("size", [{"samples": 4}, {"tokens": 40}])
+def test_every_row_is_drawn_before_any_comes_again(size: dict[str, int]) -> None:
+    tables = [(np.arange(30), 18), (np.arange(30, 36), 18)]
+    order = SampleOrder(np.arange(1, 37), **size, seed=3, tables=tables)
+    epochs = [[sample for batch in order.epoch(epoch) for sample in batch] for epoch in range(5)]
+    for epoch in epochs:
+        assert len(epoch) == 36
+        assert Counter(sample for sample in epoch if sample >= 30) == dict.fromkeys(range(30, 36), 3)
+    large = Counter(sample for epoch in epochs for sample in epoch if sample < 30)
+    assert set(large.values()) == {3}  # 90 draws of 30 rows
+    assert epochs[0] != epochs[1]
+    fresh = SampleOrder(np.arange(1, 37), **size, seed=3, tables=tables)
+    assert [sample for batch in fresh.epoch(4) for sample in batch] == epochs[4]
+
+
+def test_a_run_draws_as_its_recipe_says(folder: Path) -> None:
+    recipe = load_recipe("recipe.toml", overrides=["optim.sampling=equal"])
+    trainer = build_trainer(prepare(recipe))
+    trainer.preflight()
+    samples = tokenized(trainer.splits.train, trainer.model.task, trainer.model)
+    order = SampleOrder.of(samples, OptimSection(batch_size=4, sampling="equal"), seed=0)
+    names = [feature["head"] for batch in order.epoch(0) for feature in samples.features_of(batch)]
+    drawn = Counter(names)
+    assert drawn["topic"] == drawn["slots"] == len(samples) // 2
+
+
+def test_a_row_that_is_drawn_twice_in_a_step_counts_twice(folder: Path) -> None:
+    edit_config(folder / "base", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = MultiTaskModel.from_pretrained(folder / "base", tasks={"topic": {**TASKS["topic"], "labels": ["a", "b"]}})
+    model.double()
+    rows = [{"text": "one of them", "topic": "a"}, {"text": "another", "topic": "b"}]
+
+    def gradient(rows: list[dict[str, str]], batch: list[int]) -> torch.Tensor:
+        steps = make_steps(model, rows, batch_size=3, max_steps=1)
+        steps.backward(0, batch)
+        gradient = model.encoder.layers[0].attention.output.weight.grad
+        assert gradient is not None
+        return gradient.clone()
+
+    torch.testing.assert_close(gradient(rows, [0, 0, 1]), gradient([rows[0], *rows], [0, 1, 2]), atol=1e-12, rtol=0.0)
