@@ -221,11 +221,9 @@ def _splits_of_tasks(
         if (data or label == "train") and not (isinstance(data, Mapping) and sorted(data) == names):
             raise UsageError(f"fit: {label}: expected the rows of each of the tasks {', '.join(names)}, by their names")
     splits = []
-    for column in task.columns:
-        name, of_task = column.task, task.tasks[column.task]
-        options = replace(reading, columns=dict(column.names))
-        read = _splits_of(of_task, train[name], sets.get(name), recipe, options, name=f" of {name}")
-        splits.append(read.nested(column.name))
+    for name in names:
+        of_task = replace(task, heads={name: task.heads[name]}, max_length=task.tasks[name].max_length)
+        splits.append(_splits_of(of_task, train[name], sets.get(name), recipe, reading, name=f" of {name}"))
     return joined_splits(splits)
 
 

@@ -17,7 +17,7 @@ from support.sources import Source, package_sources
 # several modules of the top level.
 LINES = {
     "cli": (1469, 1000),
-    "api": (258, 250),
+    "api": (256, 250),
     "report": (1974, 1700),
     "cards": (544, 380),
     "serving": (1039, 800),
@@ -34,14 +34,14 @@ LINES = {
     "tensorflow": (686, 600),
     "families": (1250, 1250),
     "metrics": (1179, 1000),
-    "data": (6238, 2900),
+    "data": (6213, 2900),
     "encoder": (3131, 2300),
     "foundations": (898, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_744  # of 29,000
-TOTAL_STATEMENTS = 23_833  # of 15,800
+TOTAL_LINES = 41_717  # of 29,000
+TOTAL_STATEMENTS = 23_816  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -10,7 +10,7 @@ processes that write and read at the same time never meet an unfinished one.
 import json
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
@@ -74,15 +74,6 @@ class ArrowRows:
         tables = [rows.table() for rows in parts]
         files = dict.fromkeys(file for rows in parts for file in rows.files)
         return cls(pyarrow.concat_tables(tables, promote_options="default"), files=list(files))
-
-    def nested(self, name: str, *, beside: Collection[str]) -> "ArrowRows":
-        """Returns the same rows in one column, next to some of their columns."""
-        import pyarrow
-
-        table = self.table()
-        inner = table.select([column for column in table.column_names if column not in beside])
-        outer = {column: table[column] for column in table.column_names if column in beside}
-        return ArrowRows(pyarrow.table({name: inner.to_struct_array(), **outer}), files=self.files)
 
     @property
     def column_names(self) -> list[str]:

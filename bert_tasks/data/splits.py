@@ -111,7 +111,9 @@ def row_keys(table: RowTable, columns: Sequence[Column]) -> np.ndarray[Any, Any]
         values = ([] if row.get(c.name) is None else c.type.texts(row[c.name]) for c in texts)
         folded = [" ".join(parts).strip().casefold() for parts in values]
         digests = (int(sha256(key)[:16], 16) for key in ("\0".join(folded), repr([row.get(name) for name in labels])))
-        keys[index] = (*digests, any(text == "" for c, text in zip(texts, folded, strict=True) if c.required))
+        present = [row.get(c.name) is not None for c in texts]  # a row may lack a task of several
+        empty = (c.required and here and text == "" for c, here, text in zip(texts, present, folded, strict=True))
+        keys[index] = (*digests, any(empty))
     return keys
 
 
@@ -267,11 +269,6 @@ class Splits:
     held_out: RowTable | None = None
     division: str = ""
 
-    def nested(self, column: str) -> "Splits":
-        """The same rows in one column; see ``RowTable.nested``."""
-        validation = {name: table.nested(column) for name, table in self.validation.items()}
-        return replace(self, train=self.train.nested(column), validation=validation)
-
 
 def trained_names(spec: DataSpec, columns: Sequence[Column]) -> dict[str, str]:
     """Returns the names of columns that a model which is trained on these rows remembers."""
@@ -290,37 +287,29 @@ def load_splits(
     *,
     columns: Sequence[Column],
     seed: int,
-    labels: Sequence[str] | None = None,
-    cache_dir: Path | None = None,
-    unlabelled: bool = False,
-    passthrough: PassthroughColumns = "none",
+    **options: Any,
 ) -> Splits:
-    """Reads all splits, and splits off validation rows where none are given; see ``load_tables``."""
+    """Reads all splits, and splits off validation rows where there are none; see ``load_tables`` for the options."""
     if spec.tasks:
-        options: dict[str, Any] = {"cache_dir": cache_dir, "unlabelled": unlabelled, "passthrough": passthrough}
-        return _load_tasks(spec, columns, labels=labels, seed=seed, **options)
-    tables = load_tables(
-        spec, columns=columns, labels=labels, cache_dir=cache_dir, unlabelled=unlabelled, passthrough=passthrough
-    )
+        return _load_tasks(spec, columns, seed=seed, **options)
+    tables = load_tables(spec, columns=columns, **options)
     if tables.validation:
         return tables
     train, validation = train_validation_split(tables.train, columns, spec.validation_share, seed)
     return Splits(train=train, validation={"": validation})
 
 
-def _load_tasks(spec: DataSpec, columns: Sequence[Column], *, labels: Sequence[str] | None, **options: Any) -> Splits:
+def _load_tasks(spec: DataSpec, columns: Sequence[Column], **options: Any) -> Splits:
     """Reads the rows that tasks share, and the rows of each task that has its own."""
-    apart = [column for column in columns if isinstance(column, TaskColumn) and column.task in spec.tasks]
-    shared = [column for column in columns if column not in apart]
+    shared = [column for column in columns if not (isinstance(column, TaskColumn) and column.task in spec.tasks)]
+    sources = [(replace(spec, tasks={}), shared)] if shared else []
+    for column in columns:
+        if isinstance(column, TaskColumn) and column.task in spec.tasks:
+            sources.append((spec.tasks[column.task], [column]))
     splits, bad = [], RowErrors()
-    for column in (None, *apart) if shared else apart:
+    for source, of_source in sources:
         try:
-            if column is None:
-                splits.append(load_splits(replace(spec, tasks={}), columns=shared, labels=labels, **options))
-            else:
-                of_task = replace(spec.tasks[column.task], columns=dict(column.names))
-                read = load_splits(of_task, columns=column.columns, labels=column.labels, **options)
-                splits.append(read.nested(column.name))
+            splits.append(load_splits(source, columns=of_source, **options))
         except RowErrors as error:
             bad.extend(error)
             bad.advice = error.advice

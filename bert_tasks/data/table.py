@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.data.arrow import ArrowRows, cache_folder, read_batches, store, with_progress, write_batches
-from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, Column
+from bert_tasks.data.columns import ROW_ERROR, Column
 from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.records import Record, Records
 from bert_tasks.data.validator import RowValidator
@@ -112,11 +112,6 @@ class RowTable:
             errors=ArrowRows.joined(errors) if errors else None,
             joined_sources=tuple((table.source, len(table)) for table in tables),
         )
-
-    def nested(self, column: str) -> "RowTable":
-        """The same rows in one column, beside their lines and what they carry along."""
-        rows = self.rows.nested(column, beside=("line", PASSTHROUGH))
-        return replace(self, rows=rows, fingerprint=sha256_json(self.fingerprint, column), file=None)
 
     def __len__(self) -> int:
         return len(self.rows)

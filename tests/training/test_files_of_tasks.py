@@ -86,6 +86,7 @@ def test_a_recipe_reads_the_files_of_each_task(folder: Path) -> None:
     assert [rows for _, rows in splits.train.joined_sources] == [3 * tagged, count]  # by the names of the tasks
     assert len(splits.validation[""]) == 5 + tagged
     assert [split.rows for split in check(recipe).splits] == [count + 3 * tagged, 5 + tagged]
+    assert not any("empty" in line for line in check(recipe).lines())
     assert dry_run(recipe).steps == 2 * -(-(count + 3 * tagged) // 4)
     result = train(recipe, progress=False)
     assert {"topic.accuracy", "slots.overall_f1"} <= result.metrics.keys()
@@ -142,7 +143,7 @@ def test_an_override_replaces_the_rows_of_a_task(folder: Path) -> None:
 
 def test_wrong_rows_of_all_files_are_named(folder: Path) -> None:
     write_lines(folder / "slots" / "dev.jsonl", [{"words": ["a", "b"], "tags": ["O"]}])
-    (folder / "topics" / "b.csv").write_text("text,topic\na text,\n", "utf-8")
+    (folder / "topics" / "b.csv").write_text("text,topic\na text,low,more\n", "utf-8")
     with pytest.raises(DataError) as error:
         prepare(load_recipe("recipe.toml"))
     assert "slots/dev.jsonl:1" in str(error.value)
@@ -195,7 +196,7 @@ def test_rows_by_task_are_of_a_model_of_several(folder: Path) -> None:
 
 def test_wrong_rows_in_memory_are_named(folder: Path) -> None:
     model = MultiTaskModel.from_pretrained(folder / "base", tasks=TASKS)
-    rows = {"topic": [*TOPICS, {"text": "a b"}], "slots": SLOTS}
+    rows = {"topic": [*TOPICS, {"topic": "low"}], "slots": SLOTS}
     with pytest.raises(DataError, match=rf"train of topic:{len(TOPICS) + 1}"):
         fit(model, rows, rows, output_dir=folder / "out", **SETTINGS)
 
