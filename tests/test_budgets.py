@@ -29,19 +29,19 @@ LINES = {
     "init": (673, 650),
     "model": (2589, 1950),
     "export": (782, 700),
-    "tasks": (7982, 4900),
+    "tasks": (7972, 4900),
     "checkpoints": (2166, 1450),
     "tensorflow": (686, 600),
     "families": (1250, 1250),
     "metrics": (1179, 1000),
-    "data": (6213, 2900),
+    "data": (6259, 2900),
     "encoder": (3131, 2300),
     "foundations": (898, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_717  # of 29,000
-TOTAL_STATEMENTS = 23_816  # of 15,800
+TOTAL_LINES = 41_753  # of 29,000
+TOTAL_STATEMENTS = 23_831  # of 15,800
 TASK_MEMBERS = 14
 
 

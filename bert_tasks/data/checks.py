@@ -6,7 +6,7 @@ together, and the report on a data set.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +15,9 @@ from bert_tasks.data.cells import is_integer
 from bert_tasks.data.columns import Column, first_column
 from bert_tasks.data.conll import is_chunk_tag
 from bert_tasks.data.problems import SHOWN, RowError, RowErrors, counted, first_few, suggestion
-from bert_tasks.data.splits import Splits, row_keys
+from bert_tasks.data.splits import Splits, labelled_splits, row_keys
 from bert_tasks.data.table import Numbers, RowTable, Truncation
+from bert_tasks.data.task_rows import TaskColumn
 from bert_tasks.errors import DataError
 
 MOST_LABELS = 1000
@@ -112,15 +113,22 @@ def _odd_labels(counts: Mapping[str, int], *, are_tags: bool) -> Iterator[RowErr
         yield from (RowError("not a chunk tag", hint, value=name) for name in plain)
 
 
-def imbalance_hint(counts: Mapping[str, int]) -> str | None:
-    """Returns which setting weighs rare labels, and which metric counts all labels alike; None if no label is rare."""
+def imbalance_hint(counts: Mapping[str, int], task: str = "") -> str | None:
+    """Returns which setting weighs rare labels, and which metric counts all labels alike; None if no label is rare.
+
+    Args:
+        counts: The rows of each label.
+        task: The name of the task if it is one of several.
+    """
     rows = {label: count for label, count in counts.items() if count > 0}
     most, least = max(rows, key=rows.__getitem__, default=""), min(rows, key=rows.__getitem__, default="")
     if len(rows) < 2 or rows[most] < _IMBALANCED * rows[least]:
         return None
+    section, prefix = (f"tasks.{task}", f"{task}.") if task else ("settings", "")
     return (
         f"imbalanced: {most!r} has {counted(rows[most], 'row')}, {least!r} {rows[least]}; consider "
-        'settings.class_weights = "balanced" and run.metric_for_best_model = "macro_f1", which counts every label alike'
+        f'{section}.class_weights = "balanced" and run.metric_for_best_model = "{prefix}macro_f1", which counts every '
+        "label alike"
     )
 
 
@@ -233,6 +241,8 @@ class SplitReport:
         duplicates: rows whose text an earlier row has; ``conflicts``: duplicates with another label.
         also_in_train: rows whose text a training row has.
         notes: rows that were skipped, tags that no training row has, what was truncated, and rare labels.
+        tasks: of several tasks, the name of each -> the figures of the rows that have its label, and ``unlabelled``,
+            the number of the other rows.
     """
 
     name: str
@@ -246,6 +256,32 @@ class SplitReport:
     empty_texts: int
     also_in_train: int
     notes: tuple[str, ...]
+    unlabelled: int = 0
+    tasks: dict[str, "SplitReport"] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """The figures as text, without the name and the number of rows."""
+        lines = []
+        if self.label_counts:
+            whole = self.rows if self.words is None else max(sum(self.label_counts.values()), 1)
+            shares = [f"{label} {count} ({count / whole:.0%})" for label, count in self.label_counts.items()]
+            lines.append(f"labels: {', '.join(shares)}")
+        if self.token_lengths:
+            figures = ", ".join(f"{name} {value:g}" for name, value in self.token_lengths.items())
+            lines.append(f"tokens: {figures}")
+        conflict = "has a conflicting label" if self.conflicts == 1 else "have conflicting labels"
+        facts = (
+            (self.empty_texts, "empty text", ""),
+            (self.duplicates, "duplicate text", ""),
+            (self.conflicts, "duplicate", f" {conflict}"),
+            (self.also_in_train, "text", " also in train"),
+        )
+        lines += [f"{counted(count, noun)}{rest}" for count, noun, rest in facts if count]
+        lines += self.notes
+        for name, task in self.tasks.items():
+            lines.append(f"{name}: {counted(task.rows, 'row')} with a label, {task.unlabelled} without")
+            lines += [f"  {line}" for line in task.lines()]
+        return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,22 +297,7 @@ class DataReport:
         for split in self.splits:
             words = "" if split.words is None else f", {counted(split.words, 'word')}"
             lines.append(f"{split.name}: {counted(split.rows, 'row')}{words}")
-            if split.label_counts:
-                whole = split.rows if split.words is None else max(sum(split.label_counts.values()), 1)
-                shares = [f"{label} {count} ({count / whole:.0%})" for label, count in split.label_counts.items()]
-                lines.append(f"  labels: {', '.join(shares)}")
-            if split.token_lengths:
-                figures = ", ".join(f"{name} {value:g}" for name, value in split.token_lengths.items())
-                lines.append(f"  tokens: {figures}")
-            conflict = "has a conflicting label" if split.conflicts == 1 else "have conflicting labels"
-            facts = (
-                (split.empty_texts, "empty text", ""),
-                (split.duplicates, "duplicate text", ""),
-                (split.conflicts, "duplicate", f" {conflict}"),
-                (split.also_in_train, "text", " also in train"),
-            )
-            lines += [f"  {counted(count, noun)}{rest}" for count, noun, rest in facts if count]
-            lines += [f"  {note}" for note in split.notes]
+            lines += [f"  {line}" for line in split.lines()]
         return lines
 
 
@@ -286,19 +307,30 @@ def data_report(
     *,
     columns: Sequence[Column],
     labels: Sequence[str] = (),
+    task: str = "",
 ) -> DataReport:
     """What to know of the data before training; ``tokens`` is keyed by the names that ``named_splits`` gives.
 
     Texts (of the columns that every row must have, words with a space between them) count as the same if they are
     equal apart from letter case and outer spaces. A row conflicts if an earlier row of its split has the same text
     and another label.
+
+    Several tasks have a report each, in which ``task`` is their name.
     """
+    by_task = {
+        column.task_name: data_report(
+            labelled_splits(splits, column), columns=column.columns, labels=column.labels, task=column.task_name
+        )
+        for column in columns
+        if isinstance(column, TaskColumn)
+    }
     words = first_column(columns, lambda column_type: column_type.is_pretokenized)
     label = first_column(columns, lambda column_type: column_type.is_label)
     keys = {name: row_keys(table, columns) for name, table in named_splits(splits)}
     trained = _label_counts(splits.train, columns)
     reports = []
-    for name, table in named_splits(splits):
+    for index, (name, table) in enumerate(named_splits(splits)):
+        tasks = {key: report.splits[index] for key, report in by_task.items()}
         is_train, split_tokens = name == "train", None if tokens is None else tokens.get(name)
         counts = _label_counts(table, columns)
         _, first, text = np.unique(keys[name]["text"], return_index=True, return_inverse=True)
@@ -315,7 +347,7 @@ def data_report(
                 figures = np.percentile(split_tokens.lengths, [0, 50, 95, 100])
                 lengths = dict(zip(("min", "median", "p95", "max"), map(float, figures), strict=True))
         # Of the training rows only: the others are never weighed.
-        advice = imbalance_hint(counts) if is_train and label is not None and label.type.is_single_class else None
+        advice = imbalance_hint(counts, task) if is_train and label is not None and label.type.is_single_class else None
         has_words = words is not None and words.name in table.rows.column_names
         reports.append(
             SplitReport(
@@ -330,6 +362,7 @@ def data_report(
                 empty_texts=int(keys[name]["empty"].sum()),
                 also_in_train=0 if is_train else int(np.isin(keys[name]["text"], keys["train"]["text"]).sum()),
                 notes=(*notes, *([] if advice is None else [advice])),
+                tasks={key: replace(split, unlabelled=len(table) - split.rows) for key, split in tasks.items()},
             )
         )
     return DataReport(splits=tuple(reports))

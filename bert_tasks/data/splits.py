@@ -301,11 +301,11 @@ def load_splits(
 
 def _load_tasks(spec: DataSpec, columns: Sequence[Column], **options: Any) -> Splits:
     """Reads the rows that tasks share, and the rows of each task that has its own."""
-    shared = [column for column in columns if not (isinstance(column, TaskColumn) and column.task in spec.tasks)]
+    shared = [column for column in columns if not (isinstance(column, TaskColumn) and column.task_name in spec.tasks)]
     sources = [(replace(spec, tasks={}), shared)] if shared else []
     for column in columns:
-        if isinstance(column, TaskColumn) and column.task in spec.tasks:
-            sources.append((spec.tasks[column.task], [column]))
+        if isinstance(column, TaskColumn) and column.task_name in spec.tasks:
+            sources.append((spec.tasks[column.task_name], [column]))
     splits, bad = [], RowErrors()
     for source, of_source in sources:
         try:
@@ -333,6 +333,20 @@ def joined_splits(splits: Sequence[Splits]) -> Splits:
             )
     validation = {name: RowTable.joined([each.validation[name] for each in splits]) for name in names}
     return Splits(train=RowTable.joined([each.train for each in splits]), validation=validation)
+
+
+def labelled_splits(splits: Splits, column: TaskColumn) -> Splits:
+    """Returns the rows of a task that have its label."""
+    labels = [each.name for each in column.columns if each.is_label]
+
+    def labelled(table: RowTable) -> RowTable:
+        rows = [row[column.name] for row in table if row.get(column.name) is not None]
+        return RowTable.from_rows(
+            [row for row in rows if any(row.get(name) is not None for name in labels)], table.source
+        )
+
+    validation = {name: labelled(table) for name, table in splits.validation.items()}
+    return Splits(train=labelled(splits.train), validation=validation)
 
 
 def load_tables(

@@ -28,8 +28,7 @@ class TaskColumn(Column):
     labels: tuple[str, ...] = ()
 
     @property
-    def task(self) -> str:
-        """The name of the task."""
+    def task_name(self) -> str:
         return self.name.removeprefix(ROW_OF)
 
     @property
@@ -140,7 +139,7 @@ class TaskRow(ColumnKind):
         """Returns the cells of a row that lacks a task; raises RowError after the last task if it lacks all of them."""
         tasks = [each for each in columns if isinstance(each, TaskColumn)]
         if column is tasks[-1] and not any(names.get(each.name, each.name) in cells for each in tasks):
-            reads = (f"{each.task} {each.type.reads}" for each in tasks)
+            reads = (f"{each.task_name} {each.type.reads}" for each in tasks)
             raise RowError("no input of any task", f"The tasks read: {'; '.join(reads)}.")
         return cells
 

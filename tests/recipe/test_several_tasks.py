@@ -67,6 +67,48 @@ def test_a_recipe_of_several_tasks_is_checked_trained_and_repeated(recipe: Path)
     assert model.task.weights == [0.5, 1.0]  # the tasks are in the order of their names
 
 
+def test_the_labels_of_each_task_are_counted(recipe: Path) -> None:
+    rows = [
+        {"words": ["good", "film"], "text": "good film", "tags": ["O", "B-X"], "topic": "high"},
+        {"words": ["Good", "film"], "text": "Good film", "tags": ["O", "O"], "topic": "low"},
+        {"words": ["bad", "film"], "text": "bad film", "tags": ["O", "B-X"]},
+        *({"words": ["film", str(i)], "text": f"film {i}", "topic": "low"} for i in range(4)),
+    ]
+    new = [{**rows[0], "tags": ["O", "B-Y"]}, {"words": ["worse"], "text": "worse", "topic": "high"}]
+    for name, content in (("rows.jsonl", rows), ("new.jsonl", new)):
+        (recipe.parent / name).write_text("".join(json.dumps(row) + "\n" for row in content), "utf-8")
+    loaded = load_recipe(recipe, overrides=["data.validation=new.jsonl"])
+    report = check(loaded)
+    lines = report.lines()
+    del lines[1], lines[lines.index("validation: 2 rows") + 1]  # the lengths in tokens
+    assert lines == [
+        "train: 7 rows",
+        "  1 duplicate text",
+        "  slots: 3 rows with a label, 4 without",
+        "    labels: B-X 2 (33%), O 4 (67%)",
+        "    1 duplicate text",
+        "    1 duplicate has a conflicting label",
+        "  topic: 6 rows with a label, 1 without",
+        "    labels: high 1 (17%), low 5 (83%)",
+        "    1 duplicate text",
+        "    1 duplicate has a conflicting label",
+        "    imbalanced: 'low' has 5 rows, 'high' 1; consider tasks.topic.class_weights = \"balanced\" and "
+        'run.metric_for_best_model = "topic.macro_f1", which counts every label alike',
+        "validation: 2 rows",
+        "  1 text also in train",
+        "  slots: 1 row with a label, 1 without",
+        "    labels: B-X 0 (0%), O 1 (50%), B-Y 1 (50%)",
+        "    1 text also in train",
+        "    tags that no training row has: 'B-Y' (1 word)",
+        "  topic: 2 rows with a label, 0 without",
+        "    labels: high 2 (100%), low 0 (0%)",
+        "    1 text also in train",
+    ]
+    train_json = report.to_json()["splits"][0]["tasks"]
+    assert [(task["rows"], task["unlabelled"]) for task in train_json.values()] == [(3, 4), (6, 1)]
+    assert dry_run(loaded).to_json()["data"] == report.to_json()
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -12,8 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from bert_tasks.data.columns import Row
-from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.splits import Splits, labelled_splits
 from bert_tasks.data.task_rows import ROW_OF, TaskColumn
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import DataError, UsageError
@@ -69,9 +68,9 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
 
     def label(self, splits: Splits, *, labels: Sequence[str] = (), unlabelled: bool = False) -> Task[Any]:
         named = {}
-        for name, task in self.task.tasks.items():
-            tables = [_labelled_rows(table, name, task) for table in (splits.train, *splits.validation.values())]
-            of_task = Splits(train=tables[0], validation=dict(zip(splits.validation, tables[1:], strict=True)))
+        for (name, task), rows in zip(self.task.tasks.items(), self.task.columns, strict=True):
+            of_task = labelled_splits(splits, rows)
+            tables = (of_task.train, *of_task.validation.values())
             empty = next((table for table in tables if len(table) == 0), None)
             if empty is not None:
                 names = self.task.heads[name].get("columns", {})
@@ -408,12 +407,3 @@ def _rows_of(name: str, rows: Iterable[Row]) -> Iterable[Row]:
 def _without_none(row: Row) -> Row:
     """A row without the columns that Arrow fills in."""
     return {name: value for name, value in row.items() if value is not None}
-
-
-def _labelled_rows(table: RowTable, name: str, task: Task[Any]) -> RowTable:
-    """The rows of a task that have its label."""
-    labels = [column.name for column in task.columns if column.is_label]
-    rows = [row[task_row(name)] for row in table if row.get(task_row(name)) is not None]
-    return RowTable.from_rows(
-        [row for row in rows if any(row.get(label) is not None for label in labels)], table.source
-    )
