@@ -26,10 +26,10 @@ LINES = {
     "training": (3810, 2700),
     "inference": (1737, 1150),
     "recipe": (1591, 1000),
-    "init": (673, 650),
+    "init": (776, 650),
     "model": (2589, 1950),
     "export": (782, 700),
-    "tasks": (7972, 4900),
+    "tasks": (7996, 4900),
     "checkpoints": (2166, 1450),
     "tensorflow": (686, 600),
     "families": (1250, 1250),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_753  # of 29,000
-TOTAL_STATEMENTS = 23_831  # of 15,800
+TOTAL_LINES = 41_880  # of 29,000
+TOTAL_STATEMENTS = 23_917  # of 15,800
 TASK_MEMBERS = 14
 
 

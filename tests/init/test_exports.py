@@ -15,7 +15,7 @@ from openpyxl import Workbook
 from pyarrow import parquet
 
 from bert_tasks import TaskModel, predict
-from bert_tasks.errors import DataError
+from bert_tasks.errors import DataError, UsageError
 from bert_tasks.init.recipe import RecipeDraft, init_recipe
 from bert_tasks.recipe.check import prepare
 from bert_tasks.recipe.schema import build_task, load_recipe
@@ -222,7 +222,7 @@ def test_a_cell_that_is_neither_is_named(draft: Callable[..., RecipeDraft], tmp_
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     with pytest.raises(DataError, match=r"neither 0 nor 1.*'loud'.*several columns of labels hold 0 and 1"):
         draft(path, label=["calm", "loud"])
-    with pytest.raises(DataError, match=r"no column 'lout', did you mean 'loud'"):
+    with pytest.raises(UsageError, match=r"no column 'lout', did you mean 'loud'"):
         draft(path, label=["calm", "lout"])
 
 

@@ -196,7 +196,7 @@ def test_what_is_stated_must_fit(init: Init) -> None:
     for task in set(DETECTABLE) - {"sequence-classification"}:
         with pytest.raises(DataError, match=f"the columns do not fit {task}: .*; there are\n  'source'"):
             init(content, "rows.csv", task=task)
-    with pytest.raises(DataError, match="no column 'tekst', did you mean 'text'"):
+    with pytest.raises(UsageError, match=r"rows\.csv: no column 'tekst', did you mean 'text'"):
         init(content, "rows.csv", text="tekst")
     with pytest.raises(UsageError, match="unknown task 'span-extractoin', did you mean 'span-extraction'"):
         init(content, "rows.csv", task="span-extractoin")

@@ -20,6 +20,7 @@ from bert_tasks.tasks.shared.detection import (
     UserHints,
     count_pieces,
     needed_tokens,
+    several_tasks,
 )
 
 _REGRESSION, _MULTI_LABEL = "regression", "multi_label_classification"
@@ -74,7 +75,7 @@ class TextDetection(Detection):
                 words=percentile([count_pieces(row, names) for row in rows]),
                 settings={"problem_type": problem},
                 labels=() if problem == _REGRESSION else values,
-                reasons=tuple(_reasons(columns, label, problem, reason)),
+                reasons=tuple(_reasons(columns, label, problem, reason, hints.name)),
                 alternatives=tuple(_alternatives(texts, columns, label, others, hints)),
                 spare=spare,
                 separator=label.separator if several and label.lists < 1 else LABEL_SEPARATOR,
@@ -141,18 +142,20 @@ def _problem_type(label: ColumnProfile, hints: UserHints) -> tuple[str, str]:
     return "single_label_classification", f"{label.name}: {summary} -> one label per row"
 
 
-def _reasons(texts: Sequence[ColumnProfile], label: ColumnProfile, problem: str, reason: str) -> Iterator[str]:
+def _reasons(
+    texts: Sequence[ColumnProfile], label: ColumnProfile, problem: str, reason: str, name: str
+) -> Iterator[str]:
     for column in texts:
         yield f"{column.name}: texts of {column.words:.0f} words on average"
     if len(texts) == 2:
         yield f"{texts[0].name}, {texts[1].name}: two texts in a row -> a pair"
     yield reason
-    empty = label.rows - label.filled
+    empty, train = label.rows - label.filled, "train other tasks only" if name else "cannot be trained on"
     if empty and problem == _MULTI_LABEL:
         yield f"{label.name}: {counted(empty, 'empty cell')} -> rows without any label"
     elif empty:
-        yield f"{label.name}: {counted(empty, 'empty cell')} -> rows without a label, which cannot be trained on"
-    hint = imbalance_hint(dict(label.common)) if problem == "single_label_classification" else None
+        yield f"{label.name}: {counted(empty, 'empty cell')} -> rows without a label, which {train}"
+    hint = imbalance_hint(dict(label.common), name) if problem == "single_label_classification" else None
     if hint is not None:
         yield f"{label.name}: {hint}"
 
@@ -182,7 +185,10 @@ def _alternatives(
     flags = [column.name for column in (label, *others) if _is_flag(column)]
     if len(flags) > 1 and label.name in flags:
         yield f"labels = {flags}, several labels per row ({' '.join(f'--label {name}' for name in flags)})"
-    for column in others:
-        is_repeated = column.lists > 0 and column.sets == 0  # lists of the one label
-        if (_is_named(column) or not _is_named(label)) and not is_repeated:
-            yield f'label = "{column.name}" ({column.described()})'
+    alike = [column for column in others if _is_named(column) or not _is_named(label)]
+    alike = [column for column in alike if column.lists == 0 or column.sets > 0]  # no lists of the one label
+    for column in alike:
+        yield f'label = "{column.name}" ({column.described()})'
+    classes = [column for column in alike if _problem_type(column, hints)[0] == "single_label_classification"]
+    if hints.task is None and not all(map(_is_flag, [label, *classes])):
+        yield from several_tasks(label.name, [column.name for column in classes])

@@ -3,6 +3,7 @@
 Owns the types and the small readers of cells that the rules of several tasks share. Each task has its rules beside it.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -64,6 +65,7 @@ class UserHints:
 
     Attributes:
         task: a name of the task.
+        name: the name of the task in the recipe, if it is one of several tasks.
         texts: columns: one text or two, the words, or the question and its context.
         problem: what is predicted, for tasks with ``Detection.problems``.
         label: the column of the labels, numbers, tags or answers.
@@ -71,6 +73,7 @@ class UserHints:
     """
 
     task: str | None = None
+    name: str = ""
     problem: str | None = None
     texts: tuple[str, ...] = ()
     label: str | None = None
@@ -163,6 +166,12 @@ def other_columns(
     changes = [other.items() - columns.items() for other in others if other.keys() == columns.keys()]
     single = dict.fromkeys(item for change in changes if len(change) == 1 for item in change)
     return tuple(f'{task} = "{name}"' + (f" ({described[name]})" if name in described else "") for task, name in single)
+
+
+def several_tasks(label: str, others: Sequence[str]) -> tuple[str, ...]:
+    """Returns the alternative that each column of labels is a task of its own; none without other columns."""
+    options = " ".join(f"--label {shlex.quote(name)}" for name in (label, *others))
+    return (f"{len(others) + 1} tasks on one encoder ({options})",) if others else ()
 
 
 def count_pieces(row: Mapping[str, Any], columns: Sequence[str]) -> int:

@@ -1,11 +1,13 @@
 """Whether rows seem to be words with a tag for each."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations, product
 from typing import ClassVar
 
 from bert_tasks.data.columns import Column, Row, complete_row
 from bert_tasks.data.conll import detect_scheme, entities, to_iob2
+from bert_tasks.data.kinds import KINDS
 from bert_tasks.data.problems import RowError, counted
 from bert_tasks.data.profile import ColumnProfile, listed, percentile, pieces
 from bert_tasks.tasks.shared.detection import (
@@ -17,6 +19,7 @@ from bert_tasks.tasks.shared.detection import (
     cell_value,
     count_pieces,
     other_columns,
+    several_tasks,
     suggested_length,
 )
 
@@ -36,7 +39,13 @@ class TokenDetection(Detection):
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         spans = self._guess_spans(profiles, rows, hints)
-        return self._guess_tags(profiles, rows, hints) if spans is None else spans
+        guess = self._guess_tags(profiles, rows, hints) if spans is None else spans
+        if guess is None or hints.task is not None or hints.label is not None:
+            return guess
+        text, label = guess.columns.values()
+        unlike = (text, label, KINDS["tags"].group_column)
+        classes = [column.name for column in profiles if column.is_classes and column.name not in unlike]
+        return replace(guess, alternatives=(*guess.alternatives, *several_tasks(label, classes)))
 
     def _guess_spans(
         self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
