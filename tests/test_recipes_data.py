@@ -90,10 +90,12 @@ def test_the_two_files_of_answers_share_no_question() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_columns_that_a_recipe_names_are_in_its_csv_files(recipe: Path) -> None:
-    data = tomllib.loads(recipe.read_text(encoding="utf-8"))["data"]
+    document = tomllib.loads(recipe.read_text(encoding="utf-8"))
+    data = document["data"]
+    columns = [section.get("columns", {}) for section in (data, *document.get("tasks", {}).values())]
     for file in (data[key] for key in ("train", "validation") if str(data.get(key)).endswith(".csv")):
-        header = csv_rows(str((recipe.parent / file).relative_to(FOLDER)))[0]
-        assert set(data.get("columns", {}).values()) <= set(header)
+        header = csv_rows(str((recipe.parent / file).resolve().relative_to(FOLDER.resolve())))[0]
+        assert {name for names in columns for name in names.values()} <= set(header)
 
 
 def test_every_data_file_is_used_by_a_recipe() -> None:

@@ -80,8 +80,9 @@ def test_tags_and_a_class_are_tasks(tmp_path: Path, base: str) -> None:
         {"text": "words", "label": "mood"},
     )
     assert list(check(load_recipe(draft.path)).splits[0].tasks["tags"].label_counts) == ["B-X", "O"]
-    again = heads(draft_of(TAGGED, tmp_path, "mood", "tags", model=base, text="words"))
-    assert again == tasks
+    longer = [{**row, "words": row["words"] * 4, "tags": row["tags"] * 4} for row in TAGGED]
+    longer_tasks = heads(draft_of(longer, tmp_path, "mood", "tags", model=base, text="words"))
+    assert longer_tasks["mood"]["max_length"] == longer_tasks["tags"]["max_length"] > tasks["tags"]["max_length"]
 
 
 def test_several_tasks_are_proposed_with_their_options(tmp_path: Path, base: str) -> None:

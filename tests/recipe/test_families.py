@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.columns import Row
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import Recipe, build_task, load_recipe
-from bert_tasks.tasks import Task
+from bert_tasks.tasks import MultiTask, Task
+from bert_tasks.tasks.multitask.task import task_row
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.run import make_objective
@@ -42,6 +43,20 @@ def test_every_recipe_names_families(recipe: Path) -> None:
     assert set(tried(recipe)) <= set(FAMILIES)
     config = load_recipe(recipe).model.config
     assert config is None or tried(recipe) == [config["family"]]
+
+
+def task_and_rows(recipe: Recipe) -> tuple[Task, Sequence[Row]]:
+    """The recipe's task with labels, and rows that fit it; of several tasks the rows of each."""
+    if recipe.task != MultiTask.name:
+        rows, labels = rows_of(recipe)
+        return build_task(recipe, labels), rows
+    task = build_task(recipe)
+    assert isinstance(task, MultiTask)
+    alone = {name: {"task": head["task"], "settings": dict(head)} for name, head in recipe.settings["heads"].items()}
+    by_task = {name: rows_of(recipe.model_copy(update=update)) for name, update in alone.items()}
+    columns = [[{task_row(name): row} for row in rows] for name, (rows, _) in by_task.items()]
+    joined = [{name: row for part in parts for name, row in part.items()} for parts in zip(*columns, strict=True)]
+    return task.with_labels({name: labels for name, (_, labels) in by_task.items()}), joined
 
 
 def rows_of(recipe: Recipe) -> tuple[Sequence[Row], tuple[str, ...]]:
@@ -94,8 +109,8 @@ def test_recipes_run_with_the_families_that_they_name(
         if family not in tried(path):
             continue
         recipe = load_recipe(path)
-        rows, labels = rows_of(recipe)
-        task = Fitting.of(build_task(recipe, labels)).fit_to_train(rows)
+        labelled, rows = task_and_rows(recipe)
+        task = Fitting.of(labelled).fit_to_train(rows)
         settings = f"{task!r} {recipe.teacher!r}"
         if settings in seen:
             continue

@@ -52,6 +52,8 @@ def test_every_recipe_fits(repository: Path, validator: Draft202012Validator) ->
         assert [error.message for error in validator.iter_errors(document)] == [], path
         resolved = tomllib.loads(resolved_toml(load_recipe(path)))
         assert [error.message for error in validator.iter_errors(resolved)] == [], path
+        if "tasks" in document:
+            continue  # the schema of a single task does not describe several tasks
         single = Draft202012Validator(recipe_schema(document["task"]))
         assert [error.message for error in single.iter_errors(document)] == [], path
 
