@@ -29,6 +29,7 @@ from bert_tasks.tasks import MultiTask, Task
 from bert_tasks.training import run as training
 from bert_tasks.training.files import MODEL, REPORT
 from bert_tasks.training.loop import Callback, Trainer, prepare_model
+from bert_tasks.training.multitask_distillation import Teacher
 from bert_tasks.training.optim import OptimizerFactory
 from bert_tasks.training.progress import check_installed
 from bert_tasks.training.run import make_objective
@@ -43,7 +44,7 @@ def fit(
     validation: Data | Mapping[str, Data] | None = None,
     *,
     output_dir: str | Path,
-    teacher: TaskModel | str | Path | None = None,
+    teacher: Teacher | None = None,
     optimizer: OptimizerFactory | str = "adamw",
     callback: Callback | None = None,
     report: bool = False,
@@ -66,7 +67,7 @@ def fit(
         output_dir: The folder of the run.
         teacher: A trained model of the same task, labels and tokenizer, or its name. The model learns from it in
             addition to the labels (distillation), also from rows without a label. ``TaskModel.with_layers`` makes a
-            student.
+            student. For several tasks a model that has them, or a mapping with a teacher for some of the tasks.
         optimizer: "adamw", "module:name", or a function that takes parameter groups (each with ``params``, ``lr`` and
             ``weight_decay``) and returns a torch optimizer.
         callback: A function that is called with each record of metrics.jsonl, or a `TrainerCallback`. A true return
@@ -96,9 +97,8 @@ def fit(
     reading, arguments = _split_arguments(settings)
     if isinstance(optimizer, str):
         arguments["optimizer"] = optimizer
-    name = "a model in memory" if isinstance(teacher, TaskModel) else None if teacher is None else str(teacher)
     tasks = train.keys() if isinstance(train, Mapping) else ()
-    recipe = recipe_of_arguments(arguments, teacher=name, output_dir=str(output_dir), tasks=tasks)
+    recipe = recipe_of_arguments(arguments, teacher=_teacher_names(teacher), output_dir=str(output_dir), tasks=tasks)
     prepare_model(model, seed=recipe.run.seed)
     has_assumed_labels = model.has_assumed_labels
     check_installed(recipe.run.trackers)
@@ -106,9 +106,8 @@ def fit(
         splits = _load_splits(model, train, validation, recipe, reading)
     if has_assumed_labels:
         model.draw_new_head(recipe.run.seed)
-    model_in_memory = teacher if isinstance(teacher, TaskModel) else None
     trainer = Trainer(
-        objective=make_objective(model, recipe.teacher, model_in_memory, seed=recipe.run.seed),
+        objective=make_objective(model, recipe.teacher, teacher, seed=recipe.run.seed),
         splits=splits,
         optim=recipe.optim,
         run=recipe.run,
@@ -173,6 +172,13 @@ def _failures_logged(file: str) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001  # outer boundary: files about a finished run
         reason = str(error) if isinstance(error, BertTasksError) else f"{type(error).__name__}: {error}"
         _LOG.warning("no %s was written (%s); the run itself is complete", file, reason)
+
+
+def _teacher_names(teacher: Teacher | None) -> Any:
+    """Returns what stands for a teacher in a recipe."""
+    if teacher is None or isinstance(teacher, Mapping):
+        return None if teacher is None else {task: _teacher_names(model) for task, model in teacher.items()}
+    return "a model in memory" if isinstance(teacher, TaskModel) else str(teacher)
 
 
 def _split_arguments(settings: Mapping[str, object]) -> tuple[ReadOptions, dict[str, Any]]:

@@ -17,17 +17,17 @@ from support.sources import Source, package_sources
 # several modules of the top level.
 LINES = {
     "cli": (1469, 1000),
-    "api": (256, 250),
+    "api": (262, 250),
     "report": (1974, 1700),
     "cards": (544, 380),
     "serving": (1039, 800),
     "glue_submission": (126, 150),
     "experiments": (1622, 1200),
-    "training": (3810, 2700),
+    "training": (4029, 2700),
     "inference": (1737, 1150),
-    "recipe": (1591, 1000),
+    "recipe": (1592, 1000),
     "init": (776, 650),
-    "model": (2589, 1950),
+    "model": (2593, 1950),
     "export": (782, 700),
     "tasks": (7996, 4900),
     "checkpoints": (2166, 1450),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 41_880  # of 29,000
-TOTAL_STATEMENTS = 23_917  # of 15,800
+TOTAL_LINES = 42_110  # of 29,000
+TOTAL_STATEMENTS = 24_062  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -335,18 +335,18 @@ def joined_splits(splits: Sequence[Splits]) -> Splits:
     return Splits(train=RowTable.joined([each.train for each in splits]), validation=validation)
 
 
-def labelled_splits(splits: Splits, column: TaskColumn) -> Splits:
+def labelled_rows(table: RowTable, column: TaskColumn) -> RowTable:
     """Returns the rows of a task that have its label."""
     labels = [each.name for each in column.columns if each.is_label]
+    rows = [row[column.name] for row in table if row.get(column.name) is not None]
+    labelled = [row for row in rows if any(row.get(name) is not None for name in labels)]
+    return RowTable.from_rows(labelled, table.source)
 
-    def labelled(table: RowTable) -> RowTable:
-        rows = [row[column.name] for row in table if row.get(column.name) is not None]
-        return RowTable.from_rows(
-            [row for row in rows if any(row.get(name) is not None for name in labels)], table.source
-        )
 
-    validation = {name: labelled(table) for name, table in splits.validation.items()}
-    return Splits(train=labelled(splits.train), validation=validation)
+def labelled_splits(splits: Splits, column: TaskColumn) -> Splits:
+    """Returns the rows of a task that have its label."""
+    validation = {name: labelled_rows(table, column) for name, table in splits.validation.items()}
+    return Splits(train=labelled_rows(splits.train, column), validation=validation)
 
 
 def load_tables(

@@ -85,16 +85,7 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
     @property
     def models(self) -> dict[str, TaskModel]:
         """The model of each task, around the same encoder and head."""
-        heads = cast("SharedHeads", self.head).heads
-        models = {}
-        for name, task in self._multitask.tasks.items():
-            with torch.device("meta"):
-                model: TaskModel = TaskModel(self.hf_config, task)
-            model.encoder, model.head = self.encoder, cast("Any", heads[name])
-            model.tokenizer, model.origin, model.adapters = self.require_tokenizer(), self.origin, self.adapters
-            model.columns = dict(self._multitask.heads[name].get("columns", {}))
-            models[name] = model.train(self.training)
-        return models
+        return models_of(self)
 
     def save_adapter(self, folder: str | Path) -> None:
         """Raises UsageError: the format of peft holds one head; use ``models[NAME].save_adapter``."""
@@ -143,6 +134,19 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
     @property
     def _multitask(self) -> MultiTask:
         return cast("MultiTask", self.task)
+
+
+def models_of(model: TaskModel) -> dict[str, TaskModel]:
+    """Returns the model of each task of a model of several tasks, around the same encoder and head."""
+    task, heads, models = cast("MultiTask", model.task), cast("SharedHeads", model.head).heads, {}
+    for name, of_task in task.tasks.items():
+        with torch.device("meta"):
+            single: TaskModel = TaskModel(model.hf_config, of_task)
+        single.encoder, single.head = model.encoder, cast("Any", heads[name])
+        single.tokenizer, single.origin, single.adapters = model.require_tokenizer(), model.origin, model.adapters
+        single.columns = dict(task.heads[name].get("columns", {}))
+        models[name] = single.train(model.training)
+    return models
 
 
 def _task_name(name: str, entry: Mapping[str, Any]) -> str:

@@ -164,8 +164,9 @@ class TeacherSection(BaseModel):
     """A trained model of the same task from which the model learns beside the labels (distillation)."""
 
     model_config = _CLOSED
-    name: Annotated[str, Field(min_length=1)]
-    """A folder, the output folder of a run, a hub id, or `package:NAME/PATH`."""
+    name: Annotated[str, Field(min_length=1)] | Annotated[dict[str, str], Field(min_length=1)]
+    """A folder, the output folder of a run, a hub id, or `package:NAME/PATH`. Of several tasks a model that has them,
+    or a model for each of some tasks: `{intent = "runs/intent"}`."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     temperature: Positive = 2.0
@@ -453,7 +454,7 @@ def fit_keys() -> dict[str, tuple[str, str]]:
 
 
 def recipe_of_arguments(
-    arguments: Mapping[str, object], *, teacher: str | None, output_dir: str, tasks: Iterable[str] = ()
+    arguments: Mapping[str, object], *, teacher: str | dict[str, str] | None, output_dir: str, tasks: Iterable[str] = ()
 ) -> Recipe:
     """Returns the recipe that the arguments of ``fit`` stand for. Its task, model and data are only placeholders.
 

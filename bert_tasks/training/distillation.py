@@ -22,21 +22,21 @@ from bert_tasks.data.problems import counted
 from bert_tasks.data.table import longest_first
 from bert_tasks.encoder.attention import pad_groups
 from bert_tasks.encoder.packing import Packed, PackedBatch
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.model.features import tokenized
 from bert_tasks.model.precision import float32
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.storage import sha256, sha256_file, sha256_json
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, is_dynamic, require
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Task, is_dynamic, require
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.outputs import DISTILLATION, check_teachable, distillation_count, distillation_loss
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training.evaluation import Validation
 from bert_tasks.training.objectives import Objective, weights_digest
 
-_LOGITS = "teacher_logits"
+LOGITS = "teacher_logits"  # the field of features with logits that are kept
 _CACHE_VERSION = 1
 _MASKED = -1e30  # a score of padding; an infinite one would make the divergence 0 times infinity
 
@@ -50,19 +50,21 @@ class Distillation(Objective):
 
     Attributes:
         model: The student.
-        teacher: A model of the same task; see ``check_teacher``.
+        teachers: The teacher, a model of the same task; see ``check_teacher``. Of several tasks their teachers by name.
         section: How it teaches.
         relation_heads: Number of heads in which queries, keys and values are compared. 0: they are not compared.
     """
 
     allows_graphs: ClassVar[bool] = True
 
-    def __init__(self, model: TaskModel, teacher: TaskModel, section: TeacherSection | None = None) -> None:
+    def __init__(
+        self, model: TaskModel, teacher: TaskModel | Mapping[str, TaskModel], section: TeacherSection | None = None
+    ) -> None:
         """Checks that the teacher can teach the model.
 
         Args:
             model: The student.
-            teacher: A trained model.
+            teacher: A trained model. Of several tasks also a trained model for some of the tasks.
             section: A recipe's ``[teacher]``. Its name and revision are not used. Default: the section's defaults.
 
         Raises:
@@ -70,9 +72,13 @@ class Distillation(Objective):
                 teacher, or the section asks for what these two models do not have.
         """
         super().__init__(model)
-        self.section = section = TeacherSection(name="teacher") if section is None else section
-        self._unregistered = (teacher.eval(),)
+        self.section = TeacherSection(name="teacher") if section is None else section
         self._cached: ArrowRows | None = None
+        self.relation_heads = 0
+        self.teachers = self._checked_teachers(teacher)  # torch registers no mapping
+
+    def _checked_teachers(self, teacher: Any) -> Mapping[Any, TaskModel]:
+        model, section = self.model, self.section
         check_teacher(teacher, model)
         reject = partial(require, error=UsageError)
         widths = (teacher.config.hidden_size, model.config.hidden_size)
@@ -99,10 +105,11 @@ class Distillation(Objective):
                 f"teacher.cache_logits: {model.task.name} changes its inputs in each epoch, so that a teacher's logits "
                 "cannot be kept; set it to false",
             )
+        return {None: teacher.eval()}
 
     @property
     def teacher(self) -> TaskModel:
-        return self._unregistered[0]
+        return self.teachers[None]
 
     @property
     def _reads_states(self) -> bool:
@@ -111,29 +118,37 @@ class Distillation(Objective):
     @property
     def settings(self) -> dict[str, Any]:
         origin = {} if self.teacher.origin is None else dict(vars(self.teacher.origin))
-        options = self.section.model_dump(exclude={"name", "revision"})
-        return {"teacher": {**origin, "digest": weights_digest(self.teacher.state_dict()), **options}}
+        return {"teacher": {**origin, "digest": weights_digest(self.teacher.state_dict()), **self._options}}
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return self.section.model_dump(exclude={"name", "revision"})
 
     @property
     def notes(self) -> tuple[str, ...]:
-        name = "in memory" if self.teacher.origin is None else self.teacher.origin.name
-        teacher, student = (
-            f"{sum(map(Tensor.numel, model.parameters())):,} parameters in "
+        sizes = {
+            name: f"{sum(map(Tensor.numel, model.parameters())):,} parameters in "
             f"{counted(len(model.config.layer_order), 'layer')}"
-            for model in (self.teacher, self.model)
+            for name, model in (*self.teachers.items(), ("the model", self.model))
+        }
+        return tuple(
+            f"teacher {'' if task is None else f'of {task} '}{teacher_name(teacher)}: {sizes[task]}; "
+            f"the model: {sizes['the model']}"
+            for task, teacher in self.teachers.items()
         )
-        return (f"teacher {name}: {teacher}; the model: {student}",)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves the teacher with the student, to a device or a precision."""
-        self.teacher._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
+        """Moves the teachers with the student, to a device or a precision."""
+        for teacher in self.teachers.values():
+            teacher._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
         return self
 
     def begin(self, features: ArrowRows, device: torch.device) -> None:
         if self.section.cache_logits:
-            self.teacher.to(device)
-            self._cached = cached_logits(self.teacher, features, self._of_teacher)
+            for teacher in self.teachers.values():
+                teacher.to(device)
+            self._cached = cached_logits(self.teachers, features, self._of_teacher)
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
         task, teacher_task, shares = self.model.task, self.teacher.task, {}
@@ -157,7 +172,7 @@ class Distillation(Objective):
             return prepared
         logits = [row["logits"] for row in self._cached[keys.numbers]]
         return [
-            {**feature, "fields": {**feature.get("fields", {}), _LOGITS: values}}
+            {**feature, "fields": {**feature.get("fields", {}), LOGITS: values}}
             for feature, values in zip(prepared, logits, strict=True)
         ]
 
@@ -173,14 +188,11 @@ class Distillation(Objective):
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
         task, section = self.model.task, self.section
         student, states = self._outputs(self.model, batch)
-        if _LOGITS in batch.fields:
-            teacher, teacher_states = batch.fields[_LOGITS].to(student.dtype).view_as(student), states
+        if LOGITS in batch.fields:
+            teacher, teacher_states = batch.fields[LOGITS].to(student.dtype).view_as(student), states
         else:
-            # The position ids that the teacher's family gives the same tokens.
-            shift = self.teacher.config.position_offset - self.model.config.position_offset
-            inputs = replace(batch, position_ids=batch.position_ids + shift) if shift else batch
             with torch.no_grad():
-                teacher, teacher_states = self._outputs(self.teacher, inputs)
+                teacher, teacher_states = self._outputs(self.teacher, self._batch_of(self.teacher, batch))
         with torch.autocast(student.device.type, enabled=False):
             terms = [replace(term, weight=term.weight * (1 - section.weight)) for term in task.loss(student, batch)]
             distance = distillation_loss(task, self.model.head, student, teacher, batch, section.temperature)
@@ -216,13 +228,45 @@ class Distillation(Objective):
             count = total.new_full((), len(layout.lengths)).detach()
             yield LossTerm(name="relations", total=total, count=count, weight=section.relations_weight)
 
+    def _batch_of(self, teacher: TaskModel, batch: PackedBatch) -> PackedBatch:
+        """The batch with the position ids that the teacher's family gives the same tokens."""
+        shift = teacher.config.position_offset - self.model.config.position_offset
+        return replace(batch, position_ids=batch.position_ids + shift) if shift else batch
+
     def _of_teacher(self, feature: Feature) -> Feature:
-        """The feature with BERT's segments where the student has none, and ignores them, but the teacher has."""
-        if self.model.config.type_vocab_size or not self.teacher.config.second_segment:
+        """The feature with BERT's segments where the student has none, and ignores them, but its teacher has."""
+        teacher = self.teachers.get(feature.get("head"))
+        if self.model.config.type_vocab_size or teacher is None or not teacher.config.second_segment:
             return feature
         ids, separator = feature["input_ids"], self.model.require_tokenizer().sep_token_id
         first = ids.index(separator) + 1 if separator in ids else len(ids)
         return {**feature, "token_type_ids": [0] * first + [1] * (len(ids) - first)}
+
+
+def load_teacher(name: str, task: Task, *, revision: str | None) -> TaskModel:
+    """Loads a teacher of a task.
+
+    Raises:
+        CheckpointError: The folder has no trained head for the task and its labels.
+    """
+    options: dict[str, Any] = {"labels": task.labels} if task.labels else {}
+    try:
+        teacher: TaskModel = TaskModel.from_pretrained(name, task=type(task), revision=revision, **options)
+    except CheckpointError as error:
+        raise CheckpointError(f"[teacher]: {error}") from error
+    report = teacher.load_report
+    if report is not None and report.new:
+        reasons = "; ".join([*report.notes, f"{', '.join(report.new)} would be new"])
+        raise CheckpointError(
+            f"teacher {name}: it has no trained head for {type(task).name} with this run's labels "
+            f"({reasons}). Train it first, or name another teacher"
+        )
+    return teacher
+
+
+def teacher_name(teacher: TaskModel) -> str:
+    """Returns the name that a teacher was loaded by."""
+    return "in memory" if teacher.origin is None else teacher.origin.name
 
 
 def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
@@ -235,8 +279,8 @@ def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
     task, other = model.task, teacher.task
     reject = partial(require, error=UsageError)
     check_teachable(task)
-    reject(teacher is not model, "the teacher is the model itself; load the teacher a second time")
     reject(not teacher.no_weights_reason, f"the teacher cannot teach: {teacher.no_weights_reason}")
+    reject(teacher.encoder is not model.encoder, "the teacher is the model itself; load the teacher a second time")
     reject(
         type(task) is type(other),
         f"the teacher's task is {other.name}, the model's is {task.name}; both need the same task",
@@ -294,25 +338,34 @@ def relation_divergence(student: Tensor, teacher: Tensor, layout: Packed, *, hea
     return total
 
 
-def cached_logits(teacher: TaskModel, features: ArrowRows, of_teacher: Callable[[Feature], Feature]) -> ArrowRows:
-    """Returns the teacher's logits of every feature, float32 and flat, memory-mapped from the cache.
+def cached_logits(
+    teachers: Mapping[Any, TaskModel], features: ArrowRows, of_teacher: Callable[[Feature], Feature]
+) -> ArrowRows:
+    """Returns the logits of every feature by its teacher, float32 and flat, memory-mapped from the cache.
 
-    The key contains the teacher's weights and the content of the features.
+    The key contains the teachers' weights and the content of the features. The logits are empty if the feature's task
+    has no teacher.
     """
     import pyarrow
 
     files = list(map(sha256_file, features.files))
     digest = sha256(features.column("row").to_numpy().tobytes())  # which ones of those in the files
-    key = sha256_json(_CACHE_VERSION, weights_digest(teacher.state_dict()), teacher.hf_config, files, digest)
+    weights = [[name, weights_digest(each.state_dict()), each.hf_config] for name, each in teachers.items()]
+    key = sha256_json(_CACHE_VERSION, weights, files, digest)
 
     def compute(stored: Sequence[Feature]) -> dict[str, list[Any]]:
         inputs = list(map(of_teacher, stored))
         flat: dict[int, list[float]] = {}
-        for numbers in longest_first([len(one["input_ids"]) for one in inputs], max_tokens=teacher.batch_tokens):
-            batch, logits = teacher.batch_logits([inputs[i] for i in numbers])
-            rows = torch.split(logits, list(batch.layout.gather_counts)) if teacher.head.per_token else logits.unbind()
-            flat |= {i: row.flatten().tolist() for i, row in zip(numbers, rows, strict=True)}
-        return {"logits": [flat[i] for i in range(len(inputs))]}
+        for name, teacher in teachers.items():
+            members = [i for i, feature in enumerate(inputs) if feature.get("head") == name]
+            lengths = [len(inputs[i]["input_ids"]) for i in members]
+            for batch_members in longest_first(lengths, max_tokens=teacher.batch_tokens):
+                numbers = [members[i] for i in batch_members]
+                batch, logits = teacher.batch_logits([inputs[i] for i in numbers])
+                counts = list(batch.layout.gather_counts)
+                rows = torch.split(logits, counts) if teacher.head.per_token else logits.unbind()
+                flat |= {i: row.flatten().tolist() for i, row in zip(numbers, rows, strict=True)}
+        return {"logits": [flat.get(i, []) for i in range(len(inputs))]}
 
     def write(path: Path) -> None:
         tables = with_progress(features.tables(), "Logits of the teacher", len(features))

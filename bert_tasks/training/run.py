@@ -10,7 +10,7 @@ from typing import Any
 from bert_tasks.data.checks import DataReport
 from bert_tasks.data.splits import trained_names
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
-from bert_tasks.errors import CheckpointError, RecipeError, UsageError, argument
+from bert_tasks.errors import RecipeError, UsageError, argument
 from bert_tasks.model.features import tokenized
 from bert_tasks.model.multitask import MultiTaskModel
 from bert_tasks.model.task_model import TaskModel
@@ -21,8 +21,9 @@ from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.outputs import check_teachable
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import checkpoints
-from bert_tasks.training.distillation import Distillation
+from bert_tasks.training.distillation import Distillation, load_teacher
 from bert_tasks.training.loop import Callback, Trainer, prepare_model
+from bert_tasks.training.multitask_distillation import MultiTaskDistillation, Teacher, load_teachers
 from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.optim import count_trained, make_adapters
 from bert_tasks.training.progress import check_installed
@@ -58,19 +59,20 @@ def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> T
 
 
 def make_objective(
-    model: TaskModel, section: TeacherSection | None, teacher: TaskModel | None = None, *, seed: int
+    model: TaskModel, section: TeacherSection | None, teacher: Teacher | None = None, *, seed: int
 ) -> Objective:
     """Returns the loss of the task, and of a teacher or a generator if there is one.
 
     Args:
         model: The model that is trained.
         section: The teacher and how it teaches; None: there is none.
-        teacher: The teacher, if it is in memory already.
+        teacher: The teacher instead of the names in the section: a model, or a model or its name for some of several
+            tasks.
         seed: Seed of the weights of a generator.
 
     Raises:
         CheckpointError: The teacher's folder has no trained head for the task and its labels.
-        UsageError: See ``Distillation``.
+        UsageError: See ``Distillation`` and ``MultiTaskDistillation``.
     """
     if Fitting.of(model.task).generator() is not None:
         if section is not None:
@@ -79,21 +81,12 @@ def make_objective(
     if section is None:
         return Supervised(model)
     if isinstance(model.task, MultiTask):
-        raise UsageError("[teacher]: a model of several tasks has no teacher; train the tasks one by one to use one")
-    if teacher is None:
-        task_class, labels = type(model.task), model.task.labels
-        options: dict[str, Any] = {"labels": labels} if labels else {}
-        try:
-            teacher = TaskModel.from_pretrained(section.name, task=task_class, revision=section.revision, **options)
-        except CheckpointError as error:
-            raise CheckpointError(f"[teacher]: {error}") from error
-        report = teacher.load_report
-        if report is not None and report.new:
-            reasons = "; ".join([*report.notes, f"{', '.join(report.new)} would be new"])
-            raise CheckpointError(
-                f"teacher {section.name}: it has no trained head for {task_class.name} with this run's labels "
-                f"({reasons}). Train it first, or name another teacher"
-            )
+        teachers = load_teachers(model.task, section.name if teacher is None else teacher, revision=section.revision)
+        return MultiTaskDistillation(model, teachers, section)
+    if isinstance(section.name, dict):
+        raise UsageError(f"[teacher]: {', '.join(section.name)} are no tasks, the model has one: name one teacher")
+    if not isinstance(teacher, TaskModel):
+        teacher = load_teacher(section.name, model.task, revision=section.revision)
     return Distillation(model, teacher, section)
 
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import MultiTaskModel, load_recipe, train
-from bert_tasks.errors import RecipeError, UsageError
+from bert_tasks.errors import RecipeError
 from bert_tasks.recipe.check import check
 from bert_tasks.recipe.schema import resolved_toml
 from bert_tasks.training.run import dry_run
@@ -128,12 +128,6 @@ def test_wrong_keys_are_named(override: str, message: str, recipe: Path) -> None
         load_recipe(recipe, overrides=[override])
     assert message.removeprefix("--set ") in str(error.value)
     assert len(str(error.value).splitlines()) == 1
-
-
-def test_several_tasks_have_no_teacher(recipe: Path) -> None:
-    recipe.write_text(RECIPE + '\n[teacher]\nname = "base"\n', "utf-8")
-    with pytest.raises(UsageError, match=r"\[teacher\]: a model of several tasks has no teacher"):
-        train(load_recipe(recipe), progress=False)
 
 
 def test_several_tasks_have_no_folds(recipe: Path) -> None:
