@@ -28,8 +28,8 @@ LINES = {
     "recipe": (1592, 1000),
     "init": (776, 650),
     "model": (2593, 1950),
-    "export": (782, 700),
-    "tasks": (7996, 4900),
+    "export": (853, 700),
+    "tasks": (8020, 4900),
     "checkpoints": (2166, 1450),
     "tensorflow": (686, 600),
     "families": (1250, 1250),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 42_110  # of 29,000
-TOTAL_STATEMENTS = 24_062  # of 15,800
+TOTAL_LINES = 42_205  # of 29,000
+TOTAL_STATEMENTS = 24_126  # of 15,800
 TASK_MEMBERS = 14
 
 

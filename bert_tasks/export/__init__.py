@@ -17,7 +17,6 @@ from statistics import fmean
 from typing import Any, Literal, Unpack, get_args
 
 import torch
-from torch import Tensor
 
 from bert_tasks.checkpoints.save import save_folder
 from bert_tasks.data.columns import Row
@@ -25,6 +24,7 @@ from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import PretrainingOutput, VocabularyOutput
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
 from bert_tasks.export.exported import GRAPH, RECORD, GraphModel, input_names, names_other_file, output_names
@@ -33,7 +33,9 @@ from bert_tasks.model.inputs import Data, load_table, load_trained
 from bert_tasks.model.pretrained import check_one_task, saved_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import check_new_folder, check_writable, new_folder, sha256, weights_write_error
+from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.base import Feature, Prediction, Task
+from bert_tasks.tasks.multitask.head import SharedOutput
 from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.report import Report
@@ -113,7 +115,8 @@ def export(
         to: ``onnx`` (float32), ``int8`` or ``transformers``.
         output: a new or empty folder, or with ``overwrite`` an earlier export of a graph.
         data: rows to verify the graph on; required for int8.
-        task: the task of a folder that does not state one, a task class, or the name of one of several tasks.
+        task: the task of a folder that does not state one, a task class, or the name of one of several tasks. Without
+            it a graph has the heads of all tasks, and its outputs are ``NAME.logits``.
         settings: fields of the task to change, if ``model`` is loaded here.
         revision: the revision of a name on the hub.
         adapter: a folder of adapters to add to the weights of ``model``, see ``TaskModel.from_pretrained``.
@@ -148,7 +151,6 @@ def export(
     _check_output(target, overwrite=overwrite)
     with new_folder(target, suffix=".exporting") as folder:
         loaded = load_trained(model, data=data, reading=how, **loading)
-        check_one_task(loaded.task)
         dtypes = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if dtypes:
             raise UsageError(f"the weights are {', '.join(dtypes)}, expected float32: convert the model with .float()")
@@ -334,18 +336,22 @@ def _largest_differences(
 
 def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tuple[float, float]:
     """The largest difference between the packed model and the graph on one padded batch, and the largest logit."""
+    heads = model.task.tasks if isinstance(model.task, MultiTask) else ("",)
+    features = [Feature(**{**sequence, "head": name}) for sequence in batch for name in heads]
 
-    def graph_logits(_: object) -> Tensor:
+    def graph_logits(packed: PackedBatch) -> Any:
         ids = torch.tensor([token for sequence in batch for token in sequence["input_ids"]])  # [N]
         segments = torch.tensor([segment for sequence in batch for segment in sequence["token_type_ids"]])  # [N]
         lengths = torch.tensor([len(sequence["input_ids"]) for sequence in batch])  # [B]
-        logits = graph.rectangle_logits(ids, segments, lengths).to(model.device)  # [N, L] or [B, L]
-        return model.head.from_graph(logits)
+        logits = graph.rectangle_logits(ids, segments, lengths)  # [N, L] or [B, L] of each head
+        return graph.output([each.to(model.device) for each in logits], packed.layout)
 
-    expected, actual = model.batch_logits(batch)[1], model.batch_logits(batch, forward_fn=graph_logits)[1]
+    expected, actual = model.batch_logits(features)[1], model.batch_logits(features, forward_fn=graph_logits)[1]
     if isinstance(expected, PretrainingOutput):
         expected = expected.vocabulary
     if isinstance(expected, VocabularyOutput):
         with torch.inference_mode():
             expected = expected.logits()
+    if isinstance(expected, SharedOutput):
+        expected, actual = (torch.cat([part.flatten() for part in each.logits.values()]) for each in (expected, actual))
     return (expected - actual).abs().max().item(), expected.abs().max().item()

@@ -4,10 +4,11 @@ Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a he
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -20,14 +21,16 @@ from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
-from bert_tasks.encoder.packing import PackedBatch, group_rows
+from bert_tasks.encoder.packing import Packed, PackedBatch, group_rows
 from bert_tasks.environment import check_libraries
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import CheckpointError, UsageError, argument
 from bert_tasks.model.fixed import FixedModel
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256
+from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.base import PredictionT, Task
+from bert_tasks.tasks.multitask.head import SharedHeads, SharedLayout, SharedOutput
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.variables import disable_telemetry
 
@@ -53,8 +56,20 @@ def input_names(config: EncoderConfig) -> tuple[str, ...]:
 
 
 def output_names(model: TaskModel) -> tuple[str, ...]:
-    """The names that transformers uses for a model with this head."""
-    return ("start_logits", "end_logits") if HFConfig.of(model.task).head == "span" else ("logits",)
+    """The names that transformers uses for a model with this head; of several tasks ``NAME.logits``."""
+    if isinstance(model.task, MultiTask):
+        tasks = model.task.tasks.items()
+        return tuple(f"{name}.{output}" for name, task in tasks for output in _outputs_of(task))
+    return _outputs_of(model.task)
+
+
+def _outputs_of(task: Task) -> tuple[str, ...]:
+    return ("start_logits", "end_logits") if HFConfig.of(task).head == "span" else ("logits",)
+
+
+def outputs_by_head(names: Iterable[str]) -> list[list[str]]:
+    """The outputs of a graph, grouped by the tasks in their names."""
+    return [list(group) for _, group in groupby(names, key=lambda name: name.rpartition(".")[0])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +77,7 @@ class GraphModel:
     """A graph in onnxruntime that takes a model's packed batches."""
 
     session: "onnxruntime.InferenceSession"
+    outputs: tuple[str, ...]
     head: Head
     pad_token_id: int
 
@@ -96,28 +112,50 @@ class GraphModel:
                         f"the graph's {direction} are {actual}, expected {', '.join(names)}, each {dtype}: "
                         "export the model again"
                     )
-        return cls(session=session, head=model.head, pad_token_id=model.config.pad_token_id)
+        outputs, padding = output_names(model), model.config.pad_token_id
+        return cls(session=session, outputs=outputs, head=model.head, pad_token_id=padding)
 
-    def packed_logits(self, batch: PackedBatch) -> Tensor:
+    @property
+    def heads(self) -> list[Head]:
+        """The heads whose logits are the outputs of the graph."""
+        return [head for _, head in self.head.named_heads] if isinstance(self.head, SharedHeads) else [self.head]
+
+    def packed_logits(self, batch: PackedBatch) -> Any:
         """As ``TaskModel.packed_logits``: logits ``[B, L]``, or ``[R, L]`` for the tokens that the head reads."""
-        device = batch.input_ids.device
+        device, layout = batch.input_ids.device, batch.layout
         batch = batch.to(torch.device("cpu"))
-        parts, row, per_token = [], 0, self.head.per_token
-        positions, order = batch.layout.gather_positions.sort()
+        chunks: list[list[Tensor]] = [[] for _ in self.heads]
+        reads, row = _rows_read(self.heads, batch.layout), 0
+        ordered = [read.sort() for read in reads]
         for lengths in rectangles(batch.layout.row_lengths):
             rows = slice(row, row + int(lengths.sum()))
-            logits = self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths)
-            if per_token:  # only rows that are read are kept: over a vocabulary the logits of all are many
-                first, end = torch.searchsorted(positions, torch.tensor([row, rows.stop])).tolist()
-                logits = logits.index_select(0, positions[first:end] - row)
-            parts.append(logits)
+            results = self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths)
+            for head, (positions, _), logits, chunk in zip(self.heads, ordered, results, chunks, strict=True):
+                if head.per_token:  # only rows that are read are kept: over a vocabulary the logits of all are many
+                    first, end = torch.searchsorted(positions, torch.tensor([row, rows.stop])).tolist()
+                    logits = logits.index_select(0, positions[first:end] - row)
+                chunk.append(logits)
             row = rows.stop
-        places = order.argsort() if per_token else batch.layout.caller_order
-        logits = torch.cat(parts).index_select(0, places).to(device)
-        return self.head.from_graph(logits)
+        places = [
+            order.argsort() if head.per_token else batch.layout.sequence_of_row.index_select(0, read)
+            for head, read, (_, order) in zip(self.heads, reads, ordered, strict=True)
+        ]
+        pairs = zip(chunks, places, strict=True)
+        return self.output([torch.cat(chunk).index_select(0, place).to(device) for chunk, place in pairs], layout)
 
-    def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> Tensor:
+    def output(self, logits: Sequence[Tensor], layout: Packed) -> Any:
+        """The output of the model's head for the logits of each of ``heads``."""
+        results = [head.from_graph(each) for head, each in zip(self.heads, logits, strict=True)]
+        if not isinstance(self.head, SharedHeads) or not isinstance(layout, SharedLayout):
+            return results[0]
+        names = [name for name, _ in self.head.named_heads]
+        per_token = tuple(head.per_token for head in self.heads)
+        return SharedOutput(logits=dict(zip(names, results, strict=True)), batches=layout.heads, per_token=per_token)
+
+    def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> list[Tensor]:
         """Pads sequences that lie one after another and runs them in one call: ``[N] -> [N, L]`` or ``[B, L]``.
+
+        Returns the logits of each of ``heads``.
 
         Raises:
             CheckpointError: the graph cannot be run, or its logits have another shape.
@@ -128,13 +166,29 @@ class GraphModel:
         feed = dict(zip(INPUTS, (padded.numpy(), mask.long().numpy(), segments.numpy()), strict=True))
         taken = [node.name for node in self.session.get_inputs()]
         with _graph_errors("cannot run"):
-            outputs = [torch.from_numpy(part) for part in self.session.run(None, {name: feed[name] for name in taken})]
-        per_token, labels = self.head.per_token, self.head.num_logits
-        shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(outputs) == 1 else ()))
-        if any(part.shape != shape for part in outputs):
-            raise CheckpointError(f"the graph returns logits of shape {tuple(outputs[0].shape)}, expected {shape}")
-        logits = outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=-1)  # [B, L] or [B, T, L]
-        return logits[mask] if per_token else logits
+            arrays = self.session.run(None, {name: feed[name] for name in taken})
+        results = dict(zip(self.outputs, map(torch.from_numpy, arrays), strict=True))
+        logits_of_heads = []
+        for head, names in zip(self.heads, outputs_by_head(self.outputs), strict=True):
+            outputs = [results[name] for name in names]
+            per_token, labels = head.per_token, head.num_logits
+            shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(outputs) == 1 else ()))
+            if any(part.shape != shape for part in outputs):
+                raise CheckpointError(f"the graph returns logits of shape {tuple(outputs[0].shape)}, expected {shape}")
+            logits = outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=-1)  # [B, L] or [B, T, L]
+            logits_of_heads.append(logits[mask] if per_token else logits)
+        return logits_of_heads
+
+
+def _rows_read(heads: Sequence[Head], layout: Packed) -> list[Tensor]:
+    """The rows of the batch that each head reads, or the first rows of its sequences."""
+    if not isinstance(layout, SharedLayout):
+        return [layout.gather_positions if head.per_token else layout.first_rows for head in heads]
+    reads = [
+        of_head.layout.gather_positions if head.per_token else of_head.layout.first_rows
+        for head, of_head in zip(heads, layout.heads, strict=True)
+    ]
+    return [of_head.rows.index_select(0, read) for of_head, read in zip(layout.heads, reads, strict=True)]
 
 
 def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
@@ -209,12 +263,20 @@ class ExportedModel(FixedModel[PredictionT]):
         if fixed := sorted(options.keys() & _FIXED):
             raise UsageError(f"{folder.path} is exported, which fixes {', '.join(fixed)}: export it again to change it")
         path = folder.path
+        if folder.head_name is not None:
+            raise UsageError(
+                f"{path} is exported with all of its tasks: leave out {argument('task', folder.head_name)}, or export "
+                "this task alone"
+            )
         model = cls(folder.hf_config, stated_task(folder, task, options), graph=_checked_graph(path))
-        outputs = model.graph.session.get_outputs()
-        count = (None, *outputs[0].shape)[-1] if len(outputs) == 1 else len(outputs)
-        count, expected = count if isinstance(count, int) else None, model.head.num_logits
-        if count != expected:
-            raise CheckpointError(f"{path}: {GRAPH} returns {count} logits, but config.json states {expected} labels")
+        nodes = {node.name: node for node in model.graph.session.get_outputs()}
+        for head, names in zip(model.graph.heads, outputs_by_head(model.graph.outputs), strict=True):
+            count = (None, *nodes[names[0]].shape)[-1] if len(names) == 1 else len(names)
+            count, expected = count if isinstance(count, int) else None, head.num_logits
+            if count != expected:
+                raise CheckpointError(
+                    f"{path}: {GRAPH} returns {count} logits, but config.json states {expected} labels"
+                )
         shapes = {f"head.{name}": tensor.shape for name, tensor in model.head.outside_graph.items()}
         if shapes:
             tensors = read_head_tensors(path)
@@ -224,7 +286,7 @@ class ExportedModel(FixedModel[PredictionT]):
             model.load_state_dict(checked, strict=False)
         return model
 
-    def packed_logits(self, batch: PackedBatch) -> Tensor:
+    def packed_logits(self, batch: PackedBatch) -> Any:
         return self.graph.packed_logits(batch)
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import UsageError
-from bert_tasks.export.exported import import_onnxruntime, input_names, output_names
-from bert_tasks.model.pretrained import check_one_task
+from bert_tasks.export.exported import import_onnxruntime, input_names, output_names, outputs_by_head
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks.multitask.head import SharedOutput
 
 if TYPE_CHECKING:
     import onnx
@@ -32,27 +32,30 @@ class _PaddedCall(nn.Module):
     def __init__(self, model: TaskModel) -> None:
         super().__init__()
         self.model = model
-        self.splits = len(output_names(model)) > 1
+        self.splits = [len(names) > 1 for names in outputs_by_head(output_names(model))]
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         output = self.model(input_ids, attention_mask, token_type_ids)
-        # Of tokens, and of pairs of sentences, which no prediction reads.
-        logits: Tensor = output[0] if isinstance(output, tuple) else output
-        return logits.unbind(-1) if self.splits else logits
+        if isinstance(output, SharedOutput):
+            logits: list[Tensor] = list(output.logits.values())
+        else:  # of tokens, and of pairs of sentences, which no prediction reads
+            logits = [output[0] if isinstance(output, tuple) else output]
+        parts = [each.unbind(-1) if splits else (each,) for each, splits in zip(logits, self.splits, strict=True)]
+        return tuple(part for of_head in parts for part in of_head)
 
 
 def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     """The float32 graph of a model's padded call, with free batch size and length.
 
     Its inputs are ``input_names``, each int64 ``[B, T]``. Its outputs are ``output_names``: logits ``[B, L]``, or
-    ``[B, T, L]`` with zeros at padding (for a CRF the emissions), or for spans two tensors ``[B, T]``.
+    ``[B, T, L]`` with zeros at padding (for a CRF the emissions), or for spans two tensors ``[B, T]``. The encoder
+    of several tasks is in the graph once.
 
     Raises:
-        UsageError: The ``export`` extra is not installed, or the model is an exported one or has several tasks.
+        UsageError: The ``export`` extra is not installed, or the model is an exported one.
     """
-    check_one_task(model.task)
     check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     if model.no_weights_reason:
         raise UsageError(f"it cannot be converted: {model.no_weights_reason}")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_tasks.encoder.heads import Head, HeadOutput
-from bert_tasks.encoder.packing import Layout, Packed, PackedBatch, Selection, pack
+from bert_tasks.encoder.packing import Layout, Packed, PackedBatch, Padded, Selection, pack
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.shared.features import collate
@@ -73,7 +73,7 @@ def share(features: Sequence[Feature], names: Sequence[str], *, position_offset:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedOutput(HeadOutput):
-    """The logits of each head, by the names of the tasks."""
+    """The logits of each head, by the names of the tasks. Of a padded call they have its shape, and no ``batches``."""
 
     logits: Mapping[str, Any]
     batches: tuple[HeadBatch, ...]
@@ -138,6 +138,11 @@ class SharedHeads(Head):
     def outputs_per_token(self) -> int:
         return max(head.outputs_per_token for _, head in self.named_heads)
 
+    @property
+    def outside_graph(self) -> dict[str, Tensor]:
+        heads = self.named_heads
+        return {f"heads.{name}.{key}": tensor for name, head in heads for key, tensor in head.outside_graph.items()}
+
     def select(self, layout: Layout) -> Selection | None:
         """All tokens; of one head those that it reads."""
         heads = self.named_heads
@@ -145,8 +150,12 @@ class SharedHeads(Head):
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> SharedOutput:
         """``[N, H]`` (one head: ``[R, H]``) -> the logits of each head."""
+        per_token = tuple(head.per_token for _, head in self.named_heads)
+        if isinstance(layout, Padded):
+            padded = {name: self._padded(head, hidden, layout, embeddings) for name, head in self.named_heads}
+            return SharedOutput(logits=padded, batches=(), per_token=per_token)
         if not isinstance(layout, SharedLayout):
-            raise UsageError("a model of several tasks computes packed batches only: use one of its models")
+            raise UsageError("the batch is not packed for several tasks: use one of the models of the tasks")
         logits = {}
         for (name, head), batch in zip(self.named_heads, layout.heads, strict=True):
             if len(layout.heads) == 1:
@@ -155,5 +164,13 @@ class SharedHeads(Head):
             selection = head.select(batch.layout)
             rows = batch.rows if selection is None else batch.rows.index_select(0, selection.rows)
             logits[name] = head(hidden.index_select(0, rows), batch.layout, embeddings)
-        per_token = tuple(head.per_token for _, head in self.named_heads)
         return SharedOutput(logits=logits, batches=layout.heads, per_token=per_token)
+
+    def _padded(self, head: Head, hidden: Tensor, layout: Padded, embeddings: Tensor) -> Tensor:
+        """``[B, L]``, or ``[B, T, L]`` with zeros at padding: the logits of a head."""
+        selection = head.select(layout) if len(self.heads) > 1 else None
+        states = hidden if selection is None else hidden.index_select(0, selection.rows)
+        logits: Tensor = head(states, layout, embeddings)
+        if not head.per_token:
+            return logits
+        return logits.view(*layout.mask.shape, -1).masked_fill(~layout.mask[..., None], 0.0)

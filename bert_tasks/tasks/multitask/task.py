@@ -172,6 +172,13 @@ class MultiTaskReport(Report):
         pairs = {name: self.task.labelled_pairs(name, predictions, rows) for name in self.task.tasks}
         return {name: (self.task.tasks[name], *of_task) for name, of_task in pairs.items() if of_task[1]}
 
+    def same(self, predictions: Sequence[MultiTaskPrediction], others: Sequence[MultiTaskPrediction]) -> list[bool]:
+        pairs = {
+            name: [[each.tasks[name] for each in side if name in each.tasks] for side in (predictions, others)]
+            for name in self.task.tasks
+        }
+        return [same for name, task in self.task.tasks.items() for same in Report.of(task).same(*pairs[name])]
+
     def collapse(self, predictions: Sequence[MultiTaskPrediction], rows: Sequence[Row]) -> str | None:
         for name, task in self.task.tasks.items():
             note = Report.of(task).collapse(*self.task.labelled_pairs(name, predictions, rows))
