@@ -21,18 +21,20 @@ from train_throughput import Options, train_ours
 from train_workloads import WORKLOADS
 
 from bert_tasks.data.table import Samples
-from bert_tasks.training import step
+from bert_tasks.tasks.shared.windows import Windows
 from bert_tasks.training.step import OptimizerSteps
 
 
 class Clock:
-    """Processor seconds of this thread inside the functions that it wraps, and how often they ran."""
+    """Processor seconds of this thread inside the functions that it wraps, and how often they ran in training."""
 
     def __init__(self) -> None:
         self.seconds, self.calls = 0.0, 0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **options: Any) -> Any:
+            if torch.is_inference_mode_enabled():  # an evaluation
+                return function(*arguments, **options)
             began = time.thread_time()
             try:
                 return function(*arguments, **options)
@@ -47,7 +49,7 @@ def measure(workload: str, options: Options) -> dict[str, Any]:
     data, stepping, backward = Clock(), Clock(), Clock()
     with (
         mock.patch.object(Samples, "features_of", data.around(Samples.features_of)),
-        mock.patch.object(step, "collate", data.around(step.collate)),
+        mock.patch.object(Windows, "collate", data.around(Windows.collate)),
         mock.patch.object(OptimizerSteps, "backward", stepping.around(OptimizerSteps.backward)),
         mock.patch.object(OptimizerSteps, "update", backward.around(OptimizerSteps.update)),
     ):
@@ -69,7 +71,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    options = Options(threads=1, repeats=1, shape="embedded", bf16=False, attention_dropout=True, share=given.share)
+    options = Options(
+        threads=1, repeats=1, shape="embedded", bf16=False, attention_dropout=True, share=given.share, clock="processor"
+    )
     chosen = given.workload if given.workload else [name for name in WORKLOADS if name != "squad128"]
     found = [measure(workload, options) for workload in chosen]
     for row in found:

@@ -102,8 +102,8 @@ def score_token(run: Run, last: dict[str, float]) -> tuple[dict[str, float], lis
     """Dev is the validation set; test is evaluated with the saved model."""
     test = str(run.data / "test.txt")
     printed = json.loads(run.command("evaluate", run.model, test, "--format", "conll", "--json"))
-    metrics = {f"dev_{name}": value for name, value in last.items()}
-    return metrics | {f"test_{name}": value for name, value in printed.items()}, []
+    metrics = {f"dev/{name}": value for name, value in last.items()}
+    return metrics | {f"test/{name}": value for name, value in printed.items()}, []
 
 
 def score_span(run: Run, last: dict[str, float]) -> tuple[dict[str, float], list[Any]]:

@@ -61,6 +61,7 @@ class Predictor:
 
     questions: Sequence[Question]
     features: Sequence[Feature]
+    offsets: Sequence[Sequence[int]]  # of the features
     windows: Sequence[int]
     batches: Sequence[Sequence[int]]
 
@@ -87,6 +88,7 @@ def prepared(questions: Sequence[Question]) -> Predictor:
     return Predictor(
         questions=questions,
         features=features,
+        offsets=[feature["offsets"] for feature in features if feature["offsets"] is not None],
         windows=[len(list(group)) for _, group in groupby(features, key=lambda feature: feature["row"])],
         batches=longest_first([len(feature["input_ids"]) for feature in features], max_tokens=BATCH_TOKENS),
     )
@@ -135,11 +137,11 @@ def answered(
     limits = {"n_best": SETTINGS.n_best_size, "max_answer_length": SETTINGS.max_answer_length}
     with torch.inference_mode():
         for numbers, logits in zip(work.batches, batches, strict=True):
-            roles = [bytes(work.features[number]["offsets"][2::3]) for number in numbers]
+            roles = [bytes(work.offsets[number][2::3]) for number in numbers]
             found |= zip(numbers, window_candidates(logits, roles, **limits).unbind(), strict=True)
     return merge_windows(
         [found[number] for number in range(len(work.features))],
-        [feature["offsets"] for feature in work.features],
+        work.offsets,
         work.windows,
         [given.context for given in work.questions],
         n_best=SETTINGS.n_best_size,
@@ -170,11 +172,11 @@ def compare(work: Predictor, logits: Sequence[ForwardFn], theirs: Callable[..., 
         answers = theirs(version_2_with_negative=with_null, output_dir=folder)
         lists = json.loads((Path(folder) / "nbest_predictions.json").read_text(encoding="utf-8"))
     for given, found in zip(work.questions, ours, strict=True):
-        assert found.answer(SETTINGS.null_threshold).text == answers[given.key], given
+        assert found.answer(0.0).text == answers[given.key], given
         expected = lists[given.key]
         assert [span.text for span in found.n_best] == [entry["text"] for entry in expected], given
         pairs = zip(found.n_best, expected, strict=True)
-        assert all(abs(span.probability - entry["probability"]) < 1e-6 for span, entry in pairs), given
+        assert all(abs(span.score - entry["probability"]) < 1e-6 for span, entry in pairs), given
 
 
 def processor_seconds(call: Callable[[], Any]) -> float:

@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -88,9 +88,10 @@ def timed_fit(model: TaskModel, rows: Sequence[Row], options: Options, **optim: 
     """Seconds of an epoch over these rows, without evaluation and saving; ``optim``: further arguments of ``fit``."""
     now = CLOCKS[options.clock]
 
-    @dataclass(kw_only=True)
     class Timer(Clock):
-        began: float = field(default_factory=now)
+        def __init__(self) -> None:
+            super().__init__()
+            self.began = now()
 
         @property
         def seconds(self) -> float:
