@@ -66,7 +66,7 @@ docs: $(DEPENDENCIES)dev $(PACKAGE)  ## write reference and schema from docstrin
 lint: $(DEPENDENCIES)dev  ## ruff (rules and format) and mypy --strict
 	"$(BIN)/ruff" check .
 	"$(BIN)/ruff" format --check .
-	"$(BIN)/mypy" --strict bert_tasks
+	"$(BIN)/mypy" --strict bert_tasks benchmarks
 
 clean:  ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist .hypothesis .pytest_cache .ruff_cache

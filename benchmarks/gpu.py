@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -61,10 +61,11 @@ LENGTHS = {
 LABELS = ("no", "yes")
 PEAKS = {"NVIDIA H100": 989e12, "NVIDIA H200": 989e12, "NVIDIA A100": 312e12}  # dense bfloat16, from the data sheets
 
-BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-DEBERTA = {
+Fields = dict[str, Any]  # of a config
+BASE: Fields = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+LARGE: Fields = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+TINY: Fields = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+DEBERTA: Fields = {
     "relative_attention": True,
     "position_buckets": 256,
     "norm_rel_ebd": "layer_norm",
@@ -77,7 +78,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "tiny": lambda: transformers.BertConfig(**TINY, vocab_size=2000),
     "bert-base": lambda: transformers.BertConfig(**BASE),
     "bert-large": lambda: transformers.BertConfig(**LARGE),
-    "modernbert-base": lambda: transformers.ModernBertConfig(reference_compile=False),
+    "modernbert-base": transformers.ModernBertConfig,
     "deberta-v3-base": lambda: transformers.DebertaV2Config(**BASE, **DEBERTA, vocab_size=128_100),
 }
 
@@ -130,7 +131,7 @@ class Cell:
         gated = 3 if config.model_type == "modernbert" else 2
         weights = layers * (4 * hidden**2 + gated * hidden * config.intermediate_size)
         pairs = [length * _keys(config, length) for length in self.drawn_lengths]
-        return 6.0 * weights * sum(self.drawn_lengths) + 12.0 * hidden * sum(pairs)
+        return float(6.0 * weights * sum(self.drawn_lengths) + 12.0 * hidden * sum(pairs))
 
 
 def _keys(config: Any, length: int) -> int:
@@ -192,7 +193,7 @@ def _best(cell: Cell) -> str:
 def train_ours(cell: Cell, device: torch.device, *, bf16: bool, graphs: bool = True) -> float:
     """Seconds of an epoch."""
     model = our_model(cell, device)
-    precision = "bf16" if bf16 else "no"
+    precision: Literal["bf16", "no"] = "bf16" if bf16 else "no"
     steps = OptimizerSteps(
         objective=Supervised(model),
         samples=tokenized(RowTable.from_rows(cell.rows, columns=model.task.columns), model.task, model),
@@ -304,14 +305,14 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-TRAINING = {
+TRAINING: dict[str, Callable[..., float]] = {
     "ours": train_ours,
     "dynamic": train_theirs,
     "padded": partial(train_theirs, padded=True),
     "ours eager": partial(train_ours, graphs=False),
     "compiled": partial(train_theirs, compiled=True),
 }
-PREDICTION = {"ours": predict_ours, "sorted loop": predict_theirs}
+PREDICTION: dict[str, Callable[..., float]] = {"ours": predict_ours, "sorted loop": predict_theirs}
 
 
 @contextmanager

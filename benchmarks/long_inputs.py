@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ def in_fresh_process(side: str, folder: Path, options: argparse.Namespace) -> di
     return found
 
 
-def report(found: dict[str, Sequence[dict[str, Any]]]) -> list[str]:
+def report(found: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
     lines = []
     for side, runs in found.items():
         names = ("seconds", "processor_seconds", "mib")

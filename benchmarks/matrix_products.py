@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_PRODUCTS = {
+_PRODUCTS: dict[Any, Callable[..., Tensor]] = {
     torch.ops.aten.mm: torch.mm,
     torch.ops.aten.addmm: torch.addmm,
     torch.ops.aten.bmm: torch.bmm,

@@ -77,6 +77,7 @@ def exported(folder: Path) -> tuple[bytes, dict[int, str]]:
         output_names=["logits"],
         dynamic_shapes=dict.fromkeys(names, free),
     )
+    assert program is not None
     return program.model_proto.SerializeToString(), model.config.id2label
 
 

@@ -113,8 +113,9 @@ def rows_of(task: str, data: Path, count: int | None) -> dict[str, list[Row]]:
         for name, file in (("train", "train.txt"), ("dev", "valid.txt"), ("test", "test.txt")):
             found = conll_sentences(folder / file)
             sets[name] = [{"words": words, "tags": tags} for words, tags in found]
-    rest = [{name: row[name] for name in ("text", "words") if name in row} for row in sets["train"][count:]]
-    return sets | {"train": sets["train"][:count], "unlabelled": rest if count is not None else []}
+    rest = sets["train"][len(sets["train"]) if count is None else count :]
+    sets["unlabelled"] = [{name: row[name] for name in ("text", "words") if name in row} for row in rest]
+    return sets | {"train": sets["train"][:count]}
 
 
 def train(task: str, side: str, seed: int, sets: Mapping[str, list[Row]], options: argparse.Namespace) -> TaskModel:

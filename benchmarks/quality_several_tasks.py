@@ -72,8 +72,8 @@ def main() -> None:
         print(json.dumps(runs[-2:]), flush=True)
     for head in HEADS:
         pairs = [(run["alone"], run["together"]) for run in runs if run["head"] == head]
-        alone, together = (statistics.fmean(values) for values in zip(*pairs, strict=True))
-        print(f"{head}: alone {alone:.2f}, together {together:.2f}, difference {together - alone:+.2f}")
+        single, joint = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+        print(f"{head}: alone {single:.2f}, together {joint:.2f}, difference {joint - single:+.2f}")
     if options.json is not None:
         options.json.write_text(json.dumps({"rows": len(train), "runs": runs}, indent=1) + "\n", "utf-8")
 

@@ -58,10 +58,10 @@ def _max_context(offsets: Sequence[Offsets], owners: Sequence[int]) -> list[froz
     """For each window the tokens whose best window it is: most context on the poorer side, the first among equals."""
     best: dict[tuple[int, tuple[int, int]], tuple[float, int, int]] = {}
     for window, (spans, owner) in enumerate(zip(offsets, owners, strict=True)):
-        context = [token for token, span in enumerate(spans) if span is not None]
-        for token in context:
-            score = min(token - context[0], context[-1] - token) + 0.01 * len(context)
-            key = (owner, spans[token])
+        context = [(token, span) for token, span in enumerate(spans) if span is not None]
+        for token, span in context:
+            score = min(token - context[0][0], context[-1][0] - token) + 0.01 * len(context)
+            key = (owner, span)
             if key not in best or score > best[key][0]:
                 best[key] = (score, window, token)
     chosen: list[set[int]] = [set() for _ in offsets]
@@ -72,15 +72,15 @@ def _max_context(offsets: Sequence[Offsets], owners: Sequence[int]) -> list[froz
 
 def gold_tokens(window: Window, question: Question) -> tuple[int, int]:
     """First and last token of the first gold answer; the first token of the window if it is not fully inside."""
-    context = [token for token, span in enumerate(window.offsets) if span is not None]
+    context = [(token, *span) for token, span in enumerate(window.offsets) if span is not None]
     if not question.answers:
         return 0, 0
     text, begin = question.answers[0]
     end = begin + len(text)
-    if window.offsets[context[0]][0] > begin or window.offsets[context[-1]][1] < end:
+    if context[0][1] > begin or context[-1][2] < end:
         return 0, 0
-    first = max(token for token in context if window.offsets[token][0] <= begin)
-    last = min(token for token in context if window.offsets[token][1] >= end)
+    first = max(token for token, start, _ in context if start <= begin)
+    last = min(token for token, _, stop in context if stop >= end)
     return first, last
 
 
@@ -111,21 +111,17 @@ def answers_of(
 def _candidates(window: Window, start: np.ndarray, end: np.ndarray, task: Comparison) -> list[tuple[float, int, int]]:
     """(score, first character, character after the last) of the allowed spans among the best starts x best ends."""
     spans: list[tuple[float, int, int]] = []
-    best_ends = [token for token in _largest(end, task.n_best_size) if _in_context(window, token)]
+    context = {token: span for token, span in enumerate(window.offsets) if span is not None}
+    best_ends = [token for token in _largest(end, task.n_best_size) if token in context]  # the trainer pads windows
     for first in _largest(start, task.n_best_size):
         if first not in window.startable:
             continue
         for last in best_ends:
             if first <= last < first + task.max_answer_length:
                 score = float(start[first] + end[last])
-                spans.append((score, window.offsets[first][0], window.offsets[last][1]))
+                spans.append((score, context[first][0], context[last][1]))
     return spans
 
 
 def _largest(logits: np.ndarray, count: int) -> list[int]:
     return [int(token) for token in np.argsort(logits)[::-1][:count]]
-
-
-def _in_context(window: Window, token: int) -> bool:
-    """Columns beyond the window are what the trainer fills up with."""
-    return token < len(window.offsets) and window.offsets[token] is not None

@@ -192,7 +192,8 @@ def run_span(job: Job) -> Outcome:
     dataset = Dataset.from_dict({**_columns(windows), **positions})
     trainer, seconds = _trained(job, model, dataset, DataCollatorWithPadding(tokenizer))
     windows = windows_of(tokenizer, held_out, job.task)
-    starts, ends = trainer.predict(Dataset.from_dict(_columns(windows))).predictions
+    output: Any = trainer.predict(Dataset.from_dict(_columns(windows)))
+    starts, ends = output.predictions
     answers = answers_of(windows, held_out, starts, ends, job.task)
     return Outcome(
         metrics=squad_scores(held_out, answers),

@@ -89,7 +89,7 @@ def server(model: str, options: Sequence[str]) -> Iterator[int]:
 def expected_scores(model: str, rows: Sequence[str]) -> list[dict[str, float]]:
     loaded = TaskModel.from_pretrained(model)
     assert isinstance(loaded.task, SequenceClassification), "a model of sequence classification is needed"
-    return [dict(answer.scores) for answer in loaded.predict([{"text": text} for text in rows])]  # type: ignore[attr-defined]
+    return [dict(answer.scores) for answer in loaded.predict([{"text": text} for text in rows])]
 
 
 async def client(port: int, work: Iterator[tuple[int, str]], answers: dict[int, tuple[float, dict[str, Any]]]) -> None:
@@ -169,8 +169,8 @@ def main() -> None:
                 break
             for clients in given.clients:
                 for name, port in ports.items():
-                    result = asyncio.run(one_round(port, clients, rows, expected))
-                    found.setdefault((name, clients), []).append(result)
+                    measured = asyncio.run(one_round(port, clients, rows, expected))
+                    found.setdefault((name, clients), []).append(measured)
     results = [summary(name, clients, rounds) for (name, clients), rounds in found.items()]
     faster = {
         clients: round(

@@ -123,12 +123,12 @@ class Predictor:
 
         tagging = self.workload.task == "token-classification"
         kind = DataCollatorForTokenClassification if tagging else DataCollatorWithPadding
-        shape = {"padding": "max_length", "max_length": self.workload.max_length} if to_max_length else {}
-        return kind(AutoTokenizer.from_pretrained(self.weights), **shape)
+        shape: dict[str, Any] = {"padding": "max_length", "max_length": self.workload.max_length}
+        return kind(AutoTokenizer.from_pretrained(self.weights), **(shape if to_max_length else {}))
 
 
 def _model(workload: Workload, weights: Path, labels: Sequence[str]) -> TaskModel:
-    named = {"labels": labels} if labels else {}
+    named: dict[str, Any] = {"labels": labels} if labels else {}
     return TaskModel.from_pretrained(
         weights, task=workload.task, max_length=workload.max_length, **named, **workload.settings
     )
@@ -162,7 +162,7 @@ def prepared(name: str, *, shape: str, attention_dropout: bool, share: float) ->
     chosen = np.random.default_rng(0).permutation(len(table))[: round(workload.rows * share)]
     rows = [table[int(i)] for i in sorted(chosen)]
     model = _model(workload, weights, labels)
-    features = model.task.features(rows, model.tokenizer)
+    features = model.task.features(rows, model.require_tokenizer())
     return Predictor(workload=workload, weights=weights, labels=labels, rows=rows, features=features)
 
 
@@ -173,12 +173,14 @@ def trainer_dataset(work: Predictor) -> Dataset:
 
 def _trainer_inputs(feature: Feature, workload: Workload) -> dict[str, Any]:
     ids, labels = feature["input_ids"], feature["labels"]
+    assert labels is not None
     inputs = {"input_ids": ids, "token_type_ids": feature["token_type_ids"], "attention_mask": [1] * len(ids)}
     match workload.task:
         case "token-classification":
-            marked = [IGNORED] * len(ids)
-            for place, label in zip(feature["gather_positions"], labels, strict=True):
-                marked[place] = int(label)
+            positions, marked = feature["gather_positions"], [IGNORED] * len(ids)
+            assert positions is not None
+            for position, label in zip(positions, labels, strict=True):
+                marked[position] = int(label)
             return {**inputs, "labels": marked}
         case "span-extraction":
             return {**inputs, "start_positions": int(labels[0]), "end_positions": int(labels[1])}

