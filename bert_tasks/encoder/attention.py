@@ -59,8 +59,8 @@ def attend(
         qkv: ``[N, 3, A, D]`` queries, keys and values.
         layout: where the sequences are.
         dropout: probability of dropping an attention weight; 0 outside training.
-        window: how many tokens on each side a token attends to, without ``scores``; None: all. In a padded layout they
-            are counted in columns.
+        window: how many tokens on each side a token attends to; None: all. In a padded layout they are counted in
+            columns.
         scores: what is added to the scaled products of queries and keys; None: nothing.
         scale: the factor of these products; default: ``1 / sqrt(D)``.
 
@@ -70,10 +70,7 @@ def attend(
     if isinstance(layout, Padded):
         mask = layout.mask[:, None, None, :]  # [B, 1, 1, T]
         if window is not None:
-            columns = torch.arange(layout.length, device=mask.device)
-            distance = (columns[:, None] - columns).abs()  # [T, T]
-            # A token of the padding attends to itself: a softmax over nothing would not be a number.
-            mask = (mask & (distance <= window)) | (distance == 0)  # [B, 1, T, T]
+            mask = _within(window, mask, layout.length, mask.device)
         return attend_padded(qkv, layout.batch, layout.length, mask, dropout, scores, scale)
     if window is not None and max(layout.lengths) <= window + 1:
         window = None
@@ -81,17 +78,26 @@ def attend(
     backend = attention_backend(device=qkv.device, dtype=qkv.dtype, head_size=qkv.shape[-1], has_scores=has_scores)
     if backend == "flash":
         return flash_attention(qkv, layout.cu_seqlens, max(layout.lengths), dropout, window).flatten(1)
-    if window is not None:
+    if window is not None and not has_scores:
         return _attend_window(qkv, layout.sequence_of_row, window, dropout)
     regroup, qkv = layout.regroup, pad_groups(qkv, layout)  # [P, 3, A, D]
     # The gradient of a split is one concatenation, the gradient of a slice is as large as the whole.
     parts = torch.split(qkv, [group.rows for group in layout.groups])
-    contexts = [
-        attend_padded(rows, group.sequences, group.length, group.mask, dropout, scores, scale)
-        for group, rows in zip(layout.groups, parts, strict=True)
-    ]
+    contexts = []
+    for group, rows in zip(layout.groups, parts, strict=True):
+        allowed = group.mask if window is None else _within(window, group.mask, group.length, rows.device)
+        contexts.append(attend_padded(rows, group.sequences, group.length, allowed, dropout, scores, scale))
     context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)  # [P, H]
     return context if regroup is None else _unpad(context, regroup.unpad_index)
+
+
+def _within(window: int, mask: Tensor | None, length: int, device: torch.device) -> Tensor:
+    """``[B, 1, T, T]``: True at keys that a mask ``[B, 1, 1, T]`` allows, at most ``window`` tokens away."""
+    columns = torch.arange(length, device=device)
+    distance = (columns[:, None] - columns).abs()  # [T, T]
+    near = distance <= window
+    # A token of the padding attends to itself: a softmax over nothing would not be a number.
+    return near[None, None] if mask is None else (mask & near) | (distance == 0)
 
 
 def attend_cls_query(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: float) -> Tensor:

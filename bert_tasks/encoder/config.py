@@ -111,10 +111,15 @@ class EncoderConfig:
         initializer_cutoff: new weights come from a normal distribution that is cut at this number of deviations, and
             is narrower where a layer adds to its input (ModernBERT). None: from the whole distribution.
         second_segment: the segment id of the second text of a pair.
-        norm: whether a layer normalises after each residual connection, or before attention and feed-forward. Then the
-            first layer does not normalise before attention, because the embeddings are normalised, and one more norm
-            follows the last layer.
-        positions: how attention knows the order of tokens: from the embeddings alone, or from distances, too.
+        norm: whether norms subtract the mean (LayerNorm) or only divide by the root of the mean square, without a bias
+            (RMSNorm, Zhang & Sennrich, arXiv:1910.07467).
+        placement: whether a layer normalises after each residual connection, or before attention and feed-forward.
+        embedding_norm: the embeddings are normalised.
+        first_norm: the first layer normalises before attention (not in ModernBERT, whose embeddings are normalised).
+        final_norm: one more norm follows the last layer.
+        positions: how attention knows the order of tokens: from the embeddings alone, or from distances, too. Rotary
+            positions turn planes: of a component in the first half of a head and one in the second half, or,
+            interleaved, of two neighbours.
         absolute_positions: the embeddings have a table of positions.
         disentangled: how distances take part in attention where positions are disentangled (DeBERTa), else None.
         convolution_size: how many neighbouring tokens the convolution beside the first layer reads (large DeBERTa-v2);
@@ -147,8 +152,12 @@ class EncoderConfig:
     initializer_range: float
     head: HeadConfig
     initializer_cutoff: float | None = None
-    norm: Literal["post", "pre"] = "post"
-    positions: Literal["absolute", "rotary", "relative", "disentangled"] = "absolute"
+    norm: Literal["layer", "rms"] = "layer"
+    placement: Literal["post", "pre"] = "post"
+    embedding_norm: bool = True
+    first_norm: bool = True
+    final_norm: bool = False
+    positions: Literal["absolute", "rotary", "rotary-interleaved", "relative", "disentangled"] = "absolute"
     absolute_positions: bool = True
     disentangled: DisentangledConfig | None = None
     norm_after_projection: bool = False

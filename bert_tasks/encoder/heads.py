@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from bert_tasks.encoder.config import EncoderConfig, TokenPooling
 from bert_tasks.encoder.dropout import Dropout
-from bert_tasks.encoder.layers import initialize
+from bert_tasks.encoder.layers import initialize, make_norm
 from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
 from bert_tasks.encoder.packing import Layout, Packed, Padded, Selection
 
@@ -162,7 +162,7 @@ def _prediction_norm(config: EncoderConfig) -> nn.Module:
     """The norm after the linear layer that a head begins with; the identity where the family has none."""
     if not config.head.prediction_head:
         return nn.Identity()
-    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
+    return make_norm(config, config.hidden_size)
 
 
 class PoolingHead(Head):

@@ -21,7 +21,13 @@ from bert_tasks.encoder.graphs import LayerGraphs
 from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
 from bert_tasks.encoder.packing import Layout, Packed, Selection
 from bert_tasks.encoder.positions import Positions, position_module
-from bert_tasks.errors import CheckpointError
+
+
+def make_norm(config: EncoderConfig, size: int) -> nn.Module:
+    """A norm of the encoder's kind."""
+    if config.norm == "rms":
+        return nn.RMSNorm(size, eps=config.layer_norm_eps)
+    return nn.LayerNorm(size, eps=config.layer_norm_eps, bias=config.bias)
 
 
 class Embedding(nn.Embedding):
@@ -45,7 +51,7 @@ class Embeddings(nn.Module):
         self.token_type = Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.norm_last = config.norm_after_projection
         normalised = config.hidden_size if self.norm_last else width
-        self.norm = nn.LayerNorm(normalised, eps=config.layer_norm_eps, bias=config.bias)
+        self.norm = make_norm(config, normalised) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.projection = None
         if config.project_embeddings:
@@ -83,7 +89,7 @@ class Attention(nn.Module):
         self.heads = config.num_attention_heads
         self.dropout = config.attention_probs_dropout_prob
         self.window = None if config.attention_window is None else config.attention_window[index]
-        self.theta = config.rotary_theta[index] if config.positions == "rotary" else None
+        self.theta = config.rotary_theta[index] if config.rotary_theta else None
         self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
         self.output = Linear(config.hidden_size, config.hidden_size, bias=config.bias)
         self.scale: float | None = None
@@ -105,7 +111,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Context ``[N, H]``, or ``[R, H]`` of the selected tokens, before the output projection."""
         dropout = self.dropout if self.training else 0.0
-        is_first = selection is not None and selection.first_tokens and positions is None
+        is_first = selection is not None and selection.first_tokens and positions is None and self.window is None
         if is_first and isinstance(layout, Packed) and hidden.device.type == "cpu":
             # The other tokens need keys and values, but no queries.
             sizes = [hidden.shape[1], 2 * hidden.shape[1]]
@@ -131,10 +137,10 @@ class Layer(nn.Module):
         self.activation: Activation = config.hidden_act
         self.is_gated = config.mlp == "gated"
         self.attention = Attention(config, index)
-        self.attention_norm: nn.Module = nn.LayerNorm(hidden, eps=config.layer_norm_eps, bias=config.bias)
+        self.attention_norm = make_norm(config, hidden)
         self.intermediate = Linear(hidden, 2 * inner if self.is_gated else inner, bias=config.bias)
         self.output = Linear(inner, hidden, bias=config.bias)
-        self.output_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps, bias=config.bias)
+        self.output_norm = make_norm(config, hidden)
         self.attention_dropout = Dropout(config.attention_output_dropout)
         self.output_dropout = Dropout(config.feed_forward_dropout)
 
@@ -178,7 +184,7 @@ class PreNormLayer(Layer):
 
     def __init__(self, config: EncoderConfig, index: int) -> None:
         super().__init__(config, index)
-        if index == 0:  # the embeddings are normalised already
+        if index == 0 and not config.first_norm:
             self.attention_norm = nn.Identity()
 
     def before_attention(self, hidden: Tensor) -> Tensor:
@@ -229,26 +235,16 @@ class TransformerEncoder(nn.Module):
     Attributes:
         gradient_checkpointing: compute each layer again in the backward pass instead of keeping its activations.
         graphs: CUDA graphs that run all layers in training; None: the layers run one after another.
-
-    Raises:
-        CheckpointError: the configuration has options that this version does not compute.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        if config.positions != "rotary" and (config.attention_window is not None or not config.bias):
-            raise CheckpointError(
-                f"the encoder needs positions = {config.positions!r} with attention_window or without bias; this "
-                "version computes that with positions = 'rotary' only"
-            )
-        layer_class = PreNormLayer if config.norm == "pre" else Layer
+        layer_class = PreNormLayer if config.placement == "pre" else Layer
         self.layer_order = config.layer_order
         self.embeddings = Embeddings(config)
         self.positions = position_module(config)
         self.layers = nn.ModuleList(layer_class(config, index) for index in range(max(config.layer_order) + 1))
-        self.norm: nn.LayerNorm | None = None
-        if config.norm == "pre":
-            self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
+        self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
         self.convolution = Convolution(config) if config.convolution_size else None
         self.gradient_checkpointing = False
         self.graphs: LayerGraphs | None = None
@@ -354,7 +350,7 @@ def initialize(module: nn.Module, config: EncoderConfig) -> None:
             else:
                 std = _initial_std(name, config)
                 nn.init.trunc_normal_(submodule.weight, std=std, a=-cutoff * std, b=cutoff * std)
-        elif isinstance(submodule, nn.LayerNorm):
+        elif isinstance(submodule, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(submodule.weight)
         if isinstance(submodule, nn.Linear | nn.LayerNorm) and submodule.bias is not None:
             nn.init.zeros_(submodule.bias)

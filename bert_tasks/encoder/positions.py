@@ -74,8 +74,8 @@ def position_module(config: EncoderConfig) -> nn.Module | None:
     match config.positions:
         case "absolute":
             return None
-        case "rotary":
-            return RotaryPositions()
+        case "rotary" | "rotary-interleaved":
+            return RotaryPositions(is_interleaved=config.positions == "rotary-interleaved")
         case "disentangled" if config.disentangled is not None:
             return DisentangledPositions(config, config.disentangled)
         case "relative":
@@ -88,23 +88,32 @@ class RotaryPositions(nn.Module):
     depends on their distance alone.
     """
 
+    def __init__(self, *, is_interleaved: bool) -> None:
+        super().__init__()
+        self.is_interleaved = is_interleaved
+
     def forward(self, position_ids: Tensor, layout: Layout) -> "RotaryAngles":
-        return RotaryAngles(position_ids)
+        return RotaryAngles(position_ids, is_interleaved=self.is_interleaved)
 
 
 class RotaryAngles:
     """The cosines and sines of one forward pass, computed once for all layers with the same base.
 
-    Component i of the first half of a head and component i of the second half are one plane.
+    Component i of the first half of a head and component i of the second half are one plane; interleaved, two
+    neighbours are.
     """
 
-    def __init__(self, position_ids: Tensor) -> None:
-        self.position_ids = position_ids
+    def __init__(self, position_ids: Tensor, *, is_interleaved: bool = False) -> None:
+        self.position_ids, self.is_interleaved = position_ids, is_interleaved
         self._angles: dict[tuple[float, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, None]:
         """Rotates queries and keys ``[N, 3, A, D]``. Values are not changed."""
         cosines, sines = self._cosines_and_sines(cast("float", attention.theta), qkv)
+        if self.is_interleaved:
+            query_key, value = torch.split(qkv, [2, 1], dim=1)
+            turned = rotate(query_key[..., ::2], query_key[..., 1::2], cosines, sines)
+            return torch.cat([torch.stack(turned, dim=-1).flatten(-2).to(qkv.dtype), value], dim=1), None
         if is_eager_on_cpu(qkv):
             return apply_rotary(qkv, cosines, sines), None
         query_key, value = torch.split(qkv, [2, 1], dim=1)
@@ -126,6 +135,11 @@ class RotaryAngles:
 def rotate_halves(rows: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
     """``[..., D]`` -> the rotated halves ``[..., D / 2]``, in the precision of the angles."""
     first, second = rows.chunk(2, dim=-1)
+    return rotate(first, second, cosines, sines)
+
+
+def rotate(first: Tensor, second: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+    """Turns the planes of two components, ``[..., D / 2]`` each, in the precision of the angles."""
     rotated = torch.addcmul(first * cosines, second, sines, value=-1)
     return rotated, torch.addcmul(second * cosines, first, sines)
 

@@ -123,7 +123,15 @@ FAMILY = Family(
     token_dropout=_DROPOUT,
     span_dropout=_DROPOUT,
     choice_dropout=_DROPOUT,
-    options={"norm": "pre", "positions": "rotary", "absolute_positions": False, "mlp": "gated", "bias": False},
+    options={
+        "placement": "pre",
+        "first_norm": False,
+        "final_norm": True,
+        "positions": "rotary",
+        "absolute_positions": False,
+        "mlp": "gated",
+        "bias": False,
+    },
     has_segments=False,
     only_values={
         "attention_bias": False,

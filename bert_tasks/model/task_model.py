@@ -274,7 +274,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             raise UsageError(f"the layers of this {model_type} share their weights: none of them can be left out")
         if not kept or not all(0 <= layer < count for layer in kept):
             raise UsageError(f"layers = {kept}: expected numbers from 0 to {count - 1}, the layers of the checkpoint")
-        if self.config.norm == "pre" and (kept[0] != 0 or 0 in kept[1:]):
+        if not self.config.first_norm and (kept[0] != 0 or 0 in kept[1:]):
             raise UsageError(
                 f"layers = {kept}: layer 0 of this {model_type} has no norm before attention, so it must be the first"
             )

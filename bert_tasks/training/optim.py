@@ -313,7 +313,7 @@ def parameter_groups(
         id(parameter)
         for module in model.modules()
         for parameter in module.parameters(recurse=False)
-        if isinstance(module, nn.LayerNorm) or parameter is getattr(module, "bias", None)
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm) or parameter is getattr(module, "bias", None)
     }
     factor = 1.0 if layerwise_lr_decay is None else layerwise_lr_decay
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
@@ -25,7 +25,6 @@ from bert_tasks.encoder.heads import (
 )
 from bert_tasks.encoder.layers import Layer, TransformerEncoder, initialize
 from bert_tasks.encoder.packing import Packed, Padded, Selection, pack
-from bert_tasks.errors import CheckpointError
 
 LENGTHS = (5, 1, 7, 3, 7, 16, 15)
 POOLINGS = get_args(TokenPooling)
@@ -230,13 +229,6 @@ def test_first_tokens_are_computed_alike_where_the_others_have_no_queries(
     assert len(queries) == 1  # of the second, whose product is that of all tokens
     if not training:
         torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("option", "value"), [("attention_window", (None, 64, 64)), ("bias", False)])
-def test_an_option_that_is_not_computed_is_refused(option: str, value: Any) -> None:
-    config = replace(CONFIG, **{option: value})
-    with pytest.raises(CheckpointError, match="with attention_window or without bias; this version computes that with"):
-        TransformerEncoder(config)
 
 
 def test_a_crf_head_adds_what_a_label_scores_at_the_start_after_each_label_and_at_the_end() -> None:
