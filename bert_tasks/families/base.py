@@ -219,7 +219,7 @@ EMBEDDING_KEYS = (
     KeyMapping(
         "encoder.embeddings.token_type", ("embeddings.token_type_embeddings",), WEIGHT, only_with="type_vocab_size"
     ),
-    KeyMapping("encoder.embeddings.norm", ("embeddings.LayerNorm",)),
+    KeyMapping("encoder.embeddings.norm", ("embeddings.LayerNorm",), only_with="embedding_norm"),
 )
 
 

@@ -19,10 +19,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.modernbert import modeling_modernbert
 
-# RoBERTa under other names.
-ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+# RoBERTa under other names, and with norms elsewhere.
+ROBERTAS = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl")
 # `make test` runs these through the tests marked `every_family` alone.
-LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet")
+LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert")
 FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra", *LONG_FAMILIES)
 # Position ids count from the padding id.
 AFTER_PADDING = (*ROBERTAS, "mpnet")
@@ -42,6 +42,9 @@ PREFIX = {
     "modernbert": "ModernBert",
     "deberta-v2": "DebertaV2",
     "mpnet": "MPNet",
+    "megatron-bert": "MegatronBert",
+    "roberta-prelayernorm": "RobertaPreLayerNorm",
+    "xlm-roberta-xl": "XLMRobertaXL",
 }
 CLASS_SUFFIX = {
     "base": "Model",
@@ -76,6 +79,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(ROBERTAS, ROBERTA),
     "mpnet": MPNET,
     "distilbert": {},
+    "megatron-bert": {},
     "albert": {"embedding_size": 20, "num_hidden_groups": 2},
     "electra": {"embedding_size": 20},
     # Windows of three tokens on each side between global layers, 0 and 3; rotary positions need heads of an even size.

@@ -56,6 +56,7 @@ def save_checkpoint(
 def tokenizer_of(family: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
     """Of the kind of the family's published models; WordPiece for most."""
     kinds = {"roberta": "bpe", "albert": "unigram", "xlm-roberta": "multilingual", "camembert": "french"}
+    kinds |= {"roberta-prelayernorm": "bpe", "xlm-roberta-xl": "multilingual"}
     kinds |= {"mpnet": "mpnet", "modernbert": "modern", "deberta-v2": "deberta"}
     return by_kind[kinds.get(family, "wordpiece")]
 
