@@ -32,16 +32,16 @@ LINES = {
     "tasks": (8020, 4900),
     "checkpoints": (2166, 1450),
     "tensorflow": (686, 600),
-    "families": (1250, 1250),
+    "families": (1345, 1250),
     "metrics": (1179, 1000),
     "data": (6259, 2900),
-    "encoder": (3131, 2300),
+    "encoder": (3168, 2300),
     "foundations": (898, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 42_205  # of 29,000
-TOTAL_STATEMENTS = 24_126  # of 15,800
+TOTAL_LINES = 42_337  # of 29,000
+TOTAL_STATEMENTS = 24_166  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["gelu", "gelu_new", "relu", "tanh"]
+Activation = Literal["gelu", "gelu_new", "relu", "silu", "tanh"]
 PairObjective = Literal["nsp", "sop"]
 TokenPooling = Literal["mean", "max", "attention"]
 Pooling = Literal["cls", TokenPooling]
@@ -106,7 +106,8 @@ class EncoderConfig:
         layer_order: for each layer, the index of the parameters it uses (ALBERT shares them; else 0, 1, 2, ...).
         hidden_dropout_prob: after the embeddings; the layers have the next two.
         attention_output_dropout: after the attention's output projection (0 in DistilBERT).
-        feed_forward_dropout: after the feed-forward's second linear layer (0 in ALBERT); with a gate, before it.
+        feed_forward_dropout: after the feed-forward's second linear layer (0 in ALBERT).
+        gate_dropout: before it, where the feed-forward has a gate (ModernBERT).
         initializer_range: standard deviation of new weights.
         initializer_cutoff: new weights come from a normal distribution that is cut at this number of deviations, and
             is narrower where a layer adds to its input (ModernBERT). None: from the whole distribution.
@@ -129,7 +130,9 @@ class EncoderConfig:
         attention_window: for each layer, how many tokens on each side a token attends to, None: all; None: all layers
             attend to all.
         rotary_theta: for each layer, the base of the wavelengths of rotary positions.
-        bias: linear layers and norms have biases, except the last layers of heads, which always have them.
+        bias: the linear layers of the encoder have biases.
+        norm_bias: its norms have them.
+        head_bias: so have the linear layer and the norm that heads begin with. The last layers always have biases.
     """
 
     vocab_size: int
@@ -166,7 +169,10 @@ class EncoderConfig:
     mlp: Literal["dense", "gated"] = "dense"
     attention_window: tuple[int | None, ...] | None = None
     rotary_theta: tuple[float, ...] = ()
+    gate_dropout: float = 0.0
     bias: bool = True
+    norm_bias: bool = True
+    head_bias: bool = True
     second_segment: Literal[0, 1] = 0
 
     @property

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from bert_tasks.encoder.config import EncoderConfig, TokenPooling
 from bert_tasks.encoder.dropout import Dropout
-from bert_tasks.encoder.layers import initialize, make_norm
+from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
 from bert_tasks.encoder.packing import Layout, Packed, Padded, Selection
 
@@ -127,7 +127,7 @@ class SequenceHead(Head):
         self.pooling = config.head.pooling
         self.dropout = Dropout(config.head.sequence_dropout)
         self.input_dropout = Dropout(config.head.dense_dropout)
-        self.dense = Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+        self.dense = Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
         self.norm = _prediction_norm(config)
         self.output = Linear(config.hidden_size, num_labels)
         initialize(self, config)
@@ -162,7 +162,7 @@ def _prediction_norm(config: EncoderConfig) -> nn.Module:
     """The norm after the linear layer that a head begins with; the identity where the family has none."""
     if not config.head.prediction_head:
         return nn.Identity()
-    return make_norm(config, config.hidden_size)
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.head_bias)
 
 
 class PoolingHead(Head):
@@ -229,7 +229,7 @@ class PerTokenHead(Head):
     def __init__(self, config: EncoderConfig, num_labels: int, *, dropout: float) -> None:
         super().__init__()
         hidden, self.activation = config.hidden_size, config.head.activation
-        self.dense = Linear(hidden, hidden, bias=config.bias) if config.head.prediction_head else None
+        self.dense = Linear(hidden, hidden, bias=config.head_bias) if config.head.prediction_head else None
         self.norm = _prediction_norm(config)
         self.dropout = Dropout(dropout)
         self.output = Linear(config.hidden_size, num_labels)
@@ -495,8 +495,8 @@ class VocabularyHead(Head):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.activation = config.head.vocabulary_activation
-        self.dense = Linear(config.hidden_size, config.embedding_size, bias=config.bias)
-        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps, bias=config.bias)
+        self.dense = Linear(config.hidden_size, config.embedding_size, bias=config.head_bias)
+        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps, bias=config.head_bias)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         initialize(self, config)
 

@@ -27,7 +27,7 @@ def make_norm(config: EncoderConfig, size: int) -> nn.Module:
     """A norm of the encoder's kind."""
     if config.norm == "rms":
         return nn.RMSNorm(size, eps=config.layer_norm_eps)
-    return nn.LayerNorm(size, eps=config.layer_norm_eps, bias=config.bias)
+    return nn.LayerNorm(size, eps=config.layer_norm_eps, bias=config.norm_bias)
 
 
 class Embedding(nn.Embedding):
@@ -143,6 +143,7 @@ class Layer(nn.Module):
         self.output_norm = make_norm(config, hidden)
         self.attention_dropout = Dropout(config.attention_output_dropout)
         self.output_dropout = Dropout(config.feed_forward_dropout)
+        self.gate_dropout = Dropout(config.gate_dropout)
 
     def forward(
         self,
@@ -169,13 +170,12 @@ class Layer(nn.Module):
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
         """``[R, H] -> [R, H]``; with a gate, the activated half of the inner states is multiplied by the other."""
-        change: Tensor
         if not self.is_gated:
             expanded = linear_activation(self.intermediate, hidden, self.activation)  # [R, intermediate]
-            change = self.output_dropout(self.output(expanded))
         else:
             inner, gate = self.intermediate(hidden).chunk(2, dim=-1)  # [R, intermediate] each
-            change = self.output(self.output_dropout(ACTIVATIONS[self.activation](inner) * gate))
+            expanded = self.gate_dropout(ACTIVATIONS[self.activation](inner) * gate)
+        change: Tensor = self.output_dropout(self.output(expanded))
         return change
 
 

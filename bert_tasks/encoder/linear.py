@@ -18,7 +18,13 @@ from bert_tasks.encoder.cpu import gelu_linear_on_cpu, is_eager_on_cpu, linear_o
 
 # ``gelu`` is the exact (erf) form, ``gelu_new`` the tanh approximation that ALBERT was trained with.
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), "relu": F.relu, "tanh": torch.tanh}
+    {
+        "gelu": F.gelu,
+        "gelu_new": partial(F.gelu, approximate="tanh"),
+        "relu": F.relu,
+        "silu": F.silu,
+        "tanh": torch.tanh,
+    }
 )
 _GELU: Mapping[Activation, str] = MappingProxyType({"gelu": "none", "gelu_new": "tanh"})  # the form of each
 

@@ -75,7 +75,8 @@ FAMILY = Family(
         "hidden_dropout_prob": ("embedding_dropout", 0.0),
         "attention_probs_dropout_prob": ("attention_dropout", 0.0),
         "attention_output_dropout": ("attention_dropout", 0.0),
-        "feed_forward_dropout": ("mlp_dropout", 0.0),
+        "feed_forward_dropout": ("", 0.0),
+        "gate_dropout": ("mlp_dropout", 0.0),
         "max_position_embeddings": ("max_position_embeddings", 8192),
         "type_vocab_size": ("", 0),
         "layer_norm_eps": ("norm_eps", 1e-5),
@@ -131,6 +132,8 @@ FAMILY = Family(
         "absolute_positions": False,
         "mlp": "gated",
         "bias": False,
+        "norm_bias": False,
+        "head_bias": False,
     },
     has_segments=False,
     only_values={

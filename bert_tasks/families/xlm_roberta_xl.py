@@ -27,5 +27,5 @@ FAMILY = replace(
         KeyMapping("encoder.norm", ("encoder.LayerNorm",)),
     ),
     architectures=architectures("XLMRobertaXL"),
-    options={"placement": "pre", "embedding_norm": False, "final_norm": True},
+    options={"placement": "pre", "embedding_norm": False, "final_norm": True, "feed_forward_dropout": 0.0},
 )

@@ -41,7 +41,7 @@ PRETRAINING_CLASSES = {
 
 @pytest.mark.parametrize("name", PRETRAINING_CLASSES)
 def test_pretraining_checkpoint(name: str, tmp_path: Path) -> None:
-    family = next(family for family in FAMILIES if name.startswith(PREFIX[family]))
+    family = next(family for family in FAMILIES if name.startswith(f"{PREFIX[family]}For"))
     model = getattr(transformers, name)(hf_config(family, num_labels=2)).half()
     model.save_pretrained(tmp_path)
     found = inspect_checkpoint(tmp_path)

@@ -46,7 +46,7 @@ def test_layers_of_published_configs() -> None:
     assert config.attention_window == (None, 64, 64, None, 64, 64, None)
     assert config.rotary_theta == (160000.0, 10000.0, 10000.0, 160000.0, 10000.0, 10000.0, 160000.0)
     assert config.layer_order == tuple(range(7))
-    assert (config.norm, config.mlp, config.bias, config.absolute_positions) == ("pre", "gated", False, False)
+    assert (config.placement, config.mlp, config.bias, config.absolute_positions) == ("pre", "gated", False, False)
 
 
 def test_both_forms_of_the_config_are_one() -> None:

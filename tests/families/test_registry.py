@@ -15,6 +15,9 @@ from bert_tasks.families import encoder_config, parameter_map
 from bert_tasks.model.encoder import Encoder
 from support.hf_models import FAMILIES, ROBERTAS, hf_config
 
+# Whose heads have no dropout of their own.
+WITHOUT_DROPOUT = ("mpnet", "megatron-bert")
+
 
 @pytest.mark.every_family
 @pytest.mark.parametrize("family", FAMILIES)
@@ -24,9 +27,7 @@ def test_a_field_that_a_config_lacks_has_the_default_of_transformers(family: str
 
 
 @pytest.mark.every_family
-@pytest.mark.parametrize(
-    "family", [family for family in FAMILIES if family not in ("mpnet", "megatron-bert")]
-)  # whose heads have no own
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in WITHOUT_DROPOUT])
 def test_a_dropout_of_a_head_is_the_one_that_the_config_names(family: str) -> None:
     """None stands for a field that is not set: the next one applies, as in transformers."""
     names = {

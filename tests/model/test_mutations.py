@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from bert_tasks.encoder import attention, heads, positions
 from bert_tasks.encoder.config import Activation
-from bert_tasks.encoder.layers import Layer
+from bert_tasks.encoder.layers import Layer, PreNormLayer
 from bert_tasks.encoder.linear import ACTIVATIONS
 from bert_tasks.encoder.packing import Layout, Packed, Selection
 from bert_tasks.families import parameter_map
@@ -32,6 +32,9 @@ from support.parity import Model, difference, hf_output, ours_from, packed_outpu
 DETECTED = 10 * 1e-10
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
 FAMILIES = tuple(family for family in ALL_FAMILIES if family != "modernbert")  # tests/families/test_modernbert.py
+PRE_NORM = ("roberta-prelayernorm", "xlm-roberta-xl", "megatron-bert")
+POST_NORM = tuple(family for family in FAMILIES if family not in PRE_NORM)
+WITH_EMBEDDING_NORM = tuple(family for family in FAMILIES if family not in PRE_NORM[1:])
 PROJECTED = ("albert", "electra")
 # Else these faults end in an error of shapes, or the family has no table of positions.
 ABSOLUTE = tuple(family for family in FAMILIES if family not in ("mpnet", "deberta-v2"))
@@ -304,7 +307,10 @@ FAULTS: dict[str, Fault] = {
     "the farthest bucket begins one token early": Fault(patch=bucket_starts_early(46), families=("mpnet",)),
     "segments ignored": Fault(edit=with_ids("token_type", torch.zeros_like), families=("bert", "albert", "electra")),
     "the only segment left out": Fault(edit=zero("token_type.weight"), families=ROBERTAS),
-    "embeddings not normalised": Fault(edit=replace_module("encoder.embeddings.norm", nn.Identity())),
+    "embeddings not normalised": Fault(
+        edit=replace_module("encoder.embeddings.norm", nn.Identity()), families=WITH_EMBEDDING_NORM
+    ),
+    "the last norm left out": Fault(edit=replace_module("encoder.norm", nn.Identity()), families=PRE_NORM),
     "projection without bias": Fault(edit=zero("projection.bias"), families=PROJECTED),
     "mask ignored": Fault(patch=patch_sdpa(attn_mask=None)),
     "attention not scaled": Fault(patch=patch_sdpa(scale=1.0)),
@@ -314,9 +320,15 @@ FAULTS: dict[str, Fault] = {
         edit=of_layers(lambda layer: setattr(layer.attention, "heads", 6)), families=ABSOLUTE
     ),
     "value bias left out": Fault(edit=zero("qkv.bias")),
-    "no residual around attention": Fault(edit=norm_without_residual("attention_norm", "attention.output")),
-    "no residual around feed-forward": Fault(edit=norm_without_residual("output_norm", "output")),
-    "pre-norm layers": Fault(patch=patch_layer(wrong_layer_forward)),
+    "no residual around attention": Fault(
+        edit=norm_without_residual("attention_norm", "attention.output"), families=POST_NORM
+    ),
+    "no residual around feed-forward": Fault(edit=norm_without_residual("output_norm", "output"), families=POST_NORM),
+    "pre-norm layers": Fault(patch=patch_layer(wrong_layer_forward), families=POST_NORM),
+    "post-norm layers": Fault(
+        patch=lambda monkeypatch: monkeypatch.setattr(PreNormLayer, "after_attention", Layer.after_attention),
+        families=PRE_NORM,
+    ),
     "residual of other rows": Fault(patch=patch_layer(residual_of_other_rows)),
     "dropout in evaluation": Fault(edit=dropout_in_evaluation),
     "head activation": Fault(

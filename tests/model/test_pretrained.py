@@ -31,8 +31,10 @@ from support.task_examples import EXAMPLES
 
 LABELS = ("calm", "glad", "sad")
 TEXTS = (LINES[0], "the ferry", "", LINES[7])
+_BERT = {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"}
 HEAD_KEYS = {
-    "bert": {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"},
+    "bert": _BERT,
+    "megatron-bert": _BERT,
     "distilbert": {f"{name}.{part}" for name in ("pre_classifier", "classifier") for part in ("weight", "bias")},
     "albert": {"albert.pooler.weight", "albert.pooler.bias", "classifier.weight", "classifier.bias"},
     "deberta-v2": {f"{name}.{part}" for name in ("pooler.dense", "classifier") for part in ("weight", "bias")},
