@@ -254,3 +254,14 @@ def test_a_row_that_is_drawn_twice_in_a_step_counts_twice(folder: Path) -> None:
         return gradient.clone()
 
     torch.testing.assert_close(gradient(rows, [0, 0, 1]), gradient([rows[0], *rows], [0, 1, 2]), atol=1e-12, rtol=0.0)
+
+
+def test_tasks_with_their_own_rows_learn_from_a_teacher(folder: Path) -> None:
+    train(load_recipe("recipe.toml"), progress=False)
+    (folder / "topics" / "b.csv").write_text("text,topic\na text without a label,\nanother one,low\n", "utf-8")
+    text = RECIPE.replace('"out"', '"student"').replace("epochs = 2", 'epochs = 1\nsampling = "equal"')
+    (folder / "recipe.toml").write_text(text + '\n[teacher]\nname = "out"\n', "utf-8")
+    result = train(load_recipe("recipe.toml"), progress=False)
+    steps = [json.loads(line) for line in (result.output_dir / "metrics.jsonl").read_text("utf-8").splitlines()]
+    terms = {name for step in steps for name in step.get("terms", {})}
+    assert terms == {"topic/loss", "topic/distillation", "slots/loss", "slots/distillation"}
