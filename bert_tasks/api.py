@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
+from typing_extensions import TypeIs
+
 from bert_tasks.cards.card import write_card
 from bert_tasks.checkpoints.hub import RUN_SUMMARY
 from bert_tasks.data.columns import has_labels
@@ -97,7 +99,7 @@ def fit(
     reading, arguments = _split_arguments(settings)
     if isinstance(optimizer, str):
         arguments["optimizer"] = optimizer
-    tasks = train.keys() if isinstance(train, Mapping) else ()
+    tasks = train.keys() if _is_by_task(train) else ()
     recipe = recipe_of_arguments(arguments, teacher=_teacher_names(teacher), output_dir=str(output_dir), tasks=tasks)
     prepare_model(model, seed=recipe.run.seed)
     has_assumed_labels = model.has_assumed_labels
@@ -205,13 +207,18 @@ def _load_splits(
 ) -> Splits:
     """Returns the checked rows. The model remembers the names of their columns."""
     task = model.reading_task
-    if isinstance(train, Mapping):
+    if _is_by_task(train):
         splits = _splits_of_tasks(task, train, validation, recipe, reading)
     else:
         splits = _splits_of(task, train, validation, recipe, reading)
         model.columns = reading.training_names(train if isinstance(train, str | Path) else None, task.columns)
     model.read_labels(splits, unlabelled=recipe.teacher is not None)
     return splits
+
+
+def _is_by_task(train: Data | Mapping[str, Data]) -> TypeIs[Mapping[str, Data]]:
+    """Whether these are the rows of tasks by their names; a DatasetDict of `datasets` is a mapping, too."""
+    return isinstance(train, Mapping) and not type(train).__module__.startswith("datasets.")
 
 
 def _splits_of_tasks(

@@ -17,7 +17,7 @@ from support.sources import Source, package_sources
 # several modules of the top level.
 LINES = {
     "cli": (1469, 1000),
-    "api": (262, 250),
+    "api": (269, 250),
     "report": (1974, 1700),
     "cards": (544, 380),
     "serving": (1039, 800),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 42_337  # of 29,000
-TOTAL_STATEMENTS = 24_166  # of 15,800
+TOTAL_LINES = 42_344  # of 29,000
+TOTAL_STATEMENTS = 24_170  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -150,7 +150,7 @@ LONG = pytest.mark.slow
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob = 1.5, expected at most 1"),
         ({"classifier_dropout": 2}, "classifier_dropout = 2, expected at most 1"),
         ({"model_type": "roberta", "pad_token_id": 1, "max_position_embeddings": 2}, "leaves no position for a token"),
-        ({"hidden_act": "silu"}, "activation 'silu'"),
+        ({"hidden_act": "mish"}, "activation 'mish'"),
         ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
         ({"model_type": "albert", "num_hidden_groups": 0}, "num_hidden_groups = 0"),
         ({"is_decoder": True}, "is_decoder = True is not supported"),
