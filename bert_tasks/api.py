@@ -217,14 +217,14 @@ def _load_splits(
 
 
 def _is_by_task(train: Data | Mapping[str, Data]) -> TypeIs[Mapping[str, Data]]:
-    """Whether these are the rows of tasks by their names; a DatasetDict of `datasets` is a mapping, too."""
+    """Returns True for a mapping from tasks to rows. A DatasetDict of `datasets` is a mapping, too, but from splits."""
     return isinstance(train, Mapping) and not type(train).__module__.startswith("datasets.")
 
 
 def _splits_of_tasks(
     task: Task, train: Mapping[str, Data], validation: Any, recipe: Recipe, reading: ReadOptions
 ) -> Splits:
-    """The rows of each task of several, by its name."""
+    """Returns the rows of all tasks, read from the data of each."""
     if not isinstance(task, MultiTask):
         raise UsageError("fit: train has rows by the names of tasks, and the model has one task; pass the rows")
     if reading.columns:

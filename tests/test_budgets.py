@@ -25,7 +25,7 @@ LINES = {
     "experiments": (1622, 1200),
     "training": (4029, 2700),
     "inference": (1737, 1150),
-    "recipe": (1592, 1000),
+    "recipe": (1600, 1000),
     "init": (776, 650),
     "model": (2593, 1950),
     "export": (853, 700),
@@ -34,14 +34,14 @@ LINES = {
     "tensorflow": (686, 600),
     "families": (1345, 1250),
     "metrics": (1179, 1000),
-    "data": (6259, 2900),
+    "data": (6268, 2900),
     "encoder": (3168, 2300),
     "foundations": (898, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 42_344  # of 29,000
-TOTAL_STATEMENTS = 24_170  # of 15,800
+TOTAL_LINES = 42_361  # of 29,000
+TOTAL_STATEMENTS = 24_181  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -302,17 +302,17 @@ def load_splits(
 def _load_tasks(spec: DataSpec, columns: Sequence[Column], **options: Any) -> Splits:
     """Reads the rows that tasks share, and the rows of each task that has its own."""
     shared = [column for column in columns if not (isinstance(column, TaskColumn) and column.task_name in spec.tasks)]
-    sources = [(replace(spec, tasks={}), shared)] if shared else []
+    sources = [("data", replace(spec, tasks={}), shared)] if shared else []
     for column in columns:
         if isinstance(column, TaskColumn) and column.task_name in spec.tasks:
-            sources.append((spec.tasks[column.task_name], [column]))
+            sources.append((f"tasks.{column.task_name}.data", spec.tasks[column.task_name], [column]))
     splits, bad = [], RowErrors()
-    for source, of_source in sources:
+    for section, source, of_source in sources:
         try:
             splits.append(load_splits(source, columns=of_source, **options))
         except RowErrors as error:
             bad.extend(error)
-            bad.advice = error.advice
+            bad.advice = error.advice.replace("data.on_error", f"{section}.on_error")
     bad.raise_if_any()
     return joined_splits(splits)
 
@@ -371,6 +371,7 @@ def load_tables(
         RowErrors: one report over all files.
         DataError: if a file, folder or data set cannot be used.
     """
+    columns = [_with_usual_names(column, spec) for column in columns]
     train, validation = split_files(spec)
     shared: dict[str, Any] = {"labels": labels, "cache_dir": cache_dir, "skip_errors": spec.on_error == "skip"}
     shared["passthrough"] = passthrough
@@ -398,6 +399,14 @@ def load_tables(
     bad.raise_if_any()
     tables = [RowTable.joined(tables[: len(train)]), *tables[len(train) :]]
     return Splits(train=tables[0], validation=dict(zip(validation, tables[1:], strict=True)))
+
+
+def _with_usual_names(column: Column, spec: DataSpec) -> Column:
+    """Returns the column of a task with the names that the format of the files has for what the task reads."""
+    if not isinstance(column, TaskColumn):
+        return column
+    names = {**trained_names(spec, column.columns), **dict(column.names)}
+    return replace(column, names=tuple(names.items()))
 
 
 def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:

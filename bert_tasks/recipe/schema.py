@@ -27,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from bert_tasks.data.formats import FORMATS
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.encoder.config import LoraTarget
@@ -372,7 +373,9 @@ class Recipe(BaseModel):
         if self.optim.lora_rank is not None and self.model.config is not None:
             raise ValueError("optim.lora_rank needs a trained encoder: remove it to train a new model, model.config")
         if self.optim.sampling != "proportional" and not self.data.tasks:
-            raise ValueError("optim.sampling is of tasks with their own rows: state them in [tasks.NAME.data]")
+            raise ValueError(
+                "optim.sampling needs tasks with their own rows: write [tasks.NAME.data], or give fit the rows by task"
+            )
         return self
 
 
@@ -650,6 +653,11 @@ def _data_of_task(name: str, section: Any) -> tuple[Document, list[Problem]]:
     if spec.columns or spec.tasks:
         key = "columns" if spec.columns else "tasks"
         return {}, [Problem((*path, key), f"[tasks.{name}.data] {key}: name the columns in [tasks.{name}]")]
+    if spec.format is not None and spec.format in FORMATS and FORMATS[spec.format].label_names:
+        text = (
+            f"[tasks.{name}.data] format: {spec.format} has numbers for labels, which one of several tasks cannot read"
+        )
+        return {}, [Problem((*path, "format"), f"{text}; write the rows as csv, with names")]
     return section, []
 
 

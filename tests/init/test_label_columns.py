@@ -21,7 +21,7 @@ from support.small_tokenizers import LINES
 MOODS = ("calm", "glad", "sad")
 TEXTS = [f"{LINES[i % len(LINES)]} {i}" for i in range(24)]
 Rows = Sequence[Mapping[str, Any]]
-# Texts with two columns of classes, one of which is empty in some rows.
+# Texts with two columns of classes. Some cells of the second column are empty.
 TICKETS: Rows = [
     {"text": text, "intent": MOODS[i % 3], "sentiment": ["", "good", "bad"][i % 3]} for i, text in enumerate(TEXTS)
 ]

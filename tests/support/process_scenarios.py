@@ -185,7 +185,7 @@ def tagged(rows: list[Row]) -> list[Row]:
 
 
 def trained_tasks(checkpoint: Path, folder: Path) -> dict[str, Any]:
-    """Two tasks with their own rows, of which one has more."""
+    """Trains two tasks that have their own rows. One task has more rows than the other."""
     torch.manual_seed(0)
     model = MultiTaskModel.from_pretrained(checkpoint, tasks=TWO_TASKS)
     sets = {"sentiment": make_rows(9, seed=1), "initials": tagged(make_rows(5, seed=3))}

@@ -1,4 +1,4 @@
-"""Several tasks of which each has rows of its own, and how often these are drawn."""
+"""Tasks that have their own rows, and how often a run draws the rows of each."""
 
 import json
 from collections import Counter
@@ -122,6 +122,10 @@ def test_some_tasks_share_rows_and_others_have_their_own(folder: Path) -> None:
         (('dir = "slots"', "dir = 3"), "dir = 3: expected a string"),
         (('dir = "slots"', 'dir = "slots"\ntrain = "a"'), "expected exactly one of dataset, dir, train"),
         (('dir = "slots"', 'dir = "slots"\ncolumns = {tags = "a"}'), "name the columns in [tasks.slots]"),
+        (
+            ('dir = "slots"', 'dir = "slots"\nformat = "glue/cola"'),
+            "glue/cola has numbers for labels, which one of several",
+        ),
         (("epochs = 2", "sampling = 0.5"), "sampling = 0.5: expected"),
         (("[run]", '[data.tasks.a]\ntrain = "x"\n[run]'), "[data] tasks: write [tasks.NAME.data]"),
     ],
@@ -148,6 +152,7 @@ def test_wrong_rows_of_all_files_are_named(folder: Path) -> None:
         prepare(load_recipe("recipe.toml"))
     assert "slots/dev.jsonl:1" in str(error.value)
     assert "topics/b.csv:2" in str(error.value)
+    assert "set tasks.topic.data.on_error" in str(error.value)
 
 
 def test_validation_sets_must_agree(folder: Path) -> None:
@@ -159,7 +164,7 @@ def test_validation_sets_must_agree(folder: Path) -> None:
 
 def test_sampling_needs_rows_of_tasks(folder: Path) -> None:
     model = TaskModel.from_pretrained(folder / "base", task="sequence-classification")
-    with pytest.raises(RecipeError, match=r"optim\.sampling is of tasks with their own rows"):
+    with pytest.raises(RecipeError, match=r"optim\.sampling needs tasks with their own rows"):
         fit(model, list(CLASSES), list(CLASSES), output_dir=folder / "out", sampling="equal", **SETTINGS)
 
 
@@ -265,3 +270,12 @@ def test_tasks_with_their_own_rows_learn_from_a_teacher(folder: Path) -> None:
     steps = [json.loads(line) for line in (result.output_dir / "metrics.jsonl").read_text("utf-8").splitlines()]
     terms = {name for step in steps for name in step.get("terms", {})}
     assert terms == {"topic/loss", "topic/distillation", "slots/loss", "slots/distillation"}
+
+
+def test_a_task_reads_the_columns_of_the_format_of_its_files(folder: Path) -> None:
+    lines = "the O\nferry B-THING\n\nthe O\nold B-THING\n"
+    for name in ("train", "dev"):
+        (folder / "slots" / f"{name}.jsonl").unlink()
+        (folder / "slots" / f"{name}.conll").write_text(lines, "utf-8")
+    rows = [row["row of slots"] for row in prepare(load_recipe("recipe.toml")).splits.validation[""]]
+    assert [row["tags"] for row in rows if row is not None] == [["O", "B-THING"]] * 2
