@@ -145,13 +145,14 @@ def _keys(config: Any, length: int) -> int:
 
 CELLS = (
     Cell("bert-base", "sst2", 32, 100),
-    Cell("bert-base", "squad", 32, 40),
     Cell("bert-base", "rte", 32, 60),
+    Cell("bert-base", "squad", 32, 40),
+    Cell("bert-base", "squad", 128, 15),
     Cell("bert-large", "squad", 32, 20),
-    Cell("modernbert-base", "squad", 32, 30),
     Cell("modernbert-base", "articles", 4, 15),
+    Cell("modernbert-base", "squad", 32, 30),
     Cell("deberta-v3-base", "rte", 32, 30),
-    Cell("bert-base", "sst2", 512, 40),
+    Cell("bert-base", "sst2", 512, 30),
 )
 TINY_CELLS = (Cell("tiny", "sst2", 8, 4), Cell("tiny", "rte", 8, 3))
 
@@ -336,6 +337,7 @@ def measured(side: Callable[..., float], cell: Cell, device: torch.device, *, bf
         name = torch.cuda.get_device_name(device)
         peak = next((value for card, value in PEAKS.items() if name.startswith(card)), None)
         figures["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        figures["reserved_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
         if peak is not None and bf16:
             figures["mfu"] = round(cell.operations / (1 if training else 3) / seconds / peak, 4)
     return figures
@@ -385,7 +387,7 @@ def table(path: Path) -> str:
             key=lambda result: result["tokens_per_second"],
         )
         cells = [
-            f"{side['tokens_per_second'] / 1000:.0f} k tokens/s, {side['peak_gib']:.1f} GiB, MFU {side['mfu']:.1%}"
+            f"{side['tokens_per_second'] / 1000:.0f} k tokens/s, {side['reserved_gib']:.1f} GiB, MFU {side['mfu']:.1%}"
             for side in (ours, best)
         ]
         ratio = ours["tokens_per_second"] / best["tokens_per_second"]

@@ -55,7 +55,7 @@ ForwardFn = Callable[[PackedBatch], Any]  # a batch's logits: [B, L], or [R, L] 
 
 CHUNK_ROWS = 1024
 EXPLAINED_ROWS = 32  # of a chunk: an explanation takes as long as a hundred predictions
-BATCH_TOKENS = 16384
+BATCH_TOKENS = 32768
 CPU_BATCH_TOKENS = 1024  # the activations of two such batches stay in a processor's cache
 _BATCH_LOGITS = 2**25
 _ASSUMED = ("LABEL_0", "LABEL_1")  # until the labels are known

@@ -42,7 +42,8 @@ def device_of_runs(device: torch.device) -> Iterator[None]:
 
 def save_checkpoint(folder: Path, family: str, tokenizer: PreTrainedTokenizerBase, *, dropout: float = 0.0) -> Path:
     """Saves a small model without a task head."""
-    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+    rates = dict.fromkeys((*names, "classifier_dropout_prob", "seq_classif_dropout"), dropout)
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 66, "initializer_range": 0.1}
     torch.manual_seed(0)
     hf_class(family, "base")(hf_config(family, **WIDTHS, **sizes, **rates)).save_pretrained(folder)
