@@ -11,11 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
 from bert_tasks.errors import CheckpointError
-from support.hf_models import FAMILIES, HEADS, PREFIX, Head, hf_config, hf_model
+from support.hf_models import EVERY_HEAD, FAMILIES, PREFIX, WITH_CHOICE, Head, hf_config, hf_model
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "head"), EVERY_HEAD)
 def test_every_kind_of_checkpoint(family: str, head: Head, tmp_path: Path) -> None:
     model = hf_model(family, head, dtype=torch.float32)
     model.save_pretrained(tmp_path)
@@ -32,7 +31,7 @@ def test_every_kind_of_checkpoint(family: str, head: Head, tmp_path: Path) -> No
 
 PRETRAINING_CLASSES = {
     **{f"{PREFIX[family]}ForMaskedLM": "masked-lm" for family in FAMILIES},
-    **{f"{PREFIX[family]}ForMultipleChoice": "choice" for family in FAMILIES},
+    **{f"{PREFIX[family]}ForMultipleChoice": "choice" for family in WITH_CHOICE},
     "BertForPreTraining": "pretraining",
     "AlbertForPreTraining": "pretraining",
     "ElectraForPreTraining": "replaced-token",

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from support.gpu import DEVICE, needs_cuda
-from support.hf_models import FAMILIES, HEADS, Head, HFBatch, hf_config, hf_model, random_batch
+from support.hf_models import EVERY_HEAD, Head, HFBatch, hf_config, hf_model, random_batch
 from support.parity import difference, hf_output, ours_from, packed_output, shaped_output
 
-CASES = [(family, head) for family in FAMILIES for head in HEADS] + [("bert", "choice"), ("roberta", "choice")]
+CASES = [*EVERY_HEAD, ("bert", "choice"), ("roberta", "choice")]
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 
 

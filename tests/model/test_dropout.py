@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from bert_tasks.encoder import attention
 from bert_tasks.encoder.dropout import Dropout
-from support.hf_models import FAMILIES, ROBERTAS, Head, hf_config, hf_model, random_batch
+from support.hf_models import EVERY_HEAD, FAMILIES, ROBERTAS, WITH_CHOICE, Head, hf_config, hf_model, random_batch
 from support.parity import ours_from, packed_difference, shaped_difference
 
 PROBABILITIES: dict[str, dict[str, float]] = {
@@ -45,8 +45,7 @@ def scaling_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("scaling_dropout")
-@pytest.mark.parametrize("head", ["base", "sequence", "token", "span", "choice"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "head"), [*EVERY_HEAD, *((family, "choice") for family in WITH_CHOICE)])
 def test_dropout_stands_where_transformers_has_it(family: str, head: Head) -> None:
     theirs = hf_model(family, head, config=config(family, head))
     ours = ours_from(theirs, head)

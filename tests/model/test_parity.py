@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedTokenizerBase
 
-from support.hf_models import AFTER_PADDING, FAMILIES, HEADS, Head, HFBatch, hf_config, hf_model, random_batch
+from support.hf_models import AFTER_PADDING, EVERY_HEAD, FAMILIES, Head, HFBatch, hf_config, hf_model, random_batch
 from support.parity import (
     Model,
     difference,
@@ -32,7 +32,7 @@ Side = Literal["left", "right"]
 # 48 is the most that these models have positions for; near and equal lengths share a group.
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
 BOTH = pytest.mark.parametrize("family", FAMILIES)
-ALL_HEADS = pytest.mark.parametrize("head", HEADS)
+ALL_HEADS = pytest.mark.parametrize(("family", "head"), EVERY_HEAD)
 
 
 def to_the_left(batch: HFBatch) -> HFBatch:
@@ -50,7 +50,6 @@ def to_the_left(batch: HFBatch) -> HFBatch:
 
 
 @pytest.mark.every_family
-@BOTH
 @ALL_HEADS
 def test_right_padding(family: str, head: Head) -> None:
     theirs = hf_model(family, head)
@@ -60,8 +59,7 @@ def test_right_padding(family: str, head: Head) -> None:
     assert packed_difference(theirs, ours, batch) <= TOLERANCE
 
 
-@BOTH
-@pytest.mark.parametrize("head", ["base", "token", "span"])
+@pytest.mark.parametrize(("family", "head"), [case for case in EVERY_HEAD if case[1] != "sequence"])
 def test_left_padding(family: str, head: Head) -> None:
     theirs = hf_model(family, head)
     batch = random_batch(family, lengths=LENGTHS, side="left")
@@ -91,7 +89,6 @@ def test_roberta_packs_left_padding_too() -> None:
     assert packed_difference(theirs, ours_from(theirs, "token"), batch) <= TOLERANCE
 
 
-@BOTH
 @ALL_HEADS
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_masks_with_holes(family: str, head: Head, side: Side) -> None:
@@ -105,7 +102,6 @@ def test_masks_with_holes(family: str, head: Head, side: Side) -> None:
     assert shaped_difference(theirs, ours_from(theirs, head), holed) <= TOLERANCE
 
 
-@BOTH
 @ALL_HEADS
 def test_float32(family: str, head: Head) -> None:
     theirs = hf_model(family, head, dtype=torch.float32)
@@ -130,8 +126,7 @@ def test_hidden_states(family: str) -> None:
         assert difference(theirs_at, ours_at, batch.attention_mask) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "deberta-v2"])
-@ALL_HEADS
+@pytest.mark.parametrize(("family", "head"), [case for case in EVERY_HEAD if case[0] != "deberta-v2"])
 @torch.no_grad()
 def test_explicit_positions(family: str, head: Head) -> None:
     """Positions are used as they are, in any order."""
@@ -145,7 +140,6 @@ def test_explicit_positions(family: str, head: Head) -> None:
     assert difference(shaped_output(ours, batch), given, batch.attention_mask) > 1e-3
 
 
-@BOTH
 @ALL_HEADS
 @torch.no_grad()
 def test_what_is_left_out_gets_transformers_defaults(family: str, head: Head) -> None:

@@ -23,7 +23,7 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
-from support.hf_models import AFTER_PADDING, FAMILIES, PREFIX, WITHOUT_TYPES, Head
+from support.hf_models import AFTER_PADDING, EVERY_HEAD, FAMILIES, PREFIX, WITHOUT_TYPES, Head
 from support.largest_tensor import LargestTensor
 from support.small_checkpoints import copied, edit_config, save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
@@ -250,8 +250,7 @@ def test_a_head_that_does_not_fit_its_config_needs_a_task(stock: Save, tmp_path:
     assert loaded(folder).task.labels == ("c0", "c1", "c2", "c3", "c4")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("head", ["token", "span"])
+@pytest.mark.parametrize(("family", "head"), [case for case in EVERY_HEAD if case[1] in ("token", "span")])
 def test_another_tasks_head_is_dropped(family: str, head: Head, stock: Save) -> None:
     labels = LABELS if head == "token" else ("start", "end")
     model = loaded(stock(family, head, labels=labels), labels)

@@ -54,6 +54,16 @@ CLASS_SUFFIX = {
     "choice": "ForMultipleChoice",
 }
 
+
+def has_head(family: str, head: Head) -> bool:
+    """Whether transformers has the class."""
+    return hasattr(transformers, PREFIX[family] + CLASS_SUFFIX[head])
+
+
+EVERY_HEAD = [(family, head) for family in FAMILIES for head in HEADS if has_head(family, head)]
+WITH_SPAN = [family for family in FAMILIES if has_head(family, "span")]
+WITH_CHOICE = [family for family in FAMILIES if has_head(family, "choice")]
+
 Case = TypeVar("Case")
 
 VOCAB_SIZE = 120

@@ -135,7 +135,8 @@ def families_with_head(example: Example) -> list[str]:
 class TaskContract:
     """The suite; ``examples`` are a task's own, by the name that a test bears.
 
-    `make test` runs each on one family, and the first on all if ``every_family`` is set.
+    `make test` runs each on one family, and the first on all if ``every_family`` is set. With `make test-slow` each
+    test runs on every family, with one of the examples, so that a family meets them all.
     """
 
     examples: ClassVar[Mapping[str, Example]]
@@ -143,7 +144,16 @@ class TaskContract:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         cases = with_families(self.examples, families=families_with_head, every=self.every_family)
-        metafunc.parametrize(("family_folder", "example"), cases, indirect=["family_folder"], scope="module")
+        tests = sorted(name for name in dir(self) if name.startswith("test_"))
+        turn = tests.index(metafunc.function.__name__)
+
+        def is_next(family: str, name: str) -> bool:
+            names = [name for name, example in self.examples.items() if family in families_with_head(example)]
+            return names.index(name) == (turn + FAMILIES.index(family)) % len(names)
+
+        names = {id(example): name for name, example in self.examples.items()}
+        kept = [case for case in cases if not case.marks or is_next(case.values[0], names[id(case.values[1])])]
+        metafunc.parametrize(("family_folder", "example"), kept, indirect=["family_folder"], scope="module")
 
     @pytest.fixture(scope="module")
     @classmethod

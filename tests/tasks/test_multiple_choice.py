@@ -28,7 +28,7 @@ from bert_tasks.tasks import MultipleChoice
 from bert_tasks.tasks.shared.detection import UserHints
 from bert_tasks.tasks.shared.features import collate
 from bert_tasks.tasks.shared.report import Report
-from support.hf_models import FAMILIES, Head, hf_config, hf_model, random_batch
+from support.hf_models import WITH_CHOICE, Head, hf_config, hf_model, random_batch
 from support.parity import in_our_names, ours_from, packed_batch, packed_difference, shaped_difference
 from support.small_checkpoints import save_checkpoint
 
@@ -74,7 +74,7 @@ def loss_and_gradients(family: str) -> tuple[float, float, float]:
 
 
 @pytest.mark.every_family
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", WITH_CHOICE)
 def test_logits_loss_and_gradients_are_those_of_transformers(family: str) -> None:
     theirs = hf_model(family, HEAD)
     ours = ours_from(theirs, HEAD)
