@@ -130,6 +130,9 @@ class EncoderConfig:
         attention_window: for each layer, how many tokens on each side a token attends to, None: all; None: all layers
             attend to all.
         rotary_theta: for each layer, the base of the wavelengths of rotary positions.
+        num_key_value_heads: heads of keys and values, each of which serves a group of queries' heads (grouped-query
+            attention, Ainslie et al., arXiv:2305.13245); None: as many, and one linear layer for all three.
+        head_dim: size of a head; None: ``hidden_size`` divided by the number of heads.
         bias: the linear layers of the encoder have biases.
         norm_bias: its norms have them.
         head_bias: so have the linear layer and the norm that heads begin with. The last layers always have biases.
@@ -170,6 +173,8 @@ class EncoderConfig:
     attention_window: tuple[int | None, ...] | None = None
     rotary_theta: tuple[float, ...] = ()
     gate_dropout: float = 0.0
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
     bias: bool = True
     norm_bias: bool = True
     head_bias: bool = True
@@ -177,7 +182,7 @@ class EncoderConfig:
 
     @property
     def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     @property
     def usable_length(self) -> int:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bert_tasks.encoder.attention import attend, attend_cls_query
-from bert_tasks.encoder.config import Activation, EncoderConfig
+from bert_tasks.encoder.config import Activation, EncoderConfig, LoraTarget
 from bert_tasks.encoder.dropout import Dropout
 from bert_tasks.encoder.graphs import LayerGraphs
 from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
@@ -77,9 +77,11 @@ class Embeddings(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention; query, key and value are one linear layer (rows of its weight: all q, all k, all v).
+    """Self-attention; query, key and value are one linear layer (rows of its weight: all q, all k, all v). Where groups
+    of queries share keys and values, it is two: ``query`` and ``key_value``.
 
     Attributes:
+        projections: names of these layers -> what each of them makes.
         window: how many tokens on each side a token attends to; None: all.
         theta: the base of the wavelengths of rotary positions; None: there are none.
     """
@@ -90,17 +92,25 @@ class Attention(nn.Module):
         self.dropout = config.attention_probs_dropout_prob
         self.window = None if config.attention_window is None else config.attention_window[index]
         self.theta = config.rotary_theta[index] if config.rotary_theta else None
-        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
-        self.output = Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+        self.size = config.head_size
+        hidden, width = config.hidden_size, self.heads * self.size
+        self.projections: dict[str, tuple[LoraTarget, ...]] = {"qkv": ("query", "key", "value")}
+        if config.num_key_value_heads is None:
+            self.qkv = Linear(hidden, 3 * width, bias=config.bias)
+        else:
+            self.projections = {"query": ("query",), "key_value": ("key", "value")}
+            self.query = Linear(hidden, width, bias=config.bias)
+            self.key_value = Linear(hidden, 2 * config.num_key_value_heads * self.size, bias=config.bias)
+        self.output = Linear(width, hidden, bias=config.bias)
         self.scale: float | None = None
         self.position_key: Linear | None = None
         self.position_query: Linear | None = None
         if config.disentangled is not None:
             self.scale = config.disentangled.scale(config.head_size)
             if config.disentangled.own_keys:
-                self.position_key = Linear(config.hidden_size, config.hidden_size)
+                self.position_key = Linear(hidden, width)
             if config.disentangled.own_queries:
-                self.position_query = Linear(config.hidden_size, config.hidden_size)
+                self.position_query = Linear(hidden, width)
 
     def forward(
         self,
@@ -112,20 +122,30 @@ class Attention(nn.Module):
         """Context ``[N, H]``, or ``[R, H]`` of the selected tokens, before the output projection."""
         dropout = self.dropout if self.training else 0.0
         is_first = selection is not None and selection.first_tokens and positions is None and self.window is None
-        if is_first and isinstance(layout, Packed) and hidden.device.type == "cpu":
+        if is_first and isinstance(layout, Packed) and hidden.device.type == "cpu" and "qkv" in self.projections:
             # The other tokens need keys and values, but no queries.
-            sizes = [hidden.shape[1], 2 * hidden.shape[1]]
+            sizes = [self.heads * self.size, 2 * self.heads * self.size]
             first = hidden.index_select(0, layout.cu_seqlens[:-1])  # [B, H]
             query, key_value = self.qkv.parts((first, hidden), sizes)
             query = query.view(len(first), self.heads, -1)  # [B, A, D]
             key_value = key_value.view(len(hidden), 2, self.heads, -1)  # [N, 2, A, D]
             return attend_cls_query(query, key_value, layout, dropout=dropout).index_select(0, layout.caller_order)
-        qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [N, 3, A, D]
+        qkv = self.project(hidden)
         scores = None
         if positions is not None:
             qkv, scores = positions.apply(self, qkv)
         context = attend(qkv, layout, dropout=dropout, window=self.window, scores=scores, scale=self.scale)
         return context if selection is None else context.index_select(0, selection.rows)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """``[N, H] -> [N, 3, A, D]`` queries, keys and values."""
+        if "qkv" in self.projections:
+            qkv: Tensor = self.qkv(hidden).unflatten(-1, (3, self.heads, self.size))
+            return qkv
+        query = self.query(hidden).unflatten(-1, (1, self.heads, self.size))
+        key_value = self.key_value(hidden).unflatten(-1, (2, -1, self.size))
+        shared = key_value.repeat_interleave(self.heads // key_value.shape[-2], dim=-2)
+        return torch.cat([query, shared], dim=-3)
 
 
 class Layer(nn.Module):
@@ -328,14 +348,13 @@ class TransformerEncoder(nn.Module):
             self.graphs = LayerGraphs(layers, parameters)
 
     def last_queries_keys_values(self, hidden_states: Sequence[Tensor]) -> Tensor:
-        """``[N, 3, H]`` of the last layer for all tokens, from the states that ``forward`` collected.
+        """``[N, 3, A * D]`` of the last layer for all tokens, from the states that ``forward`` collected.
 
         They are computed once more, so that no layer has to return them, checkpointed or not. They are not rotated.
         """
         index = self.layer_order[-1]
         last = cast("Layer", self.layers[index])
-        qkv: Tensor = last.attention.qkv(last.before_attention(hidden_states[-2]))
-        return qkv.view(len(qkv), 3, -1)
+        return last.attention.project(last.before_attention(hidden_states[-2])).flatten(2)
 
 
 def initialize(module: nn.Module, config: EncoderConfig) -> None:

@@ -208,12 +208,14 @@ class Adapters:
 
 def _targets(layer: Layer, targets: Sequence[LoraTarget]) -> Iterator[tuple[nn.Module, str, dict[str, range]]]:
     """The linear layers of a layer that have adapters: module, name in it, and the adapters with their outputs."""
-    attention = layer.attention
-    width = attention.qkv.in_features
-    projections = ("query", "key", "value")
-    blocks = {name: range(i * width, (i + 1) * width) for i, name in enumerate(projections) if name in targets}
-    if blocks:
-        yield attention, "qkv", blocks
+    attention, width = layer.attention, layer.output.out_features
+    for module, names in attention.projections.items():
+        size = getattr(attention, module).out_features // len(names)
+        blocks: dict[str, range] = {
+            name: range(i * size, (i + 1) * size) for i, name in enumerate(names) if name in targets
+        }
+        if blocks:
+            yield attention, module, blocks
     if "attention_output" in targets:
         yield attention, "output", {"attention_output": range(width)}
     if "intermediate" in targets:

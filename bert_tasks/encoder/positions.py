@@ -35,15 +35,15 @@ class LayerAttention(Protocol):
     Attributes:
         heads: their number.
         theta: the base of the wavelengths of rotary positions.
-        qkv: its linear layer, ``[..., H] -> [..., 3H]``.
         position_key, position_query: its linear layers for positions, ``[..., H] -> [..., H]``, if it has them.
     """
 
     heads: int
     theta: float | None
 
-    @property
-    def qkv(self) -> nn.Module: ...
+    def project(self, hidden: Tensor) -> Tensor:
+        """``[S, H] -> [S, 3, A, D]`` queries, keys and values."""
+
     @property
     def position_key(self) -> nn.Module | None: ...
     @property
@@ -232,8 +232,10 @@ class DisentangledScores:
     def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores]:
         """See ``Positions``. The keys and queries of distances are made here, once for all groups."""
         table = self.dropout(self.table)
+        position_queries: Any  # tensors, where the scores need them
+        position_keys: Any
         if self.config.shared:
-            position_queries, position_keys, _ = attention.qkv(table).chunk(3, dim=-1)  # [S, H]
+            position_queries, position_keys, _ = attention.project(table).flatten(2).unbind(1)  # [S, A * D]
         else:
             position_keys = None if attention.position_key is None else attention.position_key(table)
             position_queries = None if attention.position_query is None else attention.position_query(table)

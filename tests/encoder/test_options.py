@@ -36,6 +36,8 @@ OPTIONS: dict[str, Sequence[Any]] = {
     "convolution_size": (0, 3),
     "layer_order": ((0, 1, 2), (0, 1, 1)),
     "num_attention_heads": (2, 4),
+    "num_key_value_heads": (None, 1, 2),
+    "head_dim": (None, 6),
 }
 
 
