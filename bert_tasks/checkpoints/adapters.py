@@ -124,17 +124,19 @@ def adapter_files(
     for parameter, matrices in adapters.matrices.items():
         size = matrices.outputs // len(names[parameter])
         for number, name in enumerate(names[parameter]):
-            rows = range(number * size, (number + 1) * size)
-            blocks = [block for block in matrices.blocks if block.outputs.start in rows]
+            start, end = number * size, (number + 1) * size
+            blocks = [block for block in matrices.blocks if block.outputs.start < end and block.outputs.stop > start]
             if not blocks:
                 continue
-            # Where transformers has one layer for several of ours, its adapter has the matrices B in blocks.
-            lora_b = torch.zeros(size, sum(len(block.lora_a) for block in blocks))
+            # Where transformers has one layer for several of ours, its adapter has the matrices B in blocks. Where it
+            # has several for one of ours, each has a piece of B.
+            whole = torch.zeros(matrices.outputs, sum(len(block.lora_a) for block in blocks))
             column = 0
             for block in blocks:
-                rows_of_block = lora_b.narrow(0, block.outputs.start - rows.start, len(block.outputs))
+                rows_of_block = whole.narrow(0, block.outputs.start, len(block.outputs))
                 rows_of_block.narrow(1, column, len(block.lora_a)).copy_(block.lora_b)
                 column += len(block.lora_a)
+            lora_b = whole.narrow(0, start, size).contiguous()
             module = name.removesuffix(".weight")
             ranks[module] = column
             tensors[_PREFIX + module + _LORA_A] = torch.cat([block.lora_a for block in blocks])

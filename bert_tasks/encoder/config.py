@@ -9,6 +9,7 @@ from typing import Literal
 
 Activation = Literal["gelu", "gelu_new", "relu", "silu", "tanh"]
 PairObjective = Literal["nsp", "sop"]
+SequencePooling = Literal["cls", "mean", "late"]
 TokenPooling = Literal["mean", "max", "attention"]
 Pooling = Literal["cls", TokenPooling]
 # The heads of transformers whose parameters have names in the families' data.
@@ -33,7 +34,8 @@ class HeadConfig:
         pair_objectives: what a pre-training head for pairs is for: next sentences, the order of sentences; none: the
             family has no such head.
         vocabulary_activation: in heads over the vocabulary (RoBERTa and ELECTRA: always gelu, else ``hidden_act``).
-        pooling: whether the sequence head reads the first token or the mean over all tokens (ModernBERT has both).
+        pooling: whether the sequence head reads the first token or the mean over all tokens (ModernBERT has both), or
+            makes logits of every token, whose mean counts (late: EuroBERT).
         prediction_head: every head begins with a linear layer, ``activation`` and a norm (ModernBERT). Otherwise the
             sequence head has no norm, and heads on tokens are one linear layer.
     """
@@ -48,7 +50,7 @@ class HeadConfig:
     choice_dense_dropout: float = 0.0
     pair_objectives: tuple[PairObjective, ...] = ()
     vocabulary_activation: Activation = "gelu"
-    pooling: Literal["cls", "mean"] = "cls"
+    pooling: SequencePooling = "cls"
     prediction_head: bool = False
 
 

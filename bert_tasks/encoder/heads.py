@@ -115,7 +115,7 @@ def softmax_rows(scores: Tensor, layout: Layout) -> Tensor:
 
 
 class SequenceHead(Head):
-    """One row of logits per sequence from its first token (``HeadConfig.pooling``: or their mean), as in the family's
+    """One row of logits per sequence from its first token (or as ``HeadConfig.pooling`` says), as in the family's
     HF class.
 
     In BERT and ALBERT ``dense`` is the pooler of the base model; in the others it belongs to the classifier.
@@ -136,12 +136,12 @@ class SequenceHead(Head):
         return select_first_tokens(layout) if self.pooling == "cls" else None
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
-        """``[B, H]`` (mean: ``[N, H]``) ``-> [B, L]``"""
+        """``[B, H]`` (mean and late: ``[N, H]``) ``-> [B, L]``"""
         if self.pooling == "mean":
             hidden = reduce_rows(hidden, layout, "mean")
         pooled = self.norm(ACTIVATIONS[self.activation](self.dense(self.input_dropout(hidden))))
         logits: Tensor = self.output(self.dropout(pooled))
-        return logits
+        return reduce_rows(logits, layout, "mean") if self.pooling == "late" else logits
 
 
 class ChoiceHead(SequenceHead):

@@ -23,10 +23,17 @@ from bert_tasks.encoder.packing import Layout, Packed, Selection
 from bert_tasks.encoder.positions import Positions, position_module
 
 
+class RMSNorm(nn.RMSNorm):
+    """``nn.RMSNorm``, computed in the precision of its weight: in autocast the CPU has no kernel for two precisions."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows.to(self.weight.dtype)).to(rows.dtype)
+
+
 def make_norm(config: EncoderConfig, size: int) -> nn.Module:
     """A norm of the encoder's kind."""
     if config.norm == "rms":
-        return nn.RMSNorm(size, eps=config.layer_norm_eps)
+        return RMSNorm(size, eps=config.layer_norm_eps)
     return nn.LayerNorm(size, eps=config.layer_norm_eps, bias=config.norm_bias)
 
 
@@ -140,7 +147,7 @@ class Attention(nn.Module):
     def project(self, hidden: Tensor) -> Tensor:
         """``[N, H] -> [N, 3, A, D]`` queries, keys and values."""
         if "qkv" in self.projections:
-            qkv: Tensor = self.qkv(hidden).unflatten(-1, (3, self.heads, self.size))
+            qkv: Tensor = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))
             return qkv
         query = self.query(hidden).unflatten(-1, (1, self.heads, self.size))
         key_value = self.key_value(hidden).unflatten(-1, (2, -1, self.size))

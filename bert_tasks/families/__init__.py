@@ -92,9 +92,10 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
     embedding_size = values.setdefault("embedding_size", size)
     for field in ("attention_output_dropout", "feed_forward_dropout"):
         values.setdefault(field, values["hidden_dropout_prob"])
-    pooling = hf_config.get(family.head_pooling, "cls")
-    if pooling not in ("cls", "mean"):
-        raise CheckpointError(f"config.json: {family.head_pooling} = {shortened(pooling)}, expected 'cls' or 'mean'")
+    pooling = hf_config.get(family.head_pooling, next(iter(family.poolings)))
+    if not isinstance(pooling, str) or pooling not in family.poolings:
+        names = " or ".join(map(repr, family.poolings))
+        raise CheckpointError(f"config.json: {family.head_pooling} = {shortened(pooling)}, expected {names}")
     derived = {
         "project_embeddings": embedding_size != size,
         "layer_order": tuple(int(i / (layers / groups)) for i in range(layers)),
@@ -103,7 +104,7 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
         "head": HeadConfig(
             activation=family.head_activation,
             pair_objectives=family.pair_objectives,
-            pooling=pooling,
+            pooling=family.poolings[pooling],
             prediction_head=family.prediction_head,
             vocabulary_activation=(
                 values["hidden_act"] if family.vocabulary_activation is None else family.vocabulary_activation

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bert_tasks.data.problems import shortened
-from bert_tasks.encoder.config import Activation, PairObjective
+from bert_tasks.encoder.config import Activation, PairObjective, SequencePooling
 from bert_tasks.errors import CheckpointError
 
 WEIGHT = ("weight",)
@@ -95,7 +95,8 @@ class Family:
         shared_head: prefixes of the modules of HF that heads of all kinds have, which are loaded from a file with
             another head.
         head_activation, pair_objectives, prediction_head: see ``HeadConfig``.
-        head_pooling: the config field of HF that is ``HeadConfig.pooling``, ``cls`` by default; "": there is none.
+        head_pooling: the config field of HF that is ``HeadConfig.pooling``; "": there is none.
+        poolings: its values -> values of ours; the first is the default.
         vocabulary_activation: see ``HeadConfig``; None: ``hidden_act``.
         sequence_dropout, dense_dropout, token_dropout, span_dropout, pair_dropout, choice_dropout,
             choice_dense_dropout: config fields of HF for the dropout of these heads (see ``HeadConfig``) with the
@@ -124,6 +125,7 @@ class Family:
     shared_head: tuple[str, ...] = ()
     head_activation: Activation
     head_pooling: str = ""
+    poolings: Mapping[str, SequencePooling] = field(default_factory=lambda: {"cls": "cls", "mean": "mean"})
     prediction_head: bool = False
     vocabulary_activation: Activation | None = None
     pair_objectives: tuple[PairObjective, ...] = ()
@@ -183,6 +185,32 @@ def config_value(
     if not value <= most:  # also of NaN
         raise CheckpointError(f"{subject}, expected at most {most}")
     return value
+
+
+def rotary_theta(hf_config: Mapping[str, Any], older: str, *, layer_type: str | None = None) -> float:
+    """The base of the wavelengths of rotary positions: from ``rope_parameters`` as of transformers 5, else a field.
+
+    Args:
+        hf_config: The config.json.
+        older: The field.
+        layer_type: The kind of layers, where kinds have bases of their own.
+
+    Raises:
+        CheckpointError: A value has the wrong type, or positions are scaled.
+    """
+    stated = hf_config["rope_parameters"]
+    parameters = {} if stated is None else stated
+    rope = parameters.get(layer_type) if isinstance(parameters, dict) and layer_type is not None else parameters
+    rope = {} if rope is None else rope
+    if not isinstance(rope, dict):
+        each = "" if layer_type is None else " for each layer type"
+        raise CheckpointError(f"config.json: rope_parameters = {shortened(stated)}, expected an object{each}")
+    rope_type = rope.get("rope_type", "default")
+    if rope_type != "default":
+        raise CheckpointError(f"config.json: rope_type = {shortened(rope_type)} is not supported, only 'default' is")
+    source, name = (rope, "rope_theta") if "rope_theta" in rope else (hf_config, older)
+    of_layers = "" if layer_type is None else f"the {name} of {layer_type}"
+    return float(config_value(source, name, 1.0, least=1, title=of_layers if of_layers else name))
 
 
 def encoder_field(hf_config: Mapping[str, Any], field: str, name: str, default: Any) -> Any:

@@ -5,9 +5,16 @@ local windows between global layers, and no biases.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_tasks.data.problems import shortened
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families.base import BERT_FIELDS, WEIGHT, Family, KeyMapping, architectures, config_value
+from bert_tasks.families.base import (
+    BERT_FIELDS,
+    WEIGHT,
+    Family,
+    KeyMapping,
+    architectures,
+    config_value,
+    rotary_theta,
+)
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 # The base of the wavelengths of each kind of layer: the config field that published files have.
@@ -30,28 +37,12 @@ def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
     return types
 
 
-def _theta(config: Mapping[str, Any], layer_type: str) -> float:
-    """The base of the wavelengths of layers of a kind: ``rope_parameters`` as of transformers 5, else older fields."""
-    parameters = {} if config["rope_parameters"] is None else config["rope_parameters"]
-    rope = parameters.get(layer_type) if isinstance(parameters, dict) else parameters
-    rope = {} if rope is None else rope
-    if not isinstance(rope, dict):
-        raise CheckpointError(
-            f"config.json: rope_parameters = {shortened(parameters)}, expected an object for each layer type"
-        )
-    kinds = rope.get("rope_type", "default")
-    if kinds != "default":
-        raise CheckpointError(f"config.json: rope_type = {shortened(kinds)} is not supported, only 'default' is")
-    source, name = (rope, "rope_theta") if "rope_theta" in rope else (config, _THETA[layer_type])
-    return float(config_value(source, name, 1.0, least=1, title=f"the {name} of {layer_type}"))
-
-
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     types, width = _layer_types(config, layers), config_value(config, "local_attention", 128, least=2)
     size, heads = config["hidden_size"], config["num_attention_heads"]
     if size // heads % 2:
         raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size // heads}")
-    theta = {kind: _theta(config, kind) for kind in _THETA}
+    theta = {kind: rotary_theta(config, name, layer_type=kind) for kind, name in _THETA.items()}
     return {
         "attention_window": tuple(width // 2 if kind == _LOCAL else None for kind in types),
         "rotary_theta": tuple(theta[kind] for kind in types),

@@ -150,11 +150,11 @@ def test_initial_weights(family: str) -> None:
     model = TaskModel(hf_config(family).to_dict(), SequenceClassification(labels=("a", "b"), max_length=48))
     initialize(model, model.config)
     for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
+        bias = getattr(module, "bias", None)
+        assert bias is None or torch.count_nonzero(bias) == 0
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             assert torch.equal(module.weight, torch.ones_like(module.weight))
-            assert torch.count_nonzero(module.bias) == 0
         elif isinstance(module, nn.Linear):
-            assert torch.count_nonzero(module.bias) == 0
             assert 0.012 < float(module.weight.std()) < 0.028
         elif isinstance(module, nn.Embedding) and module.num_embeddings > 2:
             assert 0.018 < float(module.weight.std()) < 0.022

@@ -17,17 +17,18 @@ from _pytest.mark import ParameterSet
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.deberta_v2 import modeling_deberta_v2
+from transformers.models.eurobert import modeling_eurobert
 from transformers.models.modernbert import modeling_modernbert
 
 # RoBERTa under other names, and with norms elsewhere.
 ROBERTAS = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl")
 # `make test` runs these through the tests marked `every_family` alone.
-LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert")
+LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "eurobert")
 FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra", *LONG_FAMILIES)
 # Position ids count from the padding id.
 AFTER_PADDING = (*ROBERTAS, "mpnet")
 # transformers' classes take no segment ids; RoBERTa's have one segment.
-WITHOUT_TYPES = ("distilbert", "modernbert", "mpnet")
+WITHOUT_TYPES = ("distilbert", "modernbert", "mpnet", "eurobert")
 WITHOUT_SEGMENTS = (*WITHOUT_TYPES, *ROBERTAS, "deberta-v2")
 HEADS = ("base", "sequence", "token", "span")
 Head = Literal["base", "sequence", "token", "span", "choice"]
@@ -45,6 +46,7 @@ PREFIX = {
     "megatron-bert": "MegatronBert",
     "roberta-prelayernorm": "RobertaPreLayerNorm",
     "xlm-roberta-xl": "XLMRobertaXL",
+    "eurobert": "EuroBert",
 }
 CLASS_SUFFIX = {
     "base": "Model",
@@ -101,6 +103,16 @@ CHANGES: dict[str, dict[str, Any]] = {
         "bos_token_id": 1,
         "sep_token_id": 2,
         "eos_token_id": 2,
+    },
+    # Three queries share keys and values; heads are narrower than a sixth of the hidden size.
+    "eurobert": {
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
     },
     # As the published models of v3, with fewer buckets, so that short inputs reach the shared ones.
     "deberta-v2": {
@@ -159,16 +171,17 @@ def hf_model(
 
 
 def lift_float32_roundings() -> None:
-    """Lets transformers' ModernBERT compute in float64 throughout where its weights are in float64.
+    """Lets transformers' models with rotary positions compute in float64 throughout where their weights are in float64.
 
-    It rounds to float32 in three places: the angles of positions, the turned queries and keys, and softmax (``eager``).
-    In float32 the results stay the same, bit by bit.
+    They round to float32 in four places: the angles of positions, the turned queries and keys, softmax (``eager``), and
+    norms. In float32 the results stay the same, bit by bit.
     """
 
-    def angles(self: Any, x: Tensor, position_ids: Tensor, layer_type: str) -> tuple[Tensor, Tensor]:
+    def angles(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(x.dtype, torch.float32)
-        theta = self.config.rope_parameters[layer_type]["rope_theta"]
-        size = self.config.hidden_size // self.config.num_attention_heads
+        parameters = self.config.rope_parameters
+        theta = (parameters if layer_type is None else parameters[layer_type])["rope_theta"]
+        size = getattr(self.config, "head_dim", self.config.hidden_size // self.config.num_attention_heads)
         frequencies = 1.0 / theta ** (torch.arange(0, size, 2, dtype=dtype, device=x.device) / size)
         turns = position_ids[..., None].to(dtype) * frequencies
         both = torch.cat([turns, turns], dim=-1)
@@ -181,13 +194,22 @@ def lift_float32_roundings() -> None:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **_: Any
     ) -> tuple[Tensor, Tensor]:
+        key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
         scores = query @ key.transpose(2, 3) * scaling
         weights = (scores if mask is None else scores + mask).softmax(dim=-1)
         return (weights @ value).transpose(1, 2).contiguous(), weights
 
+    def normalised(self: Any, hidden: Tensor) -> Tensor:
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        scales = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * (wide * scales).to(hidden.dtype)
+
     modeling_modernbert.ModernBertRotaryEmbedding.forward = angles
     modeling_modernbert.apply_rotary_pos_emb = turned
     modeling_modernbert.eager_attention_forward = attention
+    modeling_eurobert.EuroBertRotaryEmbedding.forward = angles
+    modeling_eurobert.eager_attention_forward = attention
+    modeling_eurobert.EuroBertRMSNorm.forward = normalised
 
 
 STOCK_MODERNBERT = {
@@ -200,7 +222,7 @@ lift_float32_roundings()
 def widen(model: nn.Module, *, seed: int) -> None:
     """Redraws every parameter in the order of names: a seed gives the same weights in every dtype."""
     generator = torch.Generator().manual_seed(seed)
-    norms = {id(module.weight) for module in model.modules() if isinstance(module, nn.LayerNorm)}
+    norms = {id(module.weight) for module in model.modules() if type(module).__name__.endswith("Norm")}
     for _, parameter in sorted(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         wide = 1 + 0.2 * noise if id(parameter) in norms else 0.3 * noise
@@ -260,6 +282,6 @@ def random_batch(
         real = slice(first, first + length)
         input_ids[row, real] = torch.randint(3, VOCAB_SIZE, (length,), generator=generator)
         attention_mask[row, real] = 1
-        if family not in (*ROBERTAS, "modernbert"):
+        if family not in (*ROBERTAS, "modernbert", "eurobert"):
             token_type_ids[row, first + (length + 1) // 2 : first + length] = 1
     return HFBatch(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)

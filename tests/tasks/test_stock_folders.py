@@ -13,7 +13,7 @@ from bert_tasks.data.writers import json_line
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SpanExtraction, TokenClassification
-from support.hf_models import WITHOUT_TYPES, with_families
+from support.hf_models import WITH_SPAN, WITHOUT_TYPES, with_families
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
 from support.task_contract import padded_logits
@@ -73,7 +73,8 @@ def test_token_classification(
 
 
 @pytest.mark.parametrize(
-    ("family", "names"), with_families({"unnamed": ("LABEL_0", "LABEL_1"), "named": ("end?", "start")})
+    ("family", "names"),
+    with_families({"unnamed": ("LABEL_0", "LABEL_1"), "named": ("end?", "start")}, families=lambda _: WITH_SPAN),
 )
 def test_span_extraction(
     family: str, names: tuple[str, ...], by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path

@@ -1,0 +1,89 @@
+"""EuroBERT (Boizard et al., arXiv:2503.05500): norms by the root of the mean square before attention and feed-forward,
+rotary positions, a gated feed-forward, groups of queries that share keys and values, and no biases.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bert_tasks.errors import CheckpointError
+from bert_tasks.families.base import BERT_FIELDS, WEIGHT, Family, KeyMapping, architectures, config_value, rotary_theta
+
+
+def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    groups = heads if config["num_key_value_heads"] is None else config_value(config, "num_key_value_heads", 1)
+    size = hidden // heads if config["head_dim"] is None else config_value(config, "head_dim", 1)
+    if heads % groups:
+        raise CheckpointError(
+            f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {groups}"
+        )
+    if size % 2:
+        raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size}")
+    theta = rotary_theta(config, "rope_theta")
+    return {"num_key_value_heads": groups, "head_dim": size, "rotary_theta": (theta,) * layers}
+
+
+FAMILY = Family(
+    model_type="eurobert",
+    prefix="model.",
+    fields={
+        **BERT_FIELDS,
+        "vocab_size": ("vocab_size", 128256),
+        "hidden_act": ("hidden_act", "silu"),
+        "hidden_dropout_prob": ("", 0.0),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.0),
+        "max_position_embeddings": ("max_position_embeddings", 8192),
+        "type_vocab_size": ("", 0),
+        "layer_norm_eps": ("rms_norm_eps", 1e-5),
+        "pad_token_id": ("pad_token_id", 128001),
+    },
+    layer_fields={
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "rope_parameters": None,
+        "rope_theta": 10000.0,
+    },
+    of_layers=_of_layers,
+    keys=(
+        KeyMapping("encoder.embeddings.word", ("embed_tokens",), WEIGHT),
+        KeyMapping("encoder.layers.{i}.attention_norm", ("layers.{i}.input_layernorm",), WEIGHT),
+        KeyMapping("encoder.layers.{i}.attention.query", ("layers.{i}.self_attn.q_proj",), WEIGHT),
+        KeyMapping(
+            "encoder.layers.{i}.attention.key_value",
+            ("layers.{i}.self_attn.k_proj", "layers.{i}.self_attn.v_proj"),
+            WEIGHT,
+        ),
+        KeyMapping("encoder.layers.{i}.attention.output", ("layers.{i}.self_attn.o_proj",), WEIGHT),
+        KeyMapping("encoder.layers.{i}.output_norm", ("layers.{i}.post_attention_layernorm",), WEIGHT),
+        KeyMapping("encoder.layers.{i}.intermediate", ("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj"), WEIGHT),
+        KeyMapping("encoder.layers.{i}.output", ("layers.{i}.mlp.down_proj",), WEIGHT),
+        KeyMapping("encoder.norm", ("norm",), WEIGHT),
+    ),
+    pooler=None,
+    heads={
+        "sequence": (KeyMapping("head.dense", ("dense",)), KeyMapping("head.output", ("classifier",))),
+        "token": (KeyMapping("head.output", ("classifier",)),),
+    },
+    architectures=architectures("EuroBert"),
+    pretraining=("lm_head.",),
+    head_activation="gelu",
+    head_pooling="classifier_pooling",
+    poolings={"late": "late", "bos": "cls", "mean": "mean"},
+    sequence_dropout={},
+    token_dropout={},
+    choice_dropout={},
+    options={
+        "norm": "rms",
+        "placement": "pre",
+        "embedding_norm": False,
+        "final_norm": True,
+        "positions": "rotary",
+        "absolute_positions": False,
+        "mlp": "gated",
+        "bias": False,
+    },
+    has_segments=False,
+    only_values={"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
+)
