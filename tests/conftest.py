@@ -62,6 +62,8 @@ from support.small_tokenizers import (  # noqa: E402  # only now that the enviro
     train_bpe,
     train_camembert,
     train_deberta,
+    train_gemma,
+    train_llama,
     train_modernbert,
     train_mpnet,
     train_unigram,
@@ -164,6 +166,18 @@ def deberta_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTok
 
 
 @pytest.fixture(scope="session")
+def llama_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """Byte-level BPE as EuroBERT has it: one token ends texts and pads them."""
+    return AutoTokenizer.from_pretrained(train_llama(tmp_path_factory.mktemp("llama")))
+
+
+@pytest.fixture(scope="session")
+def gemma_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """BPE over characters and bytes as mmBERT has it."""
+    return AutoTokenizer.from_pretrained(train_gemma(tmp_path_factory.mktemp("gemma")))
+
+
+@pytest.fixture(scope="session")
 def by_kind(
     wordpiece_tokenizer: PreTrainedTokenizerBase,
     bpe_tokenizer: PreTrainedTokenizerBase,
@@ -173,6 +187,8 @@ def by_kind(
     mpnet_tokenizer: PreTrainedTokenizerBase,
     modern_tokenizer: PreTrainedTokenizerBase,
     deberta_tokenizer: PreTrainedTokenizerBase,
+    llama_tokenizer: PreTrainedTokenizerBase,
+    gemma_tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, PreTrainedTokenizerBase]:
     return {
         "wordpiece": wordpiece_tokenizer,
@@ -183,6 +199,8 @@ def by_kind(
         "mpnet": mpnet_tokenizer,
         "modern": modern_tokenizer,
         "deberta": deberta_tokenizer,
+        "llama": llama_tokenizer,
+        "gemma": gemma_tokenizer,
     }
 
 

@@ -83,6 +83,24 @@ DEBERTA = {
     "layer_norm_eps": 1e-7,
 }
 DEBERTA_XLARGE = {"hidden_size": 1536, "num_attention_heads": 24, "intermediate_size": 6144, "conv_kernel_size": 3}
+# Hidden size, layers, heads, intermediate size and vocabulary of Ettin (Weller et al., arXiv:2507.11412) and mmBERT
+# (Marone et al., arXiv:2509.06888).
+LIKE_MODERNBERT = {
+    "ettin-encoder-17m": (256, 7, 4, 384, 50368),
+    "ettin-encoder-32m": (384, 10, 6, 576, 50368),
+    "ettin-encoder-68m": (512, 19, 8, 768, 50368),
+    "ettin-encoder-150m": (768, 22, 12, 1152, 50368),
+    "ettin-encoder-400m": (1024, 28, 16, 2624, 50368),
+    "ettin-encoder-1000m": (1792, 28, 28, 3840, 50368),
+    "mmBERT-small-140m": (384, 22, 6, 1152, 256000),
+    "mmBERT-base-307m": (768, 22, 12, 1152, 256000),
+}
+# Hidden size, layers, heads, heads of keys and values, and intermediate size (Boizard et al., arXiv:2503.05500).
+EUROBERTS = {
+    "EuroBERT-210m": (768, 12, 12, 12, 3072),
+    "EuroBERT-610m": (1152, 26, 18, 6, 4096),
+    "EuroBERT-2100m": (2304, 32, 18, 6, 6144),
+}
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-base-uncased": ("bert", BASE | {"intermediate_size": 3072}),
     "bert-base-cased": ("bert", BASE | {"vocab_size": 28996, "intermediate_size": 3072}),
@@ -118,6 +136,23 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         MODERNBERT
         | {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 2624},
     ),
+    **{
+        name: (
+            "modernbert",
+            MODERNBERT
+            | {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
+            | {"intermediate_size": intermediate, "vocab_size": vocabulary},
+        )
+        for name, (hidden, layers, heads, intermediate, vocabulary) in LIKE_MODERNBERT.items()
+    },
+    **{
+        name: (
+            "eurobert",
+            {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
+            | {"num_key_value_heads": groups, "intermediate_size": intermediate, "rope_theta": 250000},
+        )
+        for name, (hidden, layers, heads, groups, intermediate) in EUROBERTS.items()
+    },
     "deberta-v3-xsmall": (
         "deberta-v2",
         BASE | DEBERTA | {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536},
@@ -131,7 +166,11 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 # Other sizes of models whose keys are those of deberta-v3-base and deberta-v2-xlarge.
-ALIKE = ("deberta-v3-xsmall", "deberta-v3-small", "deberta-v3-large", "mdeberta-v3-base", "deberta-v2-xxlarge")
+ALIKE = (
+    *("deberta-v3-xsmall", "deberta-v3-small", "deberta-v3-large", "mdeberta-v3-base", "deberta-v2-xxlarge"),
+    *LIKE_MODERNBERT,
+    *list(EUROBERTS)[:2],
+)
 LONG = pytest.mark.slow
 
 
@@ -231,6 +270,15 @@ def test_keys_and_shapes_of_published_checkpoints(name: str, head: Head) -> None
             full = source.removeprefix(family.prefix) if head == "base" else source
             ours[full] = torch.Size([shape[0] // len(names[key]), *shape[1:]])
     assert ours == theirs
+
+
+@pytest.mark.parametrize("name", [*LIKE_MODERNBERT, *EUROBERTS])
+def test_published_models_have_as_many_parameters_as_they_are_named_for(name: str) -> None:
+    family, values = PUBLISHED[name]
+    with torch.device("meta"):
+        encoder = Encoder({"model_type": family, **values})
+    size = sum(parameter.numel() for parameter in encoder.parameters())
+    assert size / 1e6 == pytest.approx(int(name.rpartition("-")[2].removesuffix("m")), rel=0.03)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name in ALIKE else ()) for name in PUBLISHED])

@@ -50,7 +50,7 @@ QUESTIONS = (
     {"question": "  Who told the baker?", "context": "Nobody had told the baker that the oven was broken."},
     {"question": "What rose?", "context": " ".join(LINES[12:14])},
 )
-TOKENIZERS = ("wordpiece", "bpe", "unigram", "multilingual", "french", "mpnet", "modern", "deberta")
+TOKENIZERS = ("wordpiece", "bpe", "unigram", "multilingual", "french", "mpnet", "modern", "deberta", "llama", "gemma")
 
 
 def explanations(model: TaskModel, rows: Sequence[Any]) -> list[Explanation]:

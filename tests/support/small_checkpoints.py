@@ -57,7 +57,7 @@ def tokenizer_of(family: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> Pr
     """Of the kind of the family's published models; WordPiece for most."""
     kinds = {"roberta": "bpe", "albert": "unigram", "xlm-roberta": "multilingual", "camembert": "french"}
     kinds |= {"roberta-prelayernorm": "bpe", "xlm-roberta-xl": "multilingual"}
-    kinds |= {"mpnet": "mpnet", "modernbert": "modern", "deberta-v2": "deberta"}
+    kinds |= {"mpnet": "mpnet", "modernbert": "modern", "deberta-v2": "deberta", "eurobert": "llama"}
     return by_kind[kinds.get(family, "wordpiece")]
 
 

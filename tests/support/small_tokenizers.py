@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     AlbertTokenizer,
     CamembertTokenizer,
@@ -117,6 +117,66 @@ def train_modernbert(folder: Path, vocab_size: int = 600) -> Path:
         model_max_length=8192,
         model_input_names=["input_ids", "attention_mask"],
         **tokens,
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def train_llama(folder: Path, vocab_size: int = 600) -> Path:
+    """Saves byte-level BPE that splits texts by the expression of Llama 3, as EuroBERT has it.
+
+    One token ends texts and pads them. There is no unknown token.
+    """
+    begin, end, mask = special = ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>"]
+    expression = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
+    )
+    backend = Tokenizer(models.BPE(ignore_merges=True))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(expression), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(LINES, trainer)
+    return _saved(backend, folder, begin=begin, end=end, bos_token=begin, eos_token=end, pad_token=end, mask_token=mask)
+
+
+def train_gemma(folder: Path, vocab_size: int = 600) -> Path:
+    """Saves BPE over characters, with bytes for unknown ones, and a mark in place of spaces: as Gemma and mmBERT."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    backend = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    in_bytes = [f"<0x{number:02X}>" for number in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[*special, *in_bytes], max_token_length=12, show_progress=False
+    )
+    words = [word for line in LINES for word in line.replace(" ", " ▁").split()]
+    backend.train_from_iterator(words, trainer)
+    tokens = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk", "mask")}
+    return _saved(backend, folder, begin="<bos>", end="<eos>", cls_token="<bos>", sep_token="<eos>", **tokens)
+
+
+def _saved(backend: Tokenizer, folder: Path, *, begin: str, end: str, **tokens: str) -> Path:
+    """Saves a tokenizer without a class of its own, whose texts begin and end with special tokens."""
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A {end}",
+        pair=f"{begin} $A {end} $B {end}",
+        special_tokens=[(token, backend.token_to_id(token)) for token in (begin, end)],
+    )
+    names = ["input_ids", "attention_mask"]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, model_max_length=8192, model_input_names=names, **tokens
     )
     tokenizer.save_pretrained(folder)
     return folder

@@ -415,8 +415,11 @@ def test_each_token_of_text_without_spaces_is_a_word(of_kind):
 
 def test_transformers_and_tokenizers_agree_on_words(by_kind):
     text = "Don't like pretraining, unbelievable  <mask> [MASK] café!"
-    for tokenizer in by_kind.values():
+    for kind, tokenizer in by_kind.items():
         encoding = tokenizer(text, return_offsets_mapping=True)
         numbers = word_numbers(text, encoding.word_ids(), encoding["offset_mapping"])
         expected = [-1 if word is None else word for word in encoding.word_ids()]
-        assert numbers == expected
+        if kind == "gemma":  # which takes texts between special tokens for one word
+            assert (max(expected), max(numbers)) == (2, 7)
+        else:
+            assert numbers == expected

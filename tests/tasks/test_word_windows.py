@@ -96,6 +96,14 @@ class TestSubWords:
         (split,) = split_words([["the", "harbour"]], bpe_tokenizer, longest=100)
         assert split.ids == bpe_tokenizer(" the harbour", add_special_tokens=False)["input_ids"]
 
+    @pytest.mark.parametrize("kind", ["bpe", "modern", "llama", "gemma"])
+    def test_of_sentences_are_those_of_their_text(self, kind: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> None:
+        """Tokenizers for which a space belongs to the word behind it, with and without ``add_prefix_space``."""
+        tokenizer = by_kind[kind]
+        sentences = [line.split() for line in LINES]
+        for line, row in zip(LINES, split_words(sentences, tokenizer, longest=50), strict=True):
+            assert row.ids == tokenizer(f" {line}", add_special_tokens=False)["input_ids"]
+
     def test_longer_words_are_cut_and_counted(self, tokenizer: PreTrainedTokenizerBase) -> None:
         words = ["a", "mushrooms" * 4, "", "grandmother" * 5]
         (full,), (short,) = (split_words([words], tokenizer, longest=longest) for longest in (1000, 6))
