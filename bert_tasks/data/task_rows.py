@@ -21,11 +21,13 @@ class TaskColumn(Column):
         columns: The columns of the task.
         names: Pairs of a column of the task and its name in the data, where they differ.
         labels: The known labels of the task.
+        label_names: Pairs of a label id in the data and its name.
     """
 
     columns: tuple[Column, ...]
     names: tuple[tuple[str, str], ...] = ()
     labels: tuple[str, ...] = ()
+    label_names: tuple[tuple[str, str], ...] = ()
 
     @property
     def task_name(self) -> str:
@@ -51,8 +53,9 @@ class TaskRow(ColumnKind):
     @cached_property
     def _validators(self) -> tuple[RowValidator, RowValidator]:
         """The validators of rows under the names of the data, and under the names of the task."""
-        names = {} if self._column is None else dict(self._column.names)
-        return RowValidator(self.columns, names), RowValidator(self.columns)
+        column = self._column
+        names, of_ids = ({}, {}) if column is None else (dict(column.names), dict(column.label_names))
+        return RowValidator(self.columns, names, label_names=of_ids), RowValidator(self.columns, label_names=of_ids)
 
     def _parse(self, value: Any, separator: str) -> Any:
         if value is None or isinstance(value, Mapping):

@@ -619,7 +619,10 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
         if "data" in entry:
             of_tasks[name], wrong = _data_of_task(name, entry["data"])
             problems += wrong
+            layout = FORMATS.get(of_tasks[name].get("format", ""))
             entry = {key: value for key, value in entry.items() if key != "data"}
+            if layout is not None and layout.label_names:
+                entry = {"labels": list(layout.label_names.values()), **entry}
         settings = {key: value for key, value in entry.items() if key not in MultiTask.entries}
         keys: KnownKeys = {"settings": (*stated_fields(task_class), *MultiTask.entries, "data")}
         checked, wrong = _checked_settings(settings, task_class, keys)
@@ -653,11 +656,6 @@ def _data_of_task(name: str, section: Any) -> tuple[Document, list[Problem]]:
     if spec.columns or spec.tasks:
         key = "columns" if spec.columns else "tasks"
         return {}, [Problem((*path, key), f"[tasks.{name}.data] {key}: name the columns in [tasks.{name}]")]
-    if spec.format is not None and spec.format in FORMATS and FORMATS[spec.format].label_names:
-        text = (
-            f"[tasks.{name}.data] format: {spec.format} has numbers for labels, which one of several tasks cannot read"
-        )
-        return {}, [Problem((*path, "format"), f"{text}; write the rows as csv, with names")]
     return section, []
 
 

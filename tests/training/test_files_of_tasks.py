@@ -122,10 +122,6 @@ def test_some_tasks_share_rows_and_others_have_their_own(folder: Path) -> None:
         (('dir = "slots"', "dir = 3"), "dir = 3: expected a string"),
         (('dir = "slots"', 'dir = "slots"\ntrain = "a"'), "expected exactly one of dataset, dir, train"),
         (('dir = "slots"', 'dir = "slots"\ncolumns = {tags = "a"}'), "name the columns in [tasks.slots]"),
-        (
-            ('dir = "slots"', 'dir = "slots"\nformat = "glue/cola"'),
-            "glue/cola has numbers for labels, which one of several",
-        ),
         (("epochs = 2", "sampling = 0.5"), "sampling = 0.5: expected"),
         (("[run]", '[data.tasks.a]\ntrain = "x"\n[run]'), "[data] tasks: write [tasks.NAME.data]"),
     ],
@@ -270,6 +266,20 @@ def test_tasks_with_their_own_rows_learn_from_a_teacher(folder: Path) -> None:
     steps = [json.loads(line) for line in (result.output_dir / "metrics.jsonl").read_text("utf-8").splitlines()]
     terms = {name for step in steps for name in step.get("terms", {})}
     assert terms == {"topic/loss", "topic/distillation", "slots/loss", "slots/distillation"}
+
+
+def test_a_task_reads_the_numbers_of_glue_as_labels(folder: Path) -> None:
+    (folder / "topics" / "a.csv").unlink()
+    lines = [f"source\t{number % 2}\t\t{row['text']}" for number, row in enumerate(TOPICS)]
+    (folder / "cola.tsv").write_text("\n".join(lines) + "\n", "utf-8")
+    section = '[tasks.topic.data]\ntrain = "cola.tsv"\nvalidation = "cola.tsv"\nformat = "glue/cola"\n'
+    text = RECIPE.replace('[tasks.topic.data]\ntrain = "topics/*.csv"\nvalidation = "topics/a.csv"\n', section)
+    text = text.replace('columns = {label = "topic"}\n', "")
+    (folder / "recipe.toml").write_text(text, "utf-8")
+    prepared = prepare(load_recipe("recipe.toml"))
+    labels = [row["row of topic"]["label"] for row in prepared.splits.train if row["row of topic"] is not None]
+    assert labels == ["unacceptable", "acceptable"] * (len(TOPICS) // 2)
+    assert prepared.task.tasks["topic"].labels == ("unacceptable", "acceptable")  # in the order of GLUE
 
 
 def test_a_task_reads_the_columns_of_the_format_of_its_files(folder: Path) -> None:
