@@ -28,6 +28,8 @@ from support.parity import (
 
 TOLERANCE = 1e-10
 TOLERANCE_FLOAT32 = 5e-5
+# Their float32 is up to 7e-5 from their float64, in transformers and here.
+TOLERANCES_FLOAT32 = {"nomic_bert": 1.5e-4}
 Side = Literal["left", "right"]
 # 48 is the most that these models have positions for; near and equal lengths share a group.
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
@@ -108,9 +110,9 @@ def test_float32(family: str, head: Head) -> None:
     theirs = hf_model(family, head, dtype=torch.float32)
     ours = ours_from(theirs, head)
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
-    batch = random_batch(family, lengths=LENGTHS)
-    assert shaped_difference(theirs, ours, batch) <= TOLERANCE_FLOAT32
-    assert packed_difference(theirs, ours, batch) <= TOLERANCE_FLOAT32
+    batch, tolerance = random_batch(family, lengths=LENGTHS), TOLERANCES_FLOAT32.get(family, TOLERANCE_FLOAT32)
+    assert shaped_difference(theirs, ours, batch) <= tolerance
+    assert packed_difference(theirs, ours, batch) <= tolerance
 
 
 @BOTH
