@@ -69,7 +69,7 @@ def file_tensors(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Ten
     """Returns tensors under the names of files, as transformers saves them: the inverse of ``module_tensors``."""
     renamed = dict(tensors)
     for in_file, (first, *others) in family.file_names.items():
-        for name in [name for name in renamed if first in name]:
+        for name in [name for name in renamed if first and first in name]:
             pieces = [renamed.pop(name.replace(first, part)) for part in (first, *others)]
             renamed[name.replace(first, in_file)] = torch.cat(pieces) if others else pieces[0]
     return renamed

@@ -91,7 +91,7 @@ class Family:
         pretraining: prefixes of pre-training heads, which are dropped on load by tasks that do not use them.
         aliases: modules of HF under other names that files may have for them -> their names in ``heads``.
         file_names: pieces of the names that transformers gives tensors in files -> the same pieces in the names of its
-            modules. Several: the tensor is split into them along dimension 0.
+            modules. Several: the tensor is split into them along dimension 0. An empty one: files may have the piece.
         variants: a config field of HF and one of its values -> what is different in models that have it.
         decoder: the module of HF that is the linear layer of the head over the vocabulary, tied to the embeddings.
         shared_head: prefixes of the modules of HF that heads of all kinds have, which are loaded from a file with

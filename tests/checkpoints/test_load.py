@@ -39,6 +39,7 @@ PRETRAINING = {
     "ModernBertForMaskedLM": "modernbert",
     "DebertaV2ForMaskedLM": "deberta-v2",
     "NomicBertForMaskedLM": "nomic_bert",
+    "GteForMaskedLM": "gte",
 }
 BASE = {"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 LARGE = BASE | {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -156,6 +157,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         for name, (hidden, layers, heads, groups, intermediate) in EUROBERTS.items()
     },
     "nomic-embed-text-v1.5": ("nomic_bert", {}),
+    "gte-multilingual-base": ("gte", {}),
     "deberta-v3-xsmall": (
         "deberta-v2",
         BASE | DEBERTA | {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536},

@@ -28,8 +28,8 @@ from support.parity import (
 
 TOLERANCE = 1e-10
 TOLERANCE_FLOAT32 = 5e-5
-# Their float32 is up to 7e-5 from their float64, in transformers and here.
-TOLERANCES_FLOAT32 = {"nomic_bert": 1.5e-4}
+# In float32 transformers' logits are up to 6e-5 from its own in float64, and ours 1.1e-4.
+TOLERANCES_FLOAT32 = dict.fromkeys(("nomic_bert", "gte"), 1.5e-4)
 Side = Literal["left", "right"]
 # 48 is the most that these models have positions for; near and equal lengths share a group.
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)

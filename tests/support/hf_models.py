@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.eurobert import modeling_eurobert
+from transformers.models.gte import modeling_gte
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.nomic_bert import modeling_nomic_bert
 
 # RoBERTa under other names, and with norms elsewhere.
 ROBERTAS = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl")
 # `make test` runs these through the tests marked `every_family` alone.
-LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "eurobert", "nomic_bert")
+LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "eurobert", "nomic_bert", "gte")
 FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra", *LONG_FAMILIES)
 # Position ids count from the padding id.
 AFTER_PADDING = (*ROBERTAS, "mpnet")
@@ -49,6 +50,7 @@ PREFIX = {
     "xlm-roberta-xl": "XLMRobertaXL",
     "eurobert": "EuroBert",
     "nomic_bert": "NomicBert",
+    "gte": "Gte",
 }
 CLASS_SUFFIX = {
     "base": "Model",
@@ -117,6 +119,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
     },
     "nomic_bert": {"num_attention_heads": 6},
+    "gte": {"num_attention_heads": 6, "type_vocab_size": 2},
     # As the published models of v3, with fewer buckets, so that short inputs reach the shared ones.
     "deberta-v2": {
         "relative_attention": True,
@@ -211,6 +214,7 @@ def lift_float32_roundings() -> None:
         modeling_modernbert.ModernBertRotaryEmbedding,
         modeling_eurobert.EuroBertRotaryEmbedding,
         modeling_nomic_bert.NomicBertRotaryEmbedding,
+        modeling_gte.GteRotaryEmbedding,
     ):
         module.forward = angles
     modeling_modernbert.apply_rotary_pos_emb = turned
