@@ -201,13 +201,13 @@ def rotary_theta(hf_config: Mapping[str, Any], older: str, *, layer_type: str | 
     Raises:
         CheckpointError: A value has the wrong type, or positions are scaled.
     """
-    stated = hf_config["rope_parameters"]
-    parameters = {} if stated is None else stated
+    value = hf_config["rope_parameters"]
+    parameters = {} if value is None else value
     rope = parameters.get(layer_type) if isinstance(parameters, dict) and layer_type is not None else parameters
     rope = {} if rope is None else rope
     if not isinstance(rope, dict):
         each = "" if layer_type is None else " for each layer type"
-        raise CheckpointError(f"config.json: rope_parameters = {shortened(stated)}, expected an object{each}")
+        raise CheckpointError(f"config.json: rope_parameters = {shortened(value)}, expected an object{each}")
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type != "default":
         raise CheckpointError(f"config.json: rope_type = {shortened(rope_type)} is not supported, only 'default' is")
