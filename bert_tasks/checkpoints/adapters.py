@@ -15,9 +15,10 @@ from torch import Tensor
 from bert_tasks.checkpoints.adapter_config import TASK_TYPES, is_adapter, read_adapter_config
 from bert_tasks.checkpoints.files import checked_file, refuse
 from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, resolve
-from bert_tasks.checkpoints.load import read_safetensors, read_weights
+from bert_tasks.checkpoints.load import module_tensors, read_safetensors, read_weights
 from bert_tasks.encoder.lora import AdapterWeights
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.families.base import Family
 
 _PREFIX = "base_model.model."
 _LORA_A, _LORA_B = ".lora_A.weight", ".lora_B.weight"
@@ -42,22 +43,23 @@ def _has_only_adapters(folder: Path) -> bool:
     return is_adapter(folder) and not (folder / "model.safetensors").exists()
 
 
-def model_weights(folder: Path, base: Path | None = None) -> dict[str, Tensor]:
+def model_weights(folder: Path, family: Family, base: Path | None = None) -> dict[str, Tensor]:
     """Returns the weights of a model's folder; for adapters, of their base with the changes of the adapters.
 
     Args:
         folder: The folder.
+        family: The family of the model. Weights have the names of its modules in transformers.
         base: The base of the adapters. Default: the model that their configuration names.
 
     Raises:
         CheckpointError: A file is missing or damaged, or the adapters belong to another model.
     """
     if base is not None:
-        return with_adapters(model_weights(base), folder, str(base))
+        return with_adapters(model_weights(base, family), folder, str(base))
     if not _has_only_adapters(folder):
-        return read_weights(folder)
+        return module_tensors(read_weights(folder), family)
     name = read_adapter_config(folder)["base_model_name_or_path"]
-    return with_adapters(model_weights(resolve(name)), folder, name)
+    return with_adapters(model_weights(resolve(name), family), folder, name)
 
 
 def with_adapters(weights: Mapping[str, Tensor], folder: Path, base: str) -> dict[str, Tensor]:

@@ -130,7 +130,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     head = "base" if hf_head is None else hf_head
     labels = _labels(hf_config, head)
     shapes, names = _expected(family, config, head, num_labels=len(labels))
-    tensors = model_weights(folder)
+    tensors = model_weights(folder, family)
     if not pooler_is_there(family, tensors):
         names = {key: sources for key, sources in names.items() if not key.startswith("pooler.")}
         shapes = {key: shapes[key] for key in names}

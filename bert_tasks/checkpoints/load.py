@@ -171,6 +171,25 @@ _FORMATS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 }
 
 
+def module_tensors(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """Returns the tensors of a file under the names of transformers' modules, from which its files may differ.
+
+    Raises:
+        CheckpointError: The file has a tensor under both names.
+    """
+    renamed = dict(tensors)
+    for in_file, in_modules in family.file_names.items():
+        for key in [key for key in renamed if in_file in key]:
+            whole = renamed.pop(key)
+            pieces = whole.tensor_split(len(in_modules)) if whole.dim() else [whole] * len(in_modules)
+            for in_module, piece in zip(in_modules, pieces, strict=True):
+                name = key.replace(in_file, in_module)
+                if name in renamed:
+                    raise CheckpointError(f"{name} appears twice: as {name} and in {key}")
+                renamed[name] = piece
+    return renamed
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
     """What the loader did with each key of the file, in Hugging Face's names.

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,6 +21,7 @@ from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_model
 from bert_tasks.checkpoints.load import DIGEST, read_safetensors, tensors_digest
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
 from bert_tasks.errors import CheckpointError
+from bert_tasks.families.base import Family
 from bert_tasks.storage import flush_files, move, sync, weights_write_error
 
 if TYPE_CHECKING:
@@ -61,6 +63,16 @@ def hf_tensors(
             tensors[name.removeprefix(strip_prefix)] = piece.clone() if storage in storages else piece
         storages.add(storage)
     return tensors
+
+
+def file_tensors(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """Returns tensors under the names of files, as transformers saves them: the inverse of ``module_tensors``."""
+    renamed = dict(tensors)
+    for in_file, (first, *others) in family.file_names.items():
+        for name in [name for name in renamed if first and first in name]:
+            pieces = [renamed.pop(name.replace(first, part)) for part in (first, *others)]
+            renamed[name.replace(first, in_file)] = torch.cat(pieces) if others else pieces[0]
+    return renamed
 
 
 def save_folder(

@@ -132,10 +132,11 @@ class EncoderConfig:
         attention_window: for each layer, how many tokens on each side a token attends to, None: all; None: all layers
             attend to all.
         rotary_theta: for each layer, the base of the wavelengths of rotary positions.
-        num_key_value_heads: heads of keys and values, each of which serves a group of queries' heads (grouped-query
+        num_key_value_heads: heads of keys and values, each for a group of queries' heads (grouped-query
             attention, Ainslie et al., arXiv:2305.13245); None: as many, and one linear layer for all three.
         head_dim: size of a head; None: ``hidden_size`` divided by the number of heads.
         bias: the linear layers of the encoder have biases.
+        intermediate_bias: so has the feed-forward's first one (not in GTE).
         norm_bias: its norms have them.
         head_bias: so have the linear layer and the norm that heads begin with. The last layers always have biases.
     """
@@ -178,6 +179,7 @@ class EncoderConfig:
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     bias: bool = True
+    intermediate_bias: bool = True
     norm_bias: bool = True
     head_bias: bool = True
     second_segment: Literal[0, 1] = 0

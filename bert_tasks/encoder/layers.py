@@ -165,7 +165,8 @@ class Layer(nn.Module):
         self.is_gated = config.mlp == "gated"
         self.attention = Attention(config, index)
         self.attention_norm = make_norm(config, hidden)
-        self.intermediate = Linear(hidden, 2 * inner if self.is_gated else inner, bias=config.bias)
+        has_bias = config.bias and config.intermediate_bias
+        self.intermediate = Linear(hidden, 2 * inner if self.is_gated else inner, bias=has_bias)
         self.output = Linear(inner, hidden, bias=config.bias)
         self.output_norm = make_norm(config, hidden)
         self.attention_dropout = Dropout(config.attention_output_dropout)

@@ -90,6 +90,8 @@ class Family:
         architectures: kind of head, or ``base`` -> class of HF.
         pretraining: prefixes of pre-training heads, which are dropped on load by tasks that do not use them.
         aliases: modules of HF under other names that files may have for them -> their names in ``heads``.
+        file_names: pieces of the names that transformers gives tensors in files -> the same pieces in the names of its
+            modules. Several: the tensor is split into them along dimension 0. An empty one: files may have the piece.
         variants: a config field of HF and one of its values -> what is different in models that have it.
         decoder: the module of HF that is the linear layer of the head over the vocabulary, tied to the embeddings.
         shared_head: prefixes of the modules of HF that heads of all kinds have, which are loaded from a file with
@@ -120,6 +122,7 @@ class Family:
     architectures: Mapping[str, str]
     pretraining: tuple[str, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    file_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     variants: Mapping[tuple[str, Any], Mapping[str, Any]] = field(default_factory=dict)
     decoder: str = ""
     shared_head: tuple[str, ...] = ()
@@ -198,19 +201,32 @@ def rotary_theta(hf_config: Mapping[str, Any], older: str, *, layer_type: str | 
     Raises:
         CheckpointError: A value has the wrong type, or positions are scaled.
     """
-    stated = hf_config["rope_parameters"]
-    parameters = {} if stated is None else stated
+    value = hf_config["rope_parameters"]
+    parameters = {} if value is None else value
     rope = parameters.get(layer_type) if isinstance(parameters, dict) and layer_type is not None else parameters
     rope = {} if rope is None else rope
     if not isinstance(rope, dict):
         each = "" if layer_type is None else " for each layer type"
-        raise CheckpointError(f"config.json: rope_parameters = {shortened(stated)}, expected an object{each}")
-    rope_type = rope.get("rope_type", "default")
+        raise CheckpointError(f"config.json: rope_parameters = {shortened(value)}, expected an object{each}")
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type != "default":
         raise CheckpointError(f"config.json: rope_type = {shortened(rope_type)} is not supported, only 'default' is")
     source, name = (rope, "rope_theta") if "rope_theta" in rope else (hf_config, older)
     of_layers = "" if layer_type is None else f"the {name} of {layer_type}"
     return float(config_value(source, name, 1.0, least=1, title=of_layers if of_layers else name))
+
+
+def rotary_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """``Family.of_layers`` with one base of the wavelengths for all layers, and heads of a size that may be stated.
+
+    Raises:
+        CheckpointError: As ``rotary_theta`` does, or heads have an odd size.
+    """
+    shared = config["hidden_size"] // config["num_attention_heads"]
+    size = shared if config["head_dim"] is None else config_value(config, "head_dim", 1)
+    if size % 2:
+        raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size}")
+    return {"head_dim": size, "rotary_theta": (rotary_theta(config, "rope_theta"),) * layers}
 
 
 def encoder_field(hf_config: Mapping[str, Any], field: str, name: str, default: Any) -> Any:

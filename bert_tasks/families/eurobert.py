@@ -6,21 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families.base import BERT_FIELDS, WEIGHT, Family, KeyMapping, architectures, config_value, rotary_theta
+from bert_tasks.families.base import BERT_FIELDS, WEIGHT, Family, KeyMapping, architectures, config_value, rotary_layers
 
 
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    heads = config["num_attention_heads"]
     groups = heads if config["num_key_value_heads"] is None else config_value(config, "num_key_value_heads", 1)
-    size = hidden // heads if config["head_dim"] is None else config_value(config, "head_dim", 1)
     if heads % groups:
         raise CheckpointError(
             f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {groups}"
         )
-    if size % 2:
-        raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size}")
-    theta = rotary_theta(config, "rope_theta")
-    return {"num_key_value_heads": groups, "head_dim": size, "rotary_theta": (theta,) * layers}
+    return {"num_key_value_heads": groups, **rotary_layers(config, layers)}
 
 
 FAMILY = Family(

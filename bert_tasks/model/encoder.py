@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bert_tasks.checkpoints.adapters import model_weights
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.checkpoints.load import match_weights
-from bert_tasks.checkpoints.save import hf_tensors, save_folder
+from bert_tasks.checkpoints.save import file_tensors, hf_tensors, save_folder
 from bert_tasks.checkpoints.sentence_transformers import SentenceSettings, read_sentence_settings
 from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
 from bert_tasks.encoder.layers import initialize
@@ -66,7 +66,7 @@ class Encoder(PretrainedModule):
         with torch.device("meta"):
             model = cls(hf_config, pooler=True)
         shapes = {key: value.shape for key, value in model.state_dict().items()}
-        tensors = model_weights(folder)
+        tensors = model_weights(folder, family)
         if not pooler_is_there(family, tensors):
             model.pooler = None
             names = parameter_map(family, config, head="base", pooler=False)
@@ -201,7 +201,7 @@ class Encoder(PretrainedModule):
         """Writes config.json, model.safetensors and the tokenizer's files; ``AutoModel`` opens the folder."""
         family = family_of(self.hf_config)
         names = parameter_map(family, self.config, head="base", pooler=self.pooler is not None)
-        tensors = hf_tensors(self.state_dict(), names, strip_prefix=family.prefix)
+        tensors = file_tensors(hf_tensors(self.state_dict(), names, strip_prefix=family.prefix), family)
         of_a_head = (CONFIG_KEY, "id2label", "label2id", "problem_type")
         kept = {key: value for key, value in self.hf_config.items() if key not in of_a_head}
         config = {**kept, "architectures": [family.architectures["base"]]}

@@ -19,7 +19,7 @@ from torch import Tensor
 from bert_tasks.checkpoints.adapters import adapter_files, adapter_folder, model_weights, no_adapters
 from bert_tasks.checkpoints.hub import Origin, origin, resolve
 from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights
-from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
+from bert_tasks.checkpoints.save import file_tensors, hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
 from bert_tasks.data.columns import Column, Row, as_rows, first_column
 from bert_tasks.data.problems import first_few
@@ -309,14 +309,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """
         self.check_parameters()
         self.require_labels()
-        state, names = self.state_dict(), self._hf_names()
+        state, names, family = self.state_dict(), self._hf_names(), family_of(self.hf_config)
         head_state = {key: value for key, value in state.items() if key not in names}
         has_prefix = HFConfig.of(self.task).head is not None  # transformers' base models have none
-        prefix = "" if has_prefix else family_of(self.hf_config).prefix
+        prefix = "" if has_prefix else family.prefix
         save_folder(
             Path(folder),
             config=saved_config(self.hf_config, self.task, self.columns),
-            tensors=hf_tensors({key: state[key] for key in names}, names, strip_prefix=prefix),
+            tensors=file_tensors(hf_tensors({key: state[key] for key in names}, names, strip_prefix=prefix), family),
             tokenizer=self._tokenizer,
             head_tensors=hf_tensors(head_state, {key: (key,) for key in head_state}) if head_state else None,
         )
@@ -383,12 +383,12 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             )
         if folder.head_name is not None:  # the heads of several tasks are in task_head.safetensors
             names = {key: hf_names for key, hf_names in names.items() if not key.startswith("head.")}
-        shapes = {key: state[key].shape for key in names}
+        shapes, family = {key: state[key].shape for key in names}, family_of(self.hf_config)
         matched = match_weights(
-            model_weights(folder.path, folder.base),
+            model_weights(folder.path, family, folder.base),
             names,
             shapes=shapes,
-            family=family_of(self.hf_config),
+            family=family,
             head_may_be_new=head_may_be_new,
             ignore_head=folder.head != head_kind and not self.head.reads_embeddings,  # whose keys no other head has
             dtype=dtype,

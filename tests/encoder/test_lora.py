@@ -109,8 +109,11 @@ CASES += [("bert", "token", ("query", "value")), ("modernbert", "sequence", EVER
 CASES += [
     pytest.param(family, "sequence", targets, marks=pytest.mark.slow)
     for family in LONG_FAMILIES
-    # EuroBERT has two layers for our intermediate one, and peft an adapter for each.
-    for targets in ([name for name in EVERY if family != "eurobert" or name != "intermediate"], ("query", "value"))
+    # These have two layers for our intermediate one, and peft an adapter for each.
+    for targets in (
+        [name for name in EVERY if family not in ("eurobert", "nomic_bert", "gte") or name != "intermediate"],
+        ("query", "value"),
+    )
 ]
 
 

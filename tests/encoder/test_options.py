@@ -38,6 +38,7 @@ OPTIONS: dict[str, Sequence[Any]] = {
     "num_attention_heads": (2, 4),
     "num_key_value_heads": (None, 1, 2),
     "head_dim": (None, 6),
+    "intermediate_bias": (True, False),
 }
 
 

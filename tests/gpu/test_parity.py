@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.gpu import DEVICE, needs_cuda
-from support.hf_models import EVERY_HEAD, Head, HFBatch, hf_config, hf_model, random_batch
+from support.hf_models import EVERY_HEAD, Head, HFBatch, hf_config, hf_model, random_batch, tolerance_float32
 from support.parity import difference, hf_output, ours_from, packed_output, shaped_output
 
 CASES = [*EVERY_HEAD, ("bert", "choice"), ("roberta", "choice")]
@@ -26,7 +26,7 @@ def test_float32_logits_are_those_of_transformers(family: str, head: Head) -> No
     theirs = hf_model(family, head, dtype=torch.float32, config=config).to(DEVICE)
     ours, batch = ours_from(theirs, head).to(DEVICE), batch_on_device(family)
     expected = hf_output(theirs, batch)
-    limit = 5e-5 * max(1.0, float(expected.abs().max()))
+    limit = tolerance_float32(family) * max(1.0, float(expected.abs().max()))
     assert difference(expected, packed_output(ours, batch), batch.attention_mask) < limit
     assert difference(expected, shaped_output(ours, batch), batch.attention_mask) < limit
 

@@ -21,7 +21,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import PairClassification, SpanExtraction
+from bert_tasks.tasks import PairClassification
 from bert_tasks.tasks.base import Feature
 from support.hf_models import FAMILIES, ROBERTAS, WITHOUT_SEGMENTS, WITHOUT_TYPES
 from support.small_checkpoints import save_checkpoint
@@ -130,9 +130,9 @@ def test_no_segment_is_beyond_the_models_table(width: int, family: str, fresh: A
         pytest.skip("there is no such configuration")
     save_checkpoint(tmp_path, family, fresh("wordpiece"))
     resize(tmp_path, family, width)
-    task = SpanExtraction(max_length=40, doc_stride=5, max_query_length=10)
+    task = PairClassification(labels=LABELS, max_length=40)
     model = TaskModel.from_pretrained(tmp_path, task=task)
-    rows = [{"question": LINES[0], "context": LINES[1]}]
+    rows = [{"text": LINES[0], "text_pair": LINES[1]}]
     second = 1 if family not in ROBERTAS and width > 1 else 0
     segments = {kind for feature in task.features(rows, model.tokenizer) for kind in feature["token_type_ids"]}
     assert segments == {0, second}

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.eurobert import modeling_eurobert
+from transformers.models.gte import modeling_gte
 from transformers.models.modernbert import modeling_modernbert
+from transformers.models.nomic_bert import modeling_nomic_bert
 
 # RoBERTa under other names, and with norms elsewhere.
 ROBERTAS = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl")
 # `make test` runs these through the tests marked `every_family` alone.
-LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "eurobert")
+LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "eurobert", "nomic_bert", "gte")
 FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra", *LONG_FAMILIES)
 # Position ids count from the padding id.
 AFTER_PADDING = (*ROBERTAS, "mpnet")
@@ -47,6 +49,8 @@ PREFIX = {
     "roberta-prelayernorm": "RobertaPreLayerNorm",
     "xlm-roberta-xl": "XLMRobertaXL",
     "eurobert": "EuroBert",
+    "nomic_bert": "NomicBert",
+    "gte": "Gte",
 }
 CLASS_SUFFIX = {
     "base": "Model",
@@ -60,6 +64,13 @@ CLASS_SUFFIX = {
 def has_head(family: str, head: Head) -> bool:
     """Whether transformers has the class."""
     return hasattr(transformers, PREFIX[family] + CLASS_SUFFIX[head])
+
+
+def tolerance_float32(family: str) -> float:
+    """How far float32 logits may be apart. NomicBERT and GTE multiply errors more: in transformers, too, they are up to
+    1e-4 of the largest logit from float64.
+    """
+    return 1.5e-4 if family in ("nomic_bert", "gte") else 5e-5
 
 
 EVERY_HEAD = [(family, head) for family in FAMILIES for head in HEADS if has_head(family, head)]
@@ -114,6 +125,8 @@ CHANGES: dict[str, dict[str, Any]] = {
         "eos_token_id": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
     },
+    "nomic_bert": {"num_attention_heads": 6},
+    "gte": {"num_attention_heads": 6, "type_vocab_size": 2},
     # As the published models of v3, with fewer buckets, so that short inputs reach the shared ones.
     "deberta-v2": {
         "relative_attention": True,
@@ -204,10 +217,15 @@ def lift_float32_roundings() -> None:
         scales = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * (wide * scales).to(hidden.dtype)
 
-    modeling_modernbert.ModernBertRotaryEmbedding.forward = angles
+    for module in (
+        modeling_modernbert.ModernBertRotaryEmbedding,
+        modeling_eurobert.EuroBertRotaryEmbedding,
+        modeling_nomic_bert.NomicBertRotaryEmbedding,
+        modeling_gte.GteRotaryEmbedding,
+    ):
+        module.forward = angles
     modeling_modernbert.apply_rotary_pos_emb = turned
     modeling_modernbert.eager_attention_forward = attention
-    modeling_eurobert.EuroBertRotaryEmbedding.forward = angles
     modeling_eurobert.eager_attention_forward = attention
     modeling_eurobert.EuroBertRMSNorm.forward = normalised
 

@@ -58,6 +58,7 @@ def tokenizer_of(family: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> Pr
     kinds = {"roberta": "bpe", "albert": "unigram", "xlm-roberta": "multilingual", "camembert": "french"}
     kinds |= {"roberta-prelayernorm": "bpe", "xlm-roberta-xl": "multilingual"}
     kinds |= {"mpnet": "mpnet", "modernbert": "modern", "deberta-v2": "deberta", "eurobert": "llama"}
+    kinds |= {"gte": "multilingual"}
     return by_kind[kinds.get(family, "wordpiece")]
 
 
