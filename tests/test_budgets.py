@@ -32,16 +32,16 @@ LINES = {
     "tasks": (8020, 4900),
     "checkpoints": (2166, 1450),
     "tensorflow": (686, 600),
-    "families": (1345, 1250),
+    "families": (1389, 1250),
     "metrics": (1179, 1000),
     "data": (6268, 2900),
-    "encoder": (3168, 2300),
+    "encoder": (3174, 2300),
     "foundations": (898, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 42_361  # of 29,000
-TOTAL_STATEMENTS = 24_181  # of 15,800
+TOTAL_LINES = 42_411  # of 29,000
+TOTAL_STATEMENTS = 24_198  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -103,6 +103,8 @@ class EncoderConfig:
         norm_after_projection: it has no bias, and comes before the norm of the embeddings (DeBERTa).
         position_offset: position id of the first token (RoBERTa: ``pad_token_id + 1``, else 0).
         type_vocab_size: rows of the segment table; 0: there is none (DistilBERT).
+        task_type_vocab_size: rows of the table of task types, whose row 0 is added to every token (ERNIE); 0: there is
+            none.
         layer_order: for each layer, the index of the parameters it uses (ALBERT shares them; else 0, 1, 2, ...).
         hidden_dropout_prob: after the embeddings; the layers have the next two.
         attention_output_dropout: after the attention's output projection (0 in DistilBERT).
@@ -154,6 +156,7 @@ class EncoderConfig:
     feed_forward_dropout: float
     initializer_range: float
     head: HeadConfig
+    task_type_vocab_size: int = 0
     initializer_cutoff: float | None = None
     norm: Literal["layer", "rms"] = "layer"
     placement: Literal["post", "pre"] = "post"

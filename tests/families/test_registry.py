@@ -39,7 +39,7 @@ def test_a_dropout_of_a_head_is_the_one_that_the_config_names(family: str) -> No
     unset = dict.fromkeys(named)
     general = {"hidden_dropout_prob": 0.3}
     assert encoder_config({"model_type": family, **general, **named}).head.sequence_dropout == 0.4
-    if family in ("bert", "electra", "deberta-v2", *ROBERTAS):
+    if family in ("bert", "electra", "ernie", "deberta-v2", *ROBERTAS):
         head = encoder_config({"model_type": family, **general, **unset}).head
         assert (head.sequence_dropout, head.token_dropout, head.span_dropout) == (0.3, 0.3, 0.0)
 

@@ -17,7 +17,7 @@ from support.parity import ours_from, packed_difference, shaped_difference
 
 PROBABILITIES: dict[str, dict[str, float]] = {
     "bert": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},
-    **{family: {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3} for family in ROBERTAS},
+    **{family: {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3} for family in (*ROBERTAS, "ernie")},
     "mpnet": {"hidden_dropout_prob": 0.1},
     "megatron-bert": {"hidden_dropout_prob": 0.1},
     "distilbert": {"dropout": 0.1, "seq_classif_dropout": 0.3, "qa_dropout": 0.2},

@@ -35,6 +35,7 @@ _BERT = {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weigh
 HEAD_KEYS = {
     "bert": _BERT,
     "megatron-bert": _BERT,
+    "ernie": {name.replace("bert.", "ernie.") for name in _BERT},
     "distilbert": {f"{name}.{part}" for name in ("pre_classifier", "classifier") for part in ("weight", "bias")},
     "albert": {"albert.pooler.weight", "albert.pooler.bias", "classifier.weight", "classifier.bias"},
     "deberta-v2": {f"{name}.{part}" for name in ("pooler.dense", "classifier") for part in ("weight", "bias")},

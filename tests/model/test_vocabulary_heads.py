@@ -29,7 +29,8 @@ from support.small_checkpoints import save_checkpoint
 LENGTHS = (17, 2, 30, 9, 3, 16)
 PAIRS = (0, 1, 1, 0, 1, 0)
 MASKED = [(family, "masked-lm") for family in FAMILIES]
-KINDS = [*MASKED, ("bert", "pretraining"), ("albert", "pretraining"), ("electra", "replaced-token")]
+PAIRED = ("bert", "albert", "ernie")
+KINDS = [*MASKED, *((family, "pretraining") for family in PAIRED), ("electra", "replaced-token")]
 CLASSES = {"masked-lm": "ForMaskedLM", "pretraining": "ForPreTraining", "replaced-token": "ForPreTraining"}
 DECODERS = {
     "generator_lm_head",

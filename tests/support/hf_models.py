@@ -22,7 +22,7 @@ from transformers.models.modernbert import modeling_modernbert
 # RoBERTa under other names, and with norms elsewhere.
 ROBERTAS = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl")
 # `make test` runs these through the tests marked `every_family` alone.
-LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert")
+LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "ernie")
 FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra", *LONG_FAMILIES)
 # Position ids count from the padding id.
 AFTER_PADDING = (*ROBERTAS, "mpnet")
@@ -45,6 +45,7 @@ PREFIX = {
     "megatron-bert": "MegatronBert",
     "roberta-prelayernorm": "RobertaPreLayerNorm",
     "xlm-roberta-xl": "XLMRobertaXL",
+    "ernie": "Ernie",
 }
 CLASS_SUFFIX = {
     "base": "Model",
@@ -90,6 +91,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mpnet": MPNET,
     "distilbert": {},
     "megatron-bert": {},
+    "ernie": {"use_task_id": True},
     "albert": {"embedding_size": 20, "num_hidden_groups": 2},
     "electra": {"embedding_size": 20},
     # Windows of three tokens on each side between global layers, 0 and 3; rotary positions need heads of an even size.
