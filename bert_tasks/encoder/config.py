@@ -100,6 +100,8 @@ class EncoderConfig:
     Attributes:
         embedding_size: width of the embedding tables (ALBERT and small ELECTRA: not ``hidden_size``).
         project_embeddings: a linear layer follows the embeddings (ALBERT: even for equal widths).
+        output_embedding_size: width of a table over the vocabulary that heads multiply with (RemBERT); None: they are
+            tied to the word embeddings.
         norm_after_projection: it has no bias, and comes before the norm of the embeddings (DeBERTa).
         position_offset: position id of the first token (RoBERTa: ``pad_token_id + 1``, else 0).
         type_vocab_size: rows of the segment table; 0: there is none (DistilBERT).
@@ -156,6 +158,7 @@ class EncoderConfig:
     feed_forward_dropout: float
     initializer_range: float
     head: HeadConfig
+    output_embedding_size: int | None = None
     task_type_vocab_size: int = 0
     initializer_cutoff: float | None = None
     norm: Literal["layer", "rms"] = "layer"

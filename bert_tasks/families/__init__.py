@@ -232,14 +232,14 @@ def _has(config: EncoderConfig, field: str) -> bool:
 
 
 def copies_of_tied(family: Family, names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """HF's names of a decoder over the vocabulary -> the names of the tensors that it is tied to.
+    """HF's names of a decoder over the vocabulary -> the names of the tensors that it is tied to, if it is.
 
     Files may hold it, although transformers no longer saves it.
 
     Args:
         names: see ``parameter_map``; without a head over the vocabulary there is no decoder.
     """
-    if "head.bias" not in names:
+    if "head.bias" not in names or "head.decoder.weight" in names:
         return {}
     tied = {"weight": "encoder.embeddings.word.weight", "bias": "head.bias"}
     copies = {f"{family.decoder}.{parameter}": names[ours][0] for parameter, ours in tied.items()}

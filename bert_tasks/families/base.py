@@ -40,7 +40,9 @@ MOST_LABELS = 1_000_000
 _BOUNDS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         **dict.fromkeys(("num_hidden_layers", "num_hidden_groups"), (1, 1000)),
-        **dict.fromkeys(("hidden_size", "embedding_size", "intermediate_size"), (1, MOST_UNITS)),
+        **dict.fromkeys(
+            ("hidden_size", "embedding_size", "output_embedding_size", "intermediate_size"), (1, MOST_UNITS)
+        ),
         **dict.fromkeys(("type_vocab_size", "pad_token_id"), (0, MOST)),
     }
 )
@@ -91,7 +93,8 @@ class Family:
         pretraining: prefixes of pre-training heads, which are dropped on load by tasks that do not use them.
         aliases: modules of HF under other names that files may have for them -> their names in ``heads``.
         variants: a config field of HF and one of its values -> what is different in models that have it.
-        decoder: the module of HF that is the linear layer of the head over the vocabulary, tied to the embeddings.
+        decoder: the module of HF that is the linear layer of the head over the vocabulary. It is tied to the embeddings
+            unless ``EncoderConfig.output_embedding_size`` is set.
         shared_head: prefixes of the modules of HF that heads of all kinds have, which are loaded from a file with
             another head.
         head_activation, pair_objectives, prediction_head: see ``HeadConfig``.
@@ -273,7 +276,7 @@ def choice_keys(*, dense: str) -> dict[str, tuple[KeyMapping, ...]]:
 
 
 def vocabulary_keys(*, dense: str, norm: str, bias: str) -> tuple[KeyMapping, ...]:
-    """The parameters of a head over the vocabulary, whose decoder is tied to the word embeddings.
+    """The parameters of a head over the vocabulary but for its decoder, which is tied to the word embeddings.
 
     Args:
         dense, norm, bias: full names of the modules of HF that hold them.

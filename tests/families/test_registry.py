@@ -33,6 +33,7 @@ def test_a_dropout_of_a_head_is_the_one_that_the_config_names(family: str) -> No
     names = {
         "distilbert": "seq_classif_dropout",
         "albert": "classifier_dropout_prob",
+        "rembert": "classifier_dropout_prob",
         "deberta-v2": "cls_dropout",
     }
     named = {names.get(family, "classifier_dropout"): 0.4}

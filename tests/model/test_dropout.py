@@ -22,6 +22,7 @@ PROBABILITIES: dict[str, dict[str, float]] = {
     "megatron-bert": {"hidden_dropout_prob": 0.1},
     "distilbert": {"dropout": 0.1, "seq_classif_dropout": 0.3, "qa_dropout": 0.2},
     "albert": {"hidden_dropout_prob": 0.1, "classifier_dropout_prob": 0.3},
+    "rembert": {"hidden_dropout_prob": 0.1, "classifier_dropout_prob": 0.3},
     "electra": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3, "summary_last_dropout": 0.25},
     "modernbert": {"embedding_dropout": 0.1, "mlp_dropout": 0.2, "classifier_dropout": 0.3},
     "deberta-v2": {"hidden_dropout_prob": 0.1, "cls_dropout": 0.3, "pooler_dropout": 0.2, "conv_kernel_size": 3},

@@ -21,7 +21,7 @@ WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0
 def undropped(family: str, **changes: float) -> PretrainedConfig:
     """The config of a family whose dropouts are all 0."""
     none = dict(WITHOUT_DROPOUT)
-    if family == "albert":
+    if family in ("albert", "rembert"):
         none |= {"classifier_dropout_prob": 0.0}
     if family == "distilbert":
         none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "qa_dropout": 0.0}
@@ -133,8 +133,8 @@ def seeded_gradients(model: TaskModel, batch: HFBatch, *, checkpointing: bool) -
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_checkpointing_changes_no_bit(family: str) -> None:
-    """With dropout at its default of 0.1 (ALBERT: set) the recomputed layers must draw the same masks."""
-    changes = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1} if family == "albert" else {}
+    """With dropout at its default of 0.1 (ALBERT and RemBERT: set) the recomputed layers must draw the same masks."""
+    changes = dict.fromkeys(WITHOUT_DROPOUT, 0.1) if family in ("albert", "rembert") else {}
     ours = ours_from(hf_model(family, "sequence", config=hf_config(family, **changes)), "sequence")
     batch = random_batch(family, lengths=LENGTHS)
     plain = seeded_gradients(ours, batch, checkpointing=False)

@@ -35,7 +35,7 @@ _BERT = {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weigh
 HEAD_KEYS = {
     "bert": _BERT,
     "megatron-bert": _BERT,
-    "ernie": {name.replace("bert.", "ernie.") for name in _BERT},
+    **{family: {name.replace("bert.", f"{family}.") for name in _BERT} for family in ("ernie", "rembert")},
     "distilbert": {f"{name}.{part}" for name in ("pre_classifier", "classifier") for part in ("weight", "bias")},
     "albert": {"albert.pooler.weight", "albert.pooler.bias", "classifier.weight", "classifier.bias"},
     "deberta-v2": {f"{name}.{part}" for name in ("pooler.dense", "classifier") for part in ("weight", "bias")},

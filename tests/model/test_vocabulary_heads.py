@@ -263,7 +263,7 @@ def test_saved_files_are_transformers(family: str, kind: str, tmp_path: Path) ->
     same_as_stock(ours_from(hf_model(family, kind), kind), kind, tmp_path)
 
 
-@pytest.mark.parametrize(("family", "kind"), KINDS[:-1])
+@pytest.mark.parametrize(("family", "kind"), [case for case in KINDS[:-1] if case[0] != "rembert"])  # is not tied
 def test_published_files_load_with_the_decoder_or_without(family: str, kind: str) -> None:
     """Files of older versions hold the decoder, too: it must be the table of embeddings and the bias."""
     theirs = hf_model(family, kind).float()

@@ -22,7 +22,7 @@ from transformers.models.modernbert import modeling_modernbert
 # RoBERTa under other names, and with norms elsewhere.
 ROBERTAS = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl")
 # `make test` runs these through the tests marked `every_family` alone.
-LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "ernie")
+LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "ernie", "rembert")
 FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra", *LONG_FAMILIES)
 # Position ids count from the padding id.
 AFTER_PADDING = (*ROBERTAS, "mpnet")
@@ -46,6 +46,7 @@ PREFIX = {
     "roberta-prelayernorm": "RobertaPreLayerNorm",
     "xlm-roberta-xl": "XLMRobertaXL",
     "ernie": "Ernie",
+    "rembert": "RemBert",
 }
 CLASS_SUFFIX = {
     "base": "Model",
@@ -94,6 +95,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ernie": {"use_task_id": True},
     "albert": {"embedding_size": 20, "num_hidden_groups": 2},
     "electra": {"embedding_size": 20},
+    "rembert": {"input_embedding_size": 20, "output_embedding_size": 44},
     # Windows of three tokens on each side between global layers, 0 and 3; rotary positions need heads of an even size.
     "modernbert": {
         "num_attention_heads": 6,
