@@ -27,21 +27,21 @@ LINES = {
     "inference": (1737, 1150),
     "recipe": (1600, 1000),
     "init": (776, 650),
-    "model": (2594, 1950),
+    "model": (2597, 1950),
     "export": (853, 700),
     "tasks": (8020, 4900),
-    "checkpoints": (2166, 1450),
+    "checkpoints": (2174, 1450),
     "tensorflow": (686, 600),
-    "families": (1444, 1250),
+    "families": (1515, 1250),
     "metrics": (1179, 1000),
     "data": (6268, 2900),
-    "encoder": (3184, 2300),
+    "encoder": (3229, 2300),
     "foundations": (898, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 42_477  # of 29,000
-TOTAL_STATEMENTS = 24_212  # of 15,800
+TOTAL_LINES = 42_604  # of 29,000
+TOTAL_STATEMENTS = 24_260  # of 15,800
 TASK_MEMBERS = 14
 
 

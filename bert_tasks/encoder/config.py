@@ -124,7 +124,7 @@ class EncoderConfig:
         final_norm: one more norm follows the last layer.
         positions: how attention knows the order of tokens: from the embeddings alone, or from distances, too. Rotary
             positions turn planes: of a component in the first half of a head and one in the second half, or,
-            interleaved, of two neighbours.
+            interleaved, of two neighbours, whose sines and cosines may be a table in the file (RoFormer).
         absolute_positions: the embeddings have a table of positions.
         disentangled: how distances take part in attention where positions are disentangled (DeBERTa), else None.
         convolution_size: how many neighbouring tokens the convolution beside the first layer reads (large DeBERTa-v2);
@@ -166,7 +166,9 @@ class EncoderConfig:
     embedding_norm: bool = True
     first_norm: bool = True
     final_norm: bool = False
-    positions: Literal["absolute", "rotary", "rotary-interleaved", "relative", "disentangled"] = "absolute"
+    positions: Literal["absolute", "rotary", "rotary-interleaved", "rotary-table", "relative", "disentangled"] = (
+        "absolute"
+    )
     absolute_positions: bool = True
     disentangled: DisentangledConfig | None = None
     norm_after_projection: bool = False

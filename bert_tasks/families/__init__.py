@@ -101,7 +101,7 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
         "position_offset": offset,
         "second_segment": int(family.has_segments and values["type_vocab_size"] >= 2),
         "head": HeadConfig(
-            activation=family.head_activation,
+            activation=values["hidden_act"] if family.head_activation is None else family.head_activation,
             pair_objectives=family.pair_objectives,
             pooling=pooling,
             prediction_head=family.prediction_head,

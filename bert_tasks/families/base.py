@@ -97,7 +97,9 @@ class Family:
             unless ``EncoderConfig.output_embedding_size`` is set.
         shared_head: prefixes of the modules of HF that heads of all kinds have, which are loaded from a file with
             another head.
-        head_activation, pair_objectives, prediction_head: see ``HeadConfig``.
+        unsupported_heads: kind of head that transformers has and this package lacks -> the reason.
+        head_activation: ``HeadConfig.activation``; None: ``hidden_act``.
+        pair_objectives, prediction_head: see ``HeadConfig``.
         head_pooling: the config field of HF that is ``HeadConfig.pooling``, ``cls`` by default; "": there is none.
         vocabulary_activation: see ``HeadConfig``; None: ``hidden_act``.
         sequence_dropout, dense_dropout, token_dropout, span_dropout, pair_dropout, choice_dropout,
@@ -125,7 +127,8 @@ class Family:
     variants: Mapping[tuple[str, Any], Mapping[str, Any]] = field(default_factory=dict)
     decoder: str = ""
     shared_head: tuple[str, ...] = ()
-    head_activation: Activation
+    unsupported_heads: Mapping[str, str] = field(default_factory=dict)
+    head_activation: Activation | None
     head_pooling: str = ""
     prediction_head: bool = False
     vocabulary_activation: Activation | None = None

@@ -16,7 +16,7 @@ from bert_tasks.model.encoder import Encoder
 from support.hf_models import FAMILIES, ROBERTAS, hf_config
 
 # Whose heads have no dropout of their own.
-WITHOUT_DROPOUT = ("mpnet", "megatron-bert")
+WITHOUT_DROPOUT = ("mpnet", "megatron-bert", "roformer")
 
 
 @pytest.mark.every_family

@@ -20,6 +20,7 @@ PROBABILITIES: dict[str, dict[str, float]] = {
     **{family: {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3} for family in (*ROBERTAS, "ernie")},
     "mpnet": {"hidden_dropout_prob": 0.1},
     "megatron-bert": {"hidden_dropout_prob": 0.1},
+    "roformer": {"hidden_dropout_prob": 0.1},
     "distilbert": {"dropout": 0.1, "seq_classif_dropout": 0.3, "qa_dropout": 0.2},
     "albert": {"hidden_dropout_prob": 0.1, "classifier_dropout_prob": 0.3},
     "rembert": {"hidden_dropout_prob": 0.1, "classifier_dropout_prob": 0.3},

@@ -42,7 +42,7 @@ HEAD_KEYS = {
     "modernbert": {"head.dense.weight", "head.norm.weight", "classifier.weight", "classifier.bias"},
     **{
         family: {f"classifier.{name}.{part}" for name in ("dense", "out_proj") for part in ("weight", "bias")}
-        for family in ("electra", *AFTER_PADDING)
+        for family in ("electra", "roformer", *AFTER_PADDING)
     },
 }
 Save = Callable[..., Path]
