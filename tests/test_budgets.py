@@ -25,23 +25,23 @@ LINES = {
     "experiments": (1622, 1200),
     "training": (4029, 2700),
     "inference": (1737, 1150),
-    "recipe": (1600, 1000),
+    "recipe": (1598, 1000),
     "init": (776, 650),
-    "model": (2593, 1950),
+    "model": (2597, 1950),
     "export": (853, 700),
     "tasks": (8020, 4900),
-    "checkpoints": (2201, 1450),
+    "checkpoints": (2209, 1450),
     "tensorflow": (686, 600),
-    "families": (1621, 1250),
+    "families": (1792, 1250),
     "metrics": (1179, 1000),
-    "data": (6268, 2900),
-    "encoder": (3208, 2300),
+    "data": (6273, 2900),
+    "encoder": (3269, 2300),
     "foundations": (898, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 42_712  # of 29,000
-TOTAL_STATEMENTS = 24_267  # of 15,800
+TOTAL_LINES = 42_959  # of 29,000
+TOTAL_STATEMENTS = 24_350  # of 15,800
 TASK_MEMBERS = 14
 
 

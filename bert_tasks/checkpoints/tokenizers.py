@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers
+from tokenizers.pre_tokenizers import PreTokenizer
 
 from bert_tasks.checkpoints.files import checked_file, read_json
 from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
@@ -28,6 +29,9 @@ if TYPE_CHECKING:  # the import takes a second
 
 _MAX_BYTES = 200 * 2**20
 _SLOW = "a slow tokenizer without offsets; expected a tokenizer.json"
+_PYTHON_WORDS = (
+    "the tokenizer splits words with a Python library, such as jieba for Chinese, which no tokenizer.json can hold"
+)
 # Ordinary text: every real vocabulary has a letter, a digit or a mark of it. Hardly any has the cuneiform sign:
 # WordPiece without its unknown token fails there, as it would in the middle of somebody's data.
 _PROBE = "The 3 birds sang, и пели. 你好 a 1 , . \U00012000"
@@ -79,6 +83,8 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> "
         missing = [role for role, ids in roles.items() if all(token is None for token in ids)]
         if not tokenizer.is_fast:
             problem = f"{type(tokenizer).__name__} is {_SLOW}"
+        elif type(tokenizer.backend_tokenizer.pre_tokenizer) is PreTokenizer:  # all others have classes of their own
+            problem = _PYTHON_WORDS
         elif needed > vocab_size:
             problem = (
                 f"the tokenizer has {needed} tokens, but the model has {vocab_size} embeddings: they do not belong "
@@ -284,6 +290,8 @@ def _raise_load_error(path: Path, error: BaseException | None) -> None:
     if not (isinstance(error, expected_errors) or type(error) is Exception or type(error).__name__ == "PanicException"):
         return
     text = str(error)
+    if "rjieba" in text:  # whose installation would not help
+        raise CheckpointError(f"{path}: {_PYTHON_WORDS}") from None
     reason = f"{type(error).__name__}: {text.partition(chr(10))[0][:160]}"
     if "trust_remote_code" in text:
         reason = "it needs Python code from the checkpoint, which is never run"

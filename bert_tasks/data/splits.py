@@ -406,8 +406,7 @@ def _with_usual_names(column: Column, spec: DataSpec) -> Column:
     if not isinstance(column, TaskColumn):
         return column
     names = {**trained_names(spec, column.columns), **dict(column.names)}
-    labels = {} if spec.format is None else named_format(spec.format).label_names
-    return replace(column, names=tuple(names.items()), label_names=tuple(labels.items()))
+    return replace(column, names=tuple(names.items()), format=spec.format)
 
 
 def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -6,6 +6,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from bert_tasks.data.columns import text_columns
+from bert_tasks.data.formats import named_format
 from bert_tasks.data.kinds import Column, ColumnKind
 from bert_tasks.data.problems import RowError
 from bert_tasks.data.validator import Field, RowValidator
@@ -21,13 +22,13 @@ class TaskColumn(Column):
         columns: The columns of the task.
         names: Pairs of a column of the task and its name in the data, where they differ.
         labels: The known labels of the task.
-        label_names: Pairs of a label id in the data and its name.
+        format: The format of the data, which may have names for label ids.
     """
 
     columns: tuple[Column, ...]
     names: tuple[tuple[str, str], ...] = ()
     labels: tuple[str, ...] = ()
-    label_names: tuple[tuple[str, str], ...] = ()
+    format: str | None = None
 
     @property
     def task_name(self) -> str:
@@ -54,8 +55,9 @@ class TaskRow(ColumnKind):
     def _validators(self) -> tuple[RowValidator, RowValidator]:
         """The validators of rows under the names of the data, and under the names of the task."""
         column = self._column
-        names, of_ids = ({}, {}) if column is None else (dict(column.names), dict(column.label_names))
-        return RowValidator(self.columns, names, label_names=of_ids), RowValidator(self.columns, label_names=of_ids)
+        layout = None if column is None or column.format is None else named_format(column.format)
+        names = {} if column is None else dict(column.names)
+        return RowValidator(self.columns, names, layout=layout), RowValidator(self.columns, layout=layout)
 
     def _parse(self, value: Any, separator: str) -> Any:
         if value is None or isinstance(value, Mapping):

@@ -63,7 +63,6 @@ class RowValidator:
         passthrough: The source's columns that each row carries along in a column ``PASSTHROUGH``.
         skip_errors: Rows that cannot be used become rows without values that say what is wrong in ``ROW_ERROR``.
         label_separator: What separates several labels in one cell.
-        label_names: Label ids in the source -> names; default: the format's.
 
     Raises:
         DataError: ``names`` has a column that the task does not read, or the separator is blank.
@@ -80,7 +79,6 @@ class RowValidator:
         passthrough: PassthroughColumns = "none",
         skip_errors: bool = False,
         label_separator: str = LABEL_SEPARATOR,
-        label_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         if label_separator.strip() == "":
             separator = f"label_separator = {label_separator!r}"
@@ -111,7 +109,7 @@ class RowValidator:
         self.notes: tuple[str, ...] = ()
         self._separator = label_separator
         self._remarks: Sequence[str] = ()  # what people should know of the row that was validated last
-        self._label_names = label_names if layout is None else layout.label_names
+        self._label_names = {} if layout is None else layout.label_names
         self._columns = [field.column for field in self.fields]
         self._names = {field.column.name: field.name for field in self.fields}
         self._labels = dict.fromkeys(() if labels is None else labels)

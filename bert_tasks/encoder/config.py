@@ -102,9 +102,13 @@ class EncoderConfig:
     Attributes:
         embedding_size: width of the embedding tables (ALBERT and small ELECTRA: not ``hidden_size``).
         project_embeddings: a linear layer follows the embeddings (ALBERT: even for equal widths).
+        output_embedding_size: width of a table over the vocabulary that heads multiply with (RemBERT); None: they are
+            tied to the word embeddings.
         norm_after_projection: it has no bias, and comes before the norm of the embeddings (DeBERTa).
         position_offset: position id of the first token (RoBERTa: ``pad_token_id + 1``, else 0).
         type_vocab_size: rows of the segment table; 0: there is none (DistilBERT).
+        task_type_vocab_size: rows of the table of task types, whose row 0 is added to every token (ERNIE); 0: there is
+            none.
         layer_order: for each layer, the index of the parameters it uses (ALBERT shares them; else 0, 1, 2, ...).
         hidden_dropout_prob: after the embeddings; the layers have the next two.
         attention_output_dropout: after the attention's output projection (0 in DistilBERT).
@@ -122,7 +126,7 @@ class EncoderConfig:
         final_norm: one more norm follows the last layer.
         positions: how attention knows the order of tokens: from the embeddings alone, or from distances, too. Rotary
             positions turn planes: of a component in the first half of a head and one in the second half, or,
-            interleaved, of two neighbours.
+            interleaved, of two neighbours, whose sines and cosines may be a table in the file (RoFormer).
         absolute_positions: the embeddings have a table of positions.
         disentangled: how distances take part in attention where positions are disentangled (DeBERTa), else None.
         convolution_size: how many neighbouring tokens the convolution beside the first layer reads (large DeBERTa-v2);
@@ -160,13 +164,17 @@ class EncoderConfig:
     feed_forward_dropout: float
     initializer_range: float
     head: HeadConfig
+    output_embedding_size: int | None = None
+    task_type_vocab_size: int = 0
     initializer_cutoff: float | None = None
     norm: Literal["layer", "rms"] = "layer"
     placement: Literal["post", "pre"] = "post"
     embedding_norm: bool = True
     first_norm: bool = True
     final_norm: bool = False
-    positions: Literal["absolute", "rotary", "rotary-interleaved", "relative", "disentangled"] = "absolute"
+    positions: Literal["absolute", "rotary", "rotary-interleaved", "rotary-table", "relative", "disentangled"] = (
+        "absolute"
+    )
     absolute_positions: bool = True
     disentangled: DisentangledConfig | None = None
     norm_after_projection: bool = False

@@ -35,7 +35,8 @@ class Head(nn.Module, ABC):
 
     Attributes:
         per_token: the logits are one row for each token that is read, and not one for each sequence.
-        reads_embeddings: ``forward`` reads the table of word embeddings: the logits are products with it.
+        reads_embeddings: the logits are products with a table over the vocabulary: the word embeddings, or the head's
+            decoder.
         label_dims: name of a parameter of single labels -> its dimensions that count labels, so that loading can
             reorder the labels.
         output: the linear layer that makes the logits; a head without one overrides ``num_logits``.
@@ -340,7 +341,8 @@ class VocabularyOutput(HeadOutput):
 
     Attributes:
         hidden: ``[R, E]`` what is multiplied with the table, in the precision of the product.
-        table: ``[V, E]`` the word embeddings; None: ``hidden`` are the logits, for example of an exported graph.
+        table: ``[V, E]`` the word embeddings, or the decoder of the head; None: ``hidden`` are the logits, for example
+            of an exported graph.
         bias: ``[V]``.
         precision: The dtype of the logits after the product. Softmax is computed in it.
     """
@@ -485,7 +487,7 @@ _cross_entropy: Callable[..., Tensor] = _CrossEntropy.apply
 class VocabularyHead(Head):
     """Logits over the vocabulary for each token that is read: masked language modelling.
 
-    The decoder is tied to the word embeddings: it is their table, and has a bias of its own.
+    The decoder is tied to the word embeddings: it is their table, and has a bias of its own. In RemBERT it is not tied.
     """
 
     per_token = True
@@ -494,9 +496,13 @@ class VocabularyHead(Head):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
+        width = config.embedding_size if config.output_embedding_size is None else config.output_embedding_size
         self.activation = config.head.vocabulary_activation
-        self.dense = Linear(config.hidden_size, config.embedding_size, bias=config.head_bias)
-        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps, bias=config.head_bias)
+        self.dense = Linear(config.hidden_size, width, bias=config.head_bias)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.head_bias)
+        self.decoder: nn.Linear | None = None
+        if config.output_embedding_size is not None:
+            self.decoder = nn.Linear(width, config.vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         initialize(self, config)
 
@@ -519,7 +525,8 @@ class VocabularyHead(Head):
         has_autocast = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
         if has_autocast and torch.get_autocast_dtype(device) == torch.bfloat16:
             states = states.bfloat16()  # layer norm may leave float32, in which the product takes longer
-        return VocabularyOutput(hidden=states, table=embeddings, bias=self.bias, precision=states.dtype)
+        table = embeddings if self.decoder is None else self.decoder.weight
+        return VocabularyOutput(hidden=states, table=table, bias=self.bias, precision=states.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -46,8 +46,8 @@ class Embedding(nn.Embedding):
 
 
 class Embeddings(nn.Module):
-    """Word embeddings and, if there are any, position and segment embeddings: summed, normalised, and projected where
-    the family does so.
+    """Word embeddings and, if there are any, embeddings of positions, segments and the task type: summed, normalised,
+    and projected where the family does so.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -56,6 +56,7 @@ class Embeddings(nn.Module):
         self.word = Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
         self.position = Embedding(config.max_position_embeddings, width) if config.absolute_positions else None
         self.token_type = Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
+        self.task_type = Embedding(config.task_type_vocab_size, width) if config.task_type_vocab_size else None
         self.norm_last = config.norm_after_projection
         normalised = config.hidden_size if self.norm_last else width
         self.norm = make_norm(config, normalised) if config.embedding_norm else nn.Identity()
@@ -75,6 +76,8 @@ class Embeddings(nn.Module):
             embedded = embedded + self.position(position_ids)
         if self.token_type is not None:
             embedded = embedded + self.token_type(token_type_ids)
+        if self.task_type is not None:
+            embedded = embedded + self.task_type.weight[0]
         if self.projection is not None and self.norm_last:
             embedded = self.projection(embedded)
         embedded = self.dropout(self.norm(embedded))

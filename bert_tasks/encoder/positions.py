@@ -76,6 +76,8 @@ def position_module(config: EncoderConfig) -> nn.Module | None:
             return None
         case "rotary" | "rotary-interleaved":
             return RotaryPositions(is_interleaved=config.positions == "rotary-interleaved")
+        case "rotary-table":
+            return RotaryTable(config)
         case "disentangled" if config.disentangled is not None:
             return DisentangledPositions(config, config.disentangled)
         case "relative":
@@ -111,9 +113,7 @@ class RotaryAngles:
         """Rotates queries and keys ``[N, 3, A, D]``. Values are not changed."""
         cosines, sines = self._cosines_and_sines(cast("float", attention.theta), qkv)
         if self.is_interleaved:
-            query_key, value = torch.split(qkv, [2, 1], dim=1)
-            turned = rotate(query_key[..., ::2], query_key[..., 1::2], cosines, sines)
-            return torch.cat([torch.stack(turned, dim=-1).flatten(-2).to(qkv.dtype), value], dim=1), None
+            return rotate_neighbours(qkv, cosines, sines), None
         if is_eager_on_cpu(qkv):
             return apply_rotary(qkv, cosines, sines), None
         query_key, value = torch.split(qkv, [2, 1], dim=1)
@@ -130,6 +130,49 @@ class RotaryAngles:
             radians = (self.position_ids.to(dtype)[:, None] * frequencies)[:, None, None, :]
             angles = self._angles[theta, dtype] = radians.cos(), radians.sin()
         return angles
+
+
+class RotaryTable(nn.Module):
+    """Interleaved rotary positions whose sines and cosines are stored with the weights (RoFormer).
+
+    Attributes:
+        weight: ``[P, D]`` for each position the sines of all planes, then their cosines. They are not trained.
+    """
+
+    weight: Tensor
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        steps = torch.arange(0, config.head_size, 2, dtype=torch.float64) / config.head_size
+        places = torch.arange(config.max_position_embeddings, dtype=torch.float64)
+        radians = places[:, None] / config.rotary_theta[0] ** steps
+        self.register_buffer("weight", torch.cat([radians.sin(), radians.cos()], dim=1).float())
+
+    def forward(self, position_ids: Tensor, layout: Layout) -> "TableAngles":
+        return TableAngles(self.weight.index_select(0, position_ids)[:, None, None, :])
+
+
+@dataclass(frozen=True, eq=False)
+class TableAngles:
+    """``Positions`` that all layers read from one table.
+
+    Attributes:
+        rows: ``[N, 1, 1, D]`` of the table.
+    """
+
+    rows: Tensor
+
+    def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, None]:
+        """See ``Positions``."""
+        sines, cosines = self.rows.chunk(2, dim=-1)
+        return rotate_neighbours(qkv, cosines, sines), None
+
+
+def rotate_neighbours(qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotates queries and keys ``[N, 3, A, D]`` in the planes of two neighbouring components."""
+    query_key, value = torch.split(qkv, [2, 1], dim=1)
+    rotated = rotate(query_key[..., ::2], query_key[..., 1::2], cosines, sines)
+    return torch.cat([torch.stack(rotated, dim=-1).flatten(-2).to(qkv.dtype), value], dim=1)
 
 
 def rotate_halves(rows: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:

@@ -92,10 +92,10 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
 
 
 def check_int8(model: TaskModel) -> None:
-    """Raises UsageError if the head multiplies with the word embeddings, which the quantizer gets wrong."""
+    """Raises UsageError if the head multiplies with a table over the vocabulary, which the quantizer gets wrong."""
     if model.head.reads_embeddings:
         raise UsageError(
-            f"int8 is not supported for {model.task.name}: the weights of its head are the word embeddings; use float32"
+            f"int8 is not supported for {model.task.name}: its head has a weight for each token; use float32"
         )
 
 

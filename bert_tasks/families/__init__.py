@@ -102,7 +102,7 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
         "position_offset": offset,
         "second_segment": int(family.has_segments and values["type_vocab_size"] >= 2),
         "head": HeadConfig(
-            activation=family.head_activation,
+            activation=values["hidden_act"] if family.head_activation is None else family.head_activation,
             pair_objectives=family.pair_objectives,
             pooling=family.poolings[pooling],
             prediction_head=family.prediction_head,
@@ -233,14 +233,14 @@ def _has(config: EncoderConfig, field: str) -> bool:
 
 
 def copies_of_tied(family: Family, names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """HF's names of a decoder over the vocabulary -> the names of the tensors that it is tied to.
+    """HF's names of a decoder over the vocabulary -> the names of the tensors that it is tied to, if it is.
 
     Files may hold it, although transformers no longer saves it.
 
     Args:
         names: see ``parameter_map``; without a head over the vocabulary there is no decoder.
     """
-    if "head.bias" not in names:
+    if "head.bias" not in names or "head.decoder.weight" in names:
         return {}
     tied = {"weight": "encoder.embeddings.word.weight", "bias": "head.bias"}
     copies = {f"{family.decoder}.{parameter}": names[ours][0] for parameter, ours in tied.items()}

@@ -40,7 +40,9 @@ MOST_LABELS = 1_000_000
 _BOUNDS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         **dict.fromkeys(("num_hidden_layers", "num_hidden_groups"), (1, 1000)),
-        **dict.fromkeys(("hidden_size", "embedding_size", "intermediate_size"), (1, MOST_UNITS)),
+        **dict.fromkeys(
+            ("hidden_size", "embedding_size", "output_embedding_size", "intermediate_size"), (1, MOST_UNITS)
+        ),
         **dict.fromkeys(("type_vocab_size", "pad_token_id"), (0, MOST)),
     }
 )
@@ -93,10 +95,13 @@ class Family:
         file_names: pieces of the names that transformers gives tensors in files -> the same pieces in the names of its
             modules. Several: the tensor is split into them along dimension 0. An empty one: files may have the piece.
         variants: a config field of HF and one of its values -> what is different in models that have it.
-        decoder: the module of HF that is the linear layer of the head over the vocabulary, tied to the embeddings.
+        decoder: the module of HF that is the linear layer of the head over the vocabulary. It is tied to the embeddings
+            unless ``EncoderConfig.output_embedding_size`` is set.
         shared_head: prefixes of the modules of HF that heads of all kinds have, which are loaded from a file with
             another head.
-        head_activation, pair_objectives, prediction_head: see ``HeadConfig``.
+        unsupported_heads: kind of head that transformers has and this package lacks -> the reason.
+        head_activation: ``HeadConfig.activation``; None: ``hidden_act``.
+        pair_objectives, prediction_head: see ``HeadConfig``.
         head_pooling: the config field of HF that is ``HeadConfig.pooling``; "": there is none.
         poolings: its values -> values of ours; the first is the default.
         vocabulary_activation: see ``HeadConfig``; None: ``hidden_act``.
@@ -126,7 +131,8 @@ class Family:
     variants: Mapping[tuple[str, Any], Mapping[str, Any]] = field(default_factory=dict)
     decoder: str = ""
     shared_head: tuple[str, ...] = ()
-    head_activation: Activation
+    unsupported_heads: Mapping[str, str] = field(default_factory=dict)
+    head_activation: Activation | None
     head_pooling: str = ""
     poolings: Mapping[str, SequencePooling] = field(default_factory=lambda: {"cls": "cls", "mean": "mean"})
     prediction_head: bool = False
@@ -317,7 +323,7 @@ def choice_keys(*, dense: str) -> dict[str, tuple[KeyMapping, ...]]:
 
 
 def vocabulary_keys(*, dense: str, norm: str, bias: str) -> tuple[KeyMapping, ...]:
-    """The parameters of a head over the vocabulary, whose decoder is tied to the word embeddings.
+    """The parameters of a head over the vocabulary but for its decoder, which is tied to the word embeddings.
 
     Args:
         dense, norm, bias: full names of the modules of HF that hold them.

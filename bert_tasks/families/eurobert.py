@@ -62,6 +62,7 @@ FAMILY = Family(
         "sequence": (KeyMapping("head.dense", ("dense",)), KeyMapping("head.output", ("classifier",))),
         "token": (KeyMapping("head.output", ("classifier",)),),
     },
+    unsupported_heads={"masked-lm": "their head for masked tokens is one linear layer without a bias"},
     architectures=architectures("EuroBert"),
     pretraining=("lm_head.",),
     head_activation="gelu",

@@ -274,7 +274,9 @@ def check_fits(task: Task, hf_config: Mapping[str, Any], config: EncoderConfig) 
         raise UsageError(f"max_length = {task.max_length}, but the checkpoint has {config.usable_length} positions")
     family, head = family_of(hf_config), HFConfig.of(task).head
     if head is not None and head not in family.heads:
-        raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {head!r}")
+        reason = family.unsupported_heads.get(head)
+        because = "" if reason is None else f", because {reason}"
+        raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {head!r}{because}")
 
 
 def check_one_task(task: Task) -> None:

@@ -68,9 +68,10 @@ def padded_inputs(
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
     positions = default_positions(config, input_ids) if position_ids is None else position_ids
+    has_table = config.absolute_positions or config.positions == "rotary-table"
     tables = {
         "input_ids": (input_ids, config.vocab_size),
-        "position_ids": (positions, config.max_position_embeddings if config.absolute_positions else 0),
+        "position_ids": (positions, config.max_position_embeddings if has_table else 0),
         "token_type_ids": (types, config.type_vocab_size),
     }
     for name, (ids, rows) in tables.items():

@@ -111,7 +111,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self._encoder_shapes = {f"encoder.{name}": value.shape for name, value in self.encoder.state_dict().items()}
         initialize(self.encoder, self.config)
         self.head = task.head(self.config)
-        if self.head.reads_embeddings and hf_config.get("tie_word_embeddings") is False:
+        is_tied = self.head.reads_embeddings and self.config.output_embedding_size is None
+        if is_tied and hf_config.get("tie_word_embeddings") is False:
             raise CheckpointError(
                 f"config.json: tie_word_embeddings = false is not supported by {task.name}: the decoder of its head is "
                 "the table of word embeddings"

@@ -22,7 +22,18 @@ from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, MultipleChoice, ReplacedTokens, Task
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from support.hf_models import FAMILIES, HEADS, PREFIX, WITH_CHOICE, Head, has_head, hf_class, hf_config, hf_model
+from support.hf_models import (
+    FAMILIES,
+    HEADS,
+    PREFIX,
+    WITH_CHOICE,
+    WITH_VOCABULARY,
+    Head,
+    has_head,
+    hf_class,
+    hf_config,
+    hf_model,
+)
 
 PRETRAINING = {
     "BertForPreTraining": "bert",
@@ -133,6 +144,14 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "electra-base-discriminator": ("electra", BASE | {"embedding_size": 768, "intermediate_size": 3072}),
     "electra-large-discriminator": ("electra", LARGE | {"embedding_size": 1024}),
+    "ernie-3.0-base-zh": (
+        "ernie",
+        BASE
+        | {"vocab_size": 40000, "max_position_embeddings": 2048, "type_vocab_size": 4, "use_task_id": True}
+        | {"intermediate_size": 3072},
+    ),
+    "rembert": ("rembert", {}),  # with the defaults of the class
+    "roformer_chinese_base": ("roformer", BASE | {"vocab_size": 50000, "intermediate_size": 3072}),
     "ModernBERT-base": ("modernbert", MODERNBERT),
     "ModernBERT-large": (
         "modernbert",
@@ -291,12 +310,14 @@ def test_keys_and_shapes_of_heads_of_pretraining_and_choices(name: str) -> None:
     """What transformers ties to the word embeddings, or to another bias, is in no file."""
     family_name, values = PUBLISHED[name]
     tasks: dict[str, Task] = {"ForMaskedLM": MaskedLanguageModeling(), "ForMultipleChoice": MultipleChoice()}
-    if family_name in ("bert", "albert"):
+    if family_name in ("bert", "albert", "ernie"):
         tasks["ForPreTraining"] = MaskedLanguageModeling(sentence_objective="sop")
     elif family_name == "electra":
         tasks["ForPreTraining"] = ReplacedTokens()
     if family_name not in WITH_CHOICE:
         del tasks["ForMultipleChoice"]
+    if family_name not in WITH_VOCABULARY:
+        del tasks["ForMaskedLM"]
     for suffix, task in tasks.items():
         hf_class_of_head = getattr(transformers, PREFIX[family_name] + suffix)
         config = hf_class_of_head.config_class(**values)

@@ -156,13 +156,14 @@ def test_initial_weights(family: str) -> None:
             assert torch.equal(module.weight, torch.ones_like(module.weight))
         elif isinstance(module, nn.Linear):
             assert 0.012 < float(module.weight.std()) < 0.028
-        elif isinstance(module, nn.Embedding) and module.num_embeddings > 2:
+        elif isinstance(module, nn.Embedding) and module.num_embeddings > 3:
             assert 0.018 < float(module.weight.std()) < 0.022
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_there_are_no_buffers(family: str) -> None:
-    assert list(task_model(family).buffers()) == []
+def test_there_are_no_buffers_but_in_files(family: str) -> None:
+    table = ["encoder.positions.weight"] if family == "roformer" else []
+    assert [name for name, _ in task_model(family).named_buffers()] == table
 
 
 def test_dropout_is_for_training_only() -> None:

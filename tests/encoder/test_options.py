@@ -23,7 +23,7 @@ OPTIONS: dict[str, Sequence[Any]] = {
     "embedding_norm": (True, False),
     "first_norm": (True, False),
     "final_norm": (True, False),
-    "positions": ("absolute", "rotary", "rotary-interleaved", "relative", "disentangled"),
+    "positions": ("absolute", "rotary", "rotary-interleaved", "rotary-table", "relative", "disentangled"),
     "absolute_positions": (True, False),
     "mlp": ("dense", "gated"),
     "attention_window": (None, (None, 2, 2), (1, 3, None)),

@@ -16,7 +16,7 @@ from bert_tasks.model.encoder import Encoder
 from support.hf_models import FAMILIES, ROBERTAS, hf_config
 
 # Whose heads have no dropout of their own.
-WITHOUT_DROPOUT = ("mpnet", "megatron-bert", "eurobert")
+WITHOUT_DROPOUT = ("mpnet", "megatron-bert", "eurobert", "roformer")
 
 
 @pytest.mark.every_family
@@ -33,13 +33,14 @@ def test_a_dropout_of_a_head_is_the_one_that_the_config_names(family: str) -> No
     names = {
         "distilbert": "seq_classif_dropout",
         "albert": "classifier_dropout_prob",
+        "rembert": "classifier_dropout_prob",
         "deberta-v2": "cls_dropout",
     }
     named = {names.get(family, "classifier_dropout"): 0.4}
     unset = dict.fromkeys(named)
     general = {"hidden_dropout_prob": 0.3}
     assert encoder_config({"model_type": family, **general, **named}).head.sequence_dropout == 0.4
-    if family in ("bert", "electra", "deberta-v2", *ROBERTAS):
+    if family in ("bert", "electra", "ernie", "deberta-v2", *ROBERTAS):
         head = encoder_config({"model_type": family, **general, **unset}).head
         assert (head.sequence_dropout, head.token_dropout, head.span_dropout) == (0.3, 0.3, 0.0)
 

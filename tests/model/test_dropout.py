@@ -17,11 +17,13 @@ from support.parity import ours_from, packed_difference, shaped_difference
 
 PROBABILITIES: dict[str, dict[str, float]] = {
     "bert": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},
-    **{family: {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3} for family in ROBERTAS},
+    **{family: {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3} for family in (*ROBERTAS, "ernie")},
     "mpnet": {"hidden_dropout_prob": 0.1},
     "megatron-bert": {"hidden_dropout_prob": 0.1},
+    "roformer": {"hidden_dropout_prob": 0.1},
     "distilbert": {"dropout": 0.1, "seq_classif_dropout": 0.3, "qa_dropout": 0.2},
     "albert": {"hidden_dropout_prob": 0.1, "classifier_dropout_prob": 0.3},
+    "rembert": {"hidden_dropout_prob": 0.1, "classifier_dropout_prob": 0.3},
     "electra": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3, "summary_last_dropout": 0.25},
     "eurobert": {},
     "nomic_bert": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},

@@ -21,7 +21,7 @@ WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0
 def undropped(family: str, **changes: float) -> PretrainedConfig:
     """The config of a family whose dropouts are all 0."""
     none = dict(WITHOUT_DROPOUT)
-    if family == "albert":
+    if family in ("albert", "rembert"):
         none |= {"classifier_dropout_prob": 0.0}
     if family == "distilbert":
         none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "qa_dropout": 0.0}
@@ -109,7 +109,7 @@ def test_one_adamw_step(family: str, head: Head) -> None:
 @pytest.mark.parametrize(("family", "head"), CASES)
 def test_every_parameter_gets_a_gradient(family: str, head: Head) -> None:
     """Softmax takes away what all keys have in common, so that key biases, and they alone, have none. In DeBERTa they
-    are multiplied with the queries of distances, too, and in GTE they turn with the position.
+    are multiplied with the queries of distances, too, and in GTE and RoFormer they turn with the position.
     """
     ours = ours_from(hf_model(family, head), head)
     torch.autograd.backward(our_loss(ours, random_batch(family, lengths=LENGTHS), head))
@@ -118,7 +118,7 @@ def test_every_parameter_gets_a_gradient(family: str, head: Head) -> None:
     for name, gradient in found.items():
         parts = gradient.chunk(3) if name.endswith("qkv.bias") else (gradient,)
         sizes = [float(part.abs().max()) for part in parts]
-        without = [] if family in ("deberta-v2", "gte") else sizes[1:2]
+        without = [] if family in ("deberta-v2", "gte", "roformer") else sizes[1:2]
         assert all(size > 1e-8 for i, size in enumerate(sizes) if i != 1 or not without), name
         assert all(size < 1e-12 for size in without), name
 
@@ -133,8 +133,8 @@ def seeded_gradients(model: TaskModel, batch: HFBatch, *, checkpointing: bool) -
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_checkpointing_changes_no_bit(family: str) -> None:
-    """With dropout at its default of 0.1 (ALBERT: set) the recomputed layers must draw the same masks."""
-    changes = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1} if family == "albert" else {}
+    """With dropout at its default of 0.1 (ALBERT and RemBERT: set) the recomputed layers must draw the same masks."""
+    changes = dict.fromkeys(WITHOUT_DROPOUT, 0.1) if family in ("albert", "rembert") else {}
     ours = ours_from(hf_model(family, "sequence", config=hf_config(family, **changes)), "sequence")
     batch = random_batch(family, lengths=LENGTHS)
     plain = seeded_gradients(ours, batch, checkpointing=False)

@@ -136,7 +136,7 @@ def test_hidden_states(family: str) -> None:
         assert difference(theirs_at, ours_at, batch.attention_mask) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("family", "head"), [case for case in EVERY_HEAD if case[0] != "deberta-v2"])
+@pytest.mark.parametrize(("family", "head"), [case for case in EVERY_HEAD if case[0] not in ("deberta-v2", "roformer")])
 @torch.no_grad()
 def test_explicit_positions(family: str, head: Head) -> None:
     """Positions are used as they are, in any order."""

@@ -35,7 +35,10 @@ _BERT = {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weigh
 HEAD_KEYS = {
     "bert": _BERT,
     "megatron-bert": _BERT,
-    **{name: {key.replace("bert.", f"{name}.") for key in _BERT} for name in ("nomic_bert", "gte")},
+    **{
+        family: {name.replace("bert.", f"{family}.") for name in _BERT}
+        for family in ("nomic_bert", "gte", "ernie", "rembert")
+    },
     "distilbert": {f"{name}.{part}" for name in ("pre_classifier", "classifier") for part in ("weight", "bias")},
     "albert": {"albert.pooler.weight", "albert.pooler.bias", "classifier.weight", "classifier.bias"},
     "deberta-v2": {f"{name}.{part}" for name in ("pooler.dense", "classifier") for part in ("weight", "bias")},
@@ -43,7 +46,7 @@ HEAD_KEYS = {
     "modernbert": {"head.dense.weight", "head.norm.weight", "classifier.weight", "classifier.bias"},
     **{
         family: {f"classifier.{name}.{part}" for name in ("dense", "out_proj") for part in ("weight", "bias")}
-        for family in ("electra", *AFTER_PADDING)
+        for family in ("electra", "roformer", *AFTER_PADDING)
     },
 }
 Save = Callable[..., Path]

@@ -25,7 +25,10 @@ from transformers.models.nomic_bert import modeling_nomic_bert
 # RoBERTa under other names, and with norms elsewhere.
 ROBERTAS = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl")
 # `make test` runs these through the tests marked `every_family` alone.
-LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "eurobert", "nomic_bert", "gte")
+LONG_FAMILIES = (
+    *(*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "ernie", "rembert", "roformer"),
+    *("eurobert", "nomic_bert", "gte"),
+)
 FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra", *LONG_FAMILIES)
 # Position ids count from the padding id.
 AFTER_PADDING = (*ROBERTAS, "mpnet")
@@ -51,6 +54,9 @@ PREFIX = {
     "eurobert": "EuroBert",
     "nomic_bert": "NomicBert",
     "gte": "Gte",
+    "ernie": "Ernie",
+    "rembert": "RemBert",
+    "roformer": "RoFormer",
 }
 CLASS_SUFFIX = {
     "base": "Model",
@@ -62,8 +68,11 @@ CLASS_SUFFIX = {
 
 
 def has_head(family: str, head: Head) -> bool:
-    """Whether transformers has the class."""
-    return hasattr(transformers, PREFIX[family] + CLASS_SUFFIX[head])
+    """Whether transformers has the class, and it computes the same for a row in any batch.
+
+    RoFormer's class for multiple choice reads the last column, which may be padding.
+    """
+    return hasattr(transformers, PREFIX[family] + CLASS_SUFFIX[head]) and (family, head) != ("roformer", "choice")
 
 
 def tolerance_float32(family: str) -> float:
@@ -74,6 +83,8 @@ def tolerance_float32(family: str) -> float:
 
 
 EVERY_HEAD = [(family, head) for family in FAMILIES for head in HEADS if has_head(family, head)]
+# EuroBERT's head for masked tokens is not computed.
+WITH_VOCABULARY = [family for family in FAMILIES if family != "eurobert"]
 WITH_SPAN = [family for family in FAMILIES if has_head(family, "span")]
 WITH_CHOICE = [family for family in FAMILIES if has_head(family, "choice")]
 
@@ -103,9 +114,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mpnet": MPNET,
     "distilbert": {},
     "megatron-bert": {},
+    "ernie": {"use_task_id": True},
     "albert": {"embedding_size": 20, "num_hidden_groups": 2},
     "electra": {"embedding_size": 20},
-    # Windows of three tokens on each side between global layers, 0 and 3; rotary positions need heads of an even size.
+    "rembert": {"input_embedding_size": 20, "output_embedding_size": 44},
+    # Rotary positions need heads of an even size.
+    "roformer": {"embedding_size": 20, "num_attention_heads": 6},
+    # Windows of three tokens on each side between global layers, 0 and 3; heads of an even size, too.
     "modernbert": {
         "num_attention_heads": 6,
         "local_attention": 6,
@@ -238,10 +253,12 @@ lift_float32_roundings()
 
 @torch.no_grad()
 def widen(model: nn.Module, *, seed: int) -> None:
-    """Redraws every parameter in the order of names: a seed gives the same weights in every dtype."""
+    """Redraws every trained parameter in the order of names: a seed gives the same weights in every dtype."""
     generator = torch.Generator().manual_seed(seed)
     norms = {id(module.weight) for module in model.modules() if type(module).__name__.endswith("Norm")}
     for _, parameter in sorted(model.named_parameters()):
+        if not parameter.requires_grad:  # RoFormer's sines and cosines
+            continue
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         wide = 1 + 0.2 * noise if id(parameter) in norms else 0.3 * noise
         parameter.copy_(wide.to(parameter.dtype))

@@ -111,10 +111,12 @@ def ours_from(hf_model: PreTrainedModel, head: Any, task: Task | None = None) ->
 
 
 def in_our_names(tensors: Mapping[str, Tensor], hf_model: PreTrainedModel, head: Any) -> dict[str, Tensor]:
-    """Tensors of a transformers model, by its names (weights or gradients), under ours."""
+    """Tensors of a transformers model, by its names (weights or gradients), under ours; without those not trained."""
+    frozen = {name for name, parameter in hf_model.named_parameters() if not parameter.requires_grad}
     hf_config = hf_model.config.to_dict()
     names = parameter_map(family_of(hf_config), encoder_config(hf_config), head=head, pooler=False)
-    return {ours: torch.cat([tensors[name] for name in sources]) for ours, sources in names.items()}
+    trained = {ours: sources for ours, sources in names.items() if frozen.isdisjoint(sources)}
+    return {ours: torch.cat([tensors[name] for name in sources]) for ours, sources in trained.items()}
 
 
 def packed_batch(model: Model, batch: HFBatch, labels: Sequence[Sequence[float]] | None = None) -> PackedBatch:
