@@ -249,10 +249,10 @@ def projections_exchanged(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> 
 
     def exchanged(self: DisentangledScores, attention: Any, qkv: Tensor) -> Any:
         def swapped(rows: Tensor) -> Tensor:
-            query, key, value = attention.qkv(rows).chunk(3, dim=-1)
-            return torch.cat([key, query, value], dim=-1)
+            query, key, value = attention.project(rows).unbind(1)
+            return torch.stack([key, query, value], dim=1)
 
-        return original(self, SimpleNamespace(qkv=swapped, heads=attention.heads), qkv)
+        return original(self, SimpleNamespace(project=swapped, heads=attention.heads), qkv)
 
     monkeypatch.setattr(DisentangledScores, "apply", exchanged)
 

@@ -295,7 +295,10 @@ def test_entities_of_every_family_equal_the_direct_computation(
     family: str, head: str, labelling: Any, folder: Any
 ) -> None:
     model, stock = tagger(folder(family, head, labels=ENTITY_LABELS), max_length=40, labelling=labelling, doc_stride=4)
-    predictions = model.predict(SENTENCES, explain=True, logits=True)
+    rows = [dict(row) for row in SENTENCES]
+    if model.require_tokenizer().unk_token_id is None:  # nothing stands for an empty word
+        rows = [row | {"words": [word for word in row["words"] if word]} if "words" in row else row for row in rows]
+    predictions = model.predict(rows, explain=True, logits=True)
     assert sum(compare_entities(model, stock, prediction) for prediction in predictions) > 3
     assert predictions[1].entities == ()
     texts = ["", "", str(SENTENCES[2]["text"]), str(SENTENCES[3]["text"]), "rain sleet"]
