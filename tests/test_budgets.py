@@ -35,13 +35,13 @@ LINES = {
     "families": (1792, 1250),
     "metrics": (1179, 1000),
     "data": (6273, 2900),
-    "encoder": (3269, 2300),
+    "encoder": (3270, 2300),
     "foundations": (898, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 42_959  # of 29,000
-TOTAL_STATEMENTS = 24_350  # of 15,800
+TOTAL_LINES = 42_960  # of 29,000
+TOTAL_STATEMENTS = 24_351  # of 15,800
 TASK_MEMBERS = 14
 
 

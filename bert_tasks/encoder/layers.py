@@ -134,7 +134,8 @@ class Attention(nn.Module):
         is_first = selection is not None and selection.first_tokens and positions is None and self.window is None
         if is_first and isinstance(layout, Packed) and hidden.device.type == "cpu" and "qkv" in self.projections:
             # The other tokens need keys and values, but no queries.
-            sizes = [self.heads * self.size, 2 * self.heads * self.size]
+            width = self.qkv.out_features // 3
+            sizes = [width, 2 * width]
             first = hidden.index_select(0, layout.cu_seqlens[:-1])  # [B, H]
             query, key_value = self.qkv.parts((first, hidden), sizes)
             query = query.view(len(first), self.heads, -1)  # [B, A, D]
