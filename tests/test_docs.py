@@ -273,6 +273,26 @@ def test_every_command_is_in_the_changelog() -> None:
     assert listed == {name.split()[0] for name in command_line()[1]}
 
 
+def test_the_table_of_heads_names_every_head_that_a_family_lacks() -> None:
+    heads = {"span": "span extraction", "choice": "multiple choice", "masked-lm": "masked language modelling"}
+    rows = re.findall(
+        r"^\| (.+?) \| (.+?) \| .+? \|$", read(DOCS / "tasks.md").partition("## Heads of the families")[2], re.M
+    )
+    named = {
+        (family.lower(), head)
+        for families, lacks in rows[1:]
+        for family in families.split(", ")
+        for head in lacks.split(", ")
+    }
+    lacking = {
+        (family.model_type.replace("_", ""), name)
+        for family in FAMILIES.values()
+        for kind, name in heads.items()
+        if kind not in family.heads
+    }
+    assert named == lacking
+
+
 def test_pages_count_what_the_package_has() -> None:
     numbers = [
         "one",

@@ -57,7 +57,8 @@ class Linear(nn.Linear):
             sizes: outputs of each part, O in all.
         """
         # The gradient of a split is one concatenation, the gradient of a slice is as large as the whole.
-        weights, biases = torch.split(self.weight, list(sizes)), torch.split(self.bias, list(sizes))
+        weights = torch.split(self.weight, list(sizes))
+        biases = [None] * len(weights) if self.bias is None else torch.split(self.bias, list(sizes))
         return [linear(rows, weight, bias) for rows, weight, bias in zip(inputs, weights, biases, strict=True)]
 
 

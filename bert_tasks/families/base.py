@@ -222,6 +222,12 @@ def rotary_theta(hf_config: Mapping[str, Any], older: str, *, layer_type: str | 
     return float(config_value(source, name, 1.0, least=1, title=of_layers if of_layers else name))
 
 
+# ``Family.layer_fields`` for ``rotary_layers``, beside ``rope_theta``.
+ROTARY_FIELDS: Mapping[str, Any] = MappingProxyType(
+    {"hidden_size": 768, "num_attention_heads": 12, "head_dim": None, "rope_parameters": None}
+)
+
+
 def rotary_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """``Family.of_layers`` with one base of the wavelengths for all layers, and heads of a size that may be stated.
 

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families.base import BERT_FIELDS, WEIGHT, Family, KeyMapping, architectures, config_value, rotary_layers
+from bert_tasks.families.base import (
+    BERT_FIELDS,
+    ROTARY_FIELDS,
+    WEIGHT,
+    Family,
+    KeyMapping,
+    architectures,
+    config_value,
+    rotary_layers,
+)
 
 
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
@@ -33,14 +42,7 @@ FAMILY = Family(
         "layer_norm_eps": ("rms_norm_eps", 1e-5),
         "pad_token_id": ("pad_token_id", 128001),
     },
-    layer_fields={
-        "hidden_size": 768,
-        "num_attention_heads": 12,
-        "num_key_value_heads": None,
-        "head_dim": None,
-        "rope_parameters": None,
-        "rope_theta": 10000.0,
-    },
+    layer_fields={**ROTARY_FIELDS, "num_key_value_heads": None, "rope_theta": 10000.0},
     of_layers=_of_layers,
     keys=(
         KeyMapping("encoder.embeddings.word", ("embed_tokens",), WEIGHT),
@@ -82,5 +84,5 @@ FAMILY = Family(
         "bias": False,
     },
     has_segments=False,
-    only_values={"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
+    only_values={"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None},
 )

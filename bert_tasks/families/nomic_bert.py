@@ -5,6 +5,7 @@ layers.
 from bert_tasks.families.base import (
     BERT_FIELDS,
     EMBEDDING_KEYS,
+    ROTARY_FIELDS,
     WEIGHT,
     Family,
     KeyMapping,
@@ -28,13 +29,7 @@ FAMILY = Family(
         "attention_probs_dropout_prob": ("attention_probs_dropout_prob", 0.0),
         "max_position_embeddings": ("max_position_embeddings", 2048),
     },
-    layer_fields={
-        "hidden_size": 768,
-        "num_attention_heads": 12,
-        "head_dim": None,
-        "rope_parameters": None,
-        "rope_theta": 1000.0,
-    },
+    layer_fields={**ROTARY_FIELDS, "rope_theta": 1000.0},
     of_layers=rotary_layers,
     keys=(
         *EMBEDDING_KEYS,

@@ -1,132 +1,203 @@
-"""A family that nobody has: one data file with options that no published family combines."""
+"""A family that is one data file: added to families/, it works on the command line with no other edit.
+
+One is BERT under other names, one a family of transformers that is RoBERTa under another prefix.
+"""
 
 import json
-import math
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from torch import Tensor
-from torch.nn import functional as F
+import transformers
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks import TaskModel, families, fit
-from bert_tasks.families.base import (
-    BERT_FIELDS,
-    CLASSIFIER_DROPOUT,
-    WEIGHT,
-    Family,
-    KeyMapping,
-    architectures,
-    head_keys,
-)
-from bert_tasks.tasks import SequenceClassification
-from support.task_examples import CLASSES, TEXTS
+import bert_tasks
+from support.hf_models import widen
+from support.small_checkpoints import save_checkpoint
 
-HEADS, GROUPS, SIZE, LAYERS, THETA = 4, 2, 6, 2, 100.0
-LABELS = ("low", "mid", "high")
-TOY = Family(
+# BERT under other names: of the family, a config field and all modules of a layer.
+TOY = '''"""A family for a test."""
+
+from bert_tasks.families.base import BERT_FIELDS, EMBEDDING_KEYS, Family, architectures, head_keys, layer_keys
+
+FAMILY = Family(
     model_type="toy",
     prefix="toy.",
-    fields={**BERT_FIELDS, "hidden_act": ("hidden_act", "silu")},
-    of_layers=lambda config, layers: {"rotary_theta": (THETA,) * layers},
-    keys=(
-        KeyMapping("encoder.embeddings.word", ("words",), WEIGHT),
-        KeyMapping("encoder.embeddings.token_type", ("segments",), WEIGHT, only_with="type_vocab_size"),
-        KeyMapping("encoder.embeddings.norm", ("norm",), WEIGHT),
-        KeyMapping("encoder.layers.{i}.attention.query", ("blocks.{i}.q",), WEIGHT),
-        KeyMapping("encoder.layers.{i}.attention.key_value", ("blocks.{i}.k", "blocks.{i}.v"), WEIGHT),
-        KeyMapping("encoder.layers.{i}.attention.output", ("blocks.{i}.o",), WEIGHT),
-        KeyMapping("encoder.layers.{i}.attention_norm", ("blocks.{i}.norm1",), WEIGHT),
-        KeyMapping("encoder.layers.{i}.intermediate", ("blocks.{i}.gate", "blocks.{i}.up"), WEIGHT),
-        KeyMapping("encoder.layers.{i}.output", ("blocks.{i}.down",), WEIGHT),
-        KeyMapping("encoder.layers.{i}.output_norm", ("blocks.{i}.norm2",), WEIGHT),
+    fields={**BERT_FIELDS, "hidden_size": ("width", 768)},
+    keys=EMBEDDING_KEYS
+    + layer_keys(
+        "blocks.{i}.",
+        qkv=("q", "k", "v"),
+        attention_output="o",
+        attention_norm="norm_1",
+        intermediate="up",
+        output="down",
+        output_norm="norm_2",
     ),
-    pooler=None,
-    heads=head_keys(dense="toy.dense", output="classifier"),
+    pooler="first",
+    heads=head_keys(dense="toy.first", output="scores"),
     architectures=architectures("Toy"),
     pretraining=(),
     head_activation="tanh",
-    sequence_dropout=CLASSIFIER_DROPOUT,
-    token_dropout=CLASSIFIER_DROPOUT,
-    choice_dropout={},
-    options={
-        "norm": "rms",
-        "positions": "rotary-interleaved",
-        "absolute_positions": False,
-        "mlp": "gated",
-        "bias": False,
-        "num_key_value_heads": GROUPS,
-        "head_dim": SIZE,
-    },
+    sequence_dropout={"dropout": 0.1},
+    token_dropout={"dropout": 0.1},
+    choice_dropout={"dropout": 0.1},
 )
+'''
+DATA2VEC = '''"""data2vec for texts (Baevski et al., 2022): RoBERTa under another prefix."""
+
+from dataclasses import replace
+
+from bert_tasks.families.base import architectures
+from bert_tasks.families.roberta import FAMILY as ROBERTA
+
+FAMILY = replace(
+    ROBERTA,
+    model_type="data2vec-text",
+    prefix="data2vec_text.",
+    fields={**ROBERTA.fields, "vocab_size": ("vocab_size", 30522)},
+    architectures=architectures("Data2VecText"),
+)
+'''
+# Prints for each of transformers' classes how far its logits are from ours.
+COMPARE = """
+import sys
+import torch
+import transformers
+from bert_tasks.model.task_model import TaskModel
+
+for name in sys.argv[1:]:
+    stock = getattr(transformers, name).from_pretrained(name).eval()
+    task = {"task": "masked-language-modeling"} if name.endswith("MaskedLM") else {}
+    model = TaskModel.from_pretrained(name, **task)
+    inputs = model.tokenizer(["the bird sang in the old harbour", "a dog"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        theirs, ours = stock(**inputs), model(**inputs)
+    first = [theirs.start_logits, theirs.end_logits] if "start_logits" in theirs else [theirs.logits]
+    expected = torch.stack(first, -1) if len(first) == 2 else first[0]
+    apart = (expected - ours).abs()
+    real = inputs["attention_mask"].bool() if apart.dim() == 3 else slice(None)
+    print(name, apart[real].max().item() <= 5e-5, expected.std().item() > 0.05)
+"""
+RENAMED = {
+    "bert.": "toy.",
+    "pooler.dense": "first",
+    "classifier": "scores",
+    "encoder.layer.": "blocks.",
+    "attention.self.query": "q",
+    "attention.self.key": "k",
+    "attention.self.value": "v",
+    "attention.output.dense": "o",
+    "attention.output.LayerNorm": "norm_1",
+    "intermediate.dense": "up",
+    ".output.dense": ".down",
+    ".output.LayerNorm": ".norm_2",
+}
+RECIPE = """
+task = "sequence-classification"
+[model]
+name = "{name}"
+[settings]
+max_length = 40
+[data]
+train = "rows.jsonl"
+validation = "rows.jsonl"
+[optim]
+epochs = 1
+[run]
+output_dir = "run"
+"""
+TINY = {
+    "hidden_size": 36,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 56,
+    "max_position_embeddings": 50,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+}
+ROWS = [{"text": "the bird sang", "label": "yes"}, {"text": "a dog", "label": "no"}] * 4
+
+
+def renamed(name: str) -> str:
+    for old, new in RENAMED.items():
+        name = name.replace(old, new)
+    return name
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "FAMILIES", MappingProxyType({**families.FAMILIES, "toy": TOY}))
+def library(tmp_path: Path) -> Path:
+    """A folder with a copy of the package and two more files."""
+    source = Path(bert_tasks.__file__).parent
+    shutil.copytree(source, tmp_path / "lib" / "bert_tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, content in (("toy", TOY), ("data2vec_text", DATA2VEC)):
+        (tmp_path / "lib" / "bert_tasks" / "families" / f"{name}.py").write_text(content)
+    return tmp_path / "lib"
 
 
-def reference(weights: dict[str, Tensor], ids: list[int]) -> Tensor:
-    """The logits of one text, by the formulas, from the weights of a file."""
-
-    def rms(rows: Tensor, name: str) -> Tensor:
-        return rows / (rows.pow(2).mean(-1, keepdim=True) + 1e-12).sqrt() * weights[f"toy.{name}.weight"]
-
-    def turned(rows: Tensor) -> Tensor:
-        """Neighbouring components ``[A, T, D]`` as complex numbers, turned by the angle of their position."""
-        planes = torch.view_as_complex(rows.unflatten(-1, (-1, 2)).contiguous())
-        turns = torch.arange(len(ids), dtype=rows.dtype)[:, None] / THETA ** (
-            torch.arange(0, SIZE, 2, dtype=rows.dtype) / SIZE
-        )
-        return torch.view_as_real(planes * torch.polar(torch.ones_like(turns), turns)).flatten(-2)
-
-    hidden = rms(weights["toy.words.weight"][ids] + weights["toy.segments.weight"][0], "norm")  # [T, H]
-    for layer in range(LAYERS):
-
-        def product(rows: Tensor, name: str, layer: int = layer) -> Tensor:
-            return rows @ weights[f"toy.blocks.{layer}.{name}.weight"].T
-
-        query, key, value = (product(hidden, name).unflatten(-1, (-1, SIZE)).transpose(0, 1) for name in "qkv")
-        contexts = []
-        for head in range(HEADS):
-            group = head * GROUPS // HEADS
-            scores = turned(query)[head] @ turned(key)[group].T / math.sqrt(SIZE)
-            contexts.append(scores.softmax(-1) @ value[group])
-        hidden = rms(hidden + product(torch.cat(contexts, dim=-1), "o"), f"blocks.{layer}.norm1")
-        inner = F.silu(product(hidden, "gate")) * product(hidden, "up")
-        hidden = rms(hidden + product(inner, "down"), f"blocks.{layer}.norm2")
-    pooled = torch.tanh(F.linear(hidden[0], weights["toy.dense.weight"], weights["toy.dense.bias"]))
-    return F.linear(pooled, weights["classifier.weight"], weights["classifier.bias"])
+def run(library: Path, *arguments: str | Path, module: str = "bert_tasks") -> str:
+    environment = {**os.environ, "PYTHONPATH": str(library), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, *(["-m", module] if module else []), *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=library.parent, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@pytest.mark.usefixtures("toy")
-def test_it_is_computed_saved_loaded_and_trained(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 20, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "intermediate_size": 28}
-    config = {"model_type": "toy", "vocab_size": len(wordpiece_tokenizer), "hidden_dropout_prob": 0.0, **sizes}
-    torch.manual_seed(0)
-    model = TaskModel(config, SequenceClassification(labels=LABELS, max_length=32), tokenizer=wordpiece_tokenizer)
-    with torch.no_grad():
-        for parameter in model.double().parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    model.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["ToyForSequenceClassification"]
-    weights = load_file(tmp_path / "model.safetensors")
-    features = model.task.features([{"text": text} for text in TEXTS], wordpiece_tokenizer)
-    expected = torch.stack([reference(weights, feature["input_ids"]) for feature in features])
-    packed = torch.tensor([prediction.logits for prediction in model.predict(TEXTS, logits=True)])
-    assert (packed.double() - expected).abs().max() < 1e-5  # predictions are float32's
-    batch = wordpiece_tokenizer(list(TEXTS), padding="longest", truncation=False, return_tensors="pt")
-    with torch.no_grad():
-        padded = model.eval()(batch["input_ids"], batch["attention_mask"])
-    assert (padded - expected).abs().max() < 1e-10
+@pytest.mark.slow
+def test_a_family_in_one_file(library: Path, tmp_path: Path, by_kind: dict[str, PreTrainedTokenizerBase]) -> None:
+    known, toy = tmp_path / "known", tmp_path / "toy"
+    save_checkpoint(known, "bert", by_kind["wordpiece"], head="sequence", labels=("no", "yes", "maybe"), wide=True)
+    shutil.copytree(known, toy)
+    tensors = load_file(known / "model.safetensors")
+    save_file({renamed(name): tensor for name, tensor in tensors.items()}, toy / "model.safetensors")
+    config = json.loads((known / "config.json").read_text())
+    config |= {
+        "model_type": "toy",
+        "architectures": ["ToyForSequenceClassification"],
+        "width": config.pop("hidden_size"),
+    }
+    (toy / "config.json").write_text(json.dumps(config))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
 
-    opened = TaskModel.from_pretrained(tmp_path)
-    again = torch.tensor([prediction.logits for prediction in opened.predict(TEXTS, logits=True)])
-    assert (again - packed).abs().max() < 1e-5
-    rows = [dict(row) for row in CLASSES]
-    options = {"epochs": 20, "batch_size": 4, "learning_rate": 3e-3, "progress": False, "report": False}
-    result = fit(opened, rows, rows, output_dir=tmp_path / "run", **options)
-    assert result.metrics["accuracy"] == 1.0
+    for model in (known, toy):
+        run(library, "predict", model, "rows.jsonl", "--output", f"{model.name}.jsonl")
+    assert (tmp_path / "toy.jsonl").read_text() == (tmp_path / "known.jsonl").read_text()
+
+    (tmp_path / "toy.toml").write_text(RECIPE.format(name="toy"))
+    run(library, "train", "toy.toml")
+    saved = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert saved.keys() == {renamed(name) for name in tensors}
+    assert "toy (ToyForSequenceClassification)" in run(library, "inspect", tmp_path / "run" / "model")
+
+
+@pytest.mark.slow
+def test_a_roberta_like_family_of_transformers_in_one_file(
+    library: Path, tmp_path: Path, by_kind: dict[str, PreTrainedTokenizerBase]
+) -> None:
+    """Every head computes what transformers' class does, and stock transformers opens what a run saves."""
+    tokenizer = by_kind["bpe"]
+    config = transformers.Data2VecTextConfig(vocab_size=len(tokenizer), num_labels=3, **TINY)
+    names = [f"Data2VecTextFor{head}" for head in ("SequenceClassification", "TokenClassification", "MaskedLM")]
+    for name in [*names, "Data2VecTextForQuestionAnswering"]:
+        config.num_labels = 2 if "Question" in name else 3
+        model = getattr(transformers, name)(config)
+        widen(model, seed=1)
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    (tmp_path / "compare.py").write_text(COMPARE)
+    lines = run(library, "compare.py", *names, "Data2VecTextForQuestionAnswering", module="").splitlines()
+    assert lines == [f"{name} True True" for name in [*names, "Data2VecTextForQuestionAnswering"]]
+
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "recipe.toml").write_text(RECIPE.format(name="Data2VecTextForMaskedLM"))
+    run(library, "train", "recipe.toml")
+    assert "data2vec-text (Data2VecTextForSequenceClassification)" in run(library, "inspect", tmp_path / "run/model")
+    stock, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "run" / "model", output_loading_info=True
+    )
+    assert type(stock).__name__ == "Data2VecTextForSequenceClassification"
+    assert not any(report.values())

@@ -138,8 +138,12 @@ def test_graphs_have_the_gradients_of_the_layers(
         for has_graphs in (True, False):
             steps = steps_of(checkpoint, "single", precision="bf16", vocabulary_rows="all")
             encoder = steps.objective.model.encoder
-            if encoder.graphs is None:
-                pytest.skip("attention of this family is not computed by the flash kernel")
+            if steps.objective.model.config.positions in (
+                "relative",
+                "disentangled",
+            ):  # their attention is no flash kernel's
+                assert encoder.graphs is None
+                return
             if not has_graphs:
                 encoder.graphs = None
             step, batch = next(steps.batches())

@@ -70,18 +70,23 @@ REPLACED = {
 }
 
 
+def _train_bytes(backend: Tokenizer, special: Sequence[str], vocab_size: int) -> None:
+    """Trains byte-level BPE."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(LINES, trainer)
+
+
 def train_bpe(folder: Path, vocab_size: int = 600) -> Path:
     """Saves a RoBERTa tokenizer; special tokens have the published ids (<s> 0, <pad> 1, ...)."""
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(LINES, trainer)
+    _train_bytes(backend, special, vocab_size)
     model = json.loads(backend.to_str())["model"]
     merges = [tuple(merge) for merge in model["merges"]]
     RobertaTokenizer(vocab=model["vocab"], merges=merges, model_max_length=512).save_pretrained(folder)
@@ -98,13 +103,7 @@ def train_modernbert(folder: Path, vocab_size: int = 600) -> Path:
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(special.values()),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(LINES, trainer)
+    _train_bytes(backend, list(special.values()), vocab_size)
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B [SEP]",
@@ -140,18 +139,12 @@ def train_llama(folder: Path, vocab_size: int = 600) -> Path:
         ]
     )
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(LINES, trainer)
+    _train_bytes(backend, special, vocab_size)
     return _saved(backend, folder, begin=begin, end=end, bos_token=begin, eos_token=end, pad_token=end, mask_token=mask)
 
 
 def train_gemma(folder: Path, vocab_size: int = 600) -> Path:
-    """Saves BPE over characters, with bytes for unknown ones, and a mark in place of spaces: as Gemma and mmBERT."""
+    """Saves BPE as Gemma and mmBERT have it: bytes stand for unknown characters, and a mark stands for a space."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     backend = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     backend.normalizer = normalizers.Replace(" ", "▁")

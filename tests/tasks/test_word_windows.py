@@ -103,6 +103,8 @@ class TestSubWords:
         sentences = [line.split() for line in LINES]
         for line, row in zip(LINES, split_words(sentences, tokenizer, longest=50), strict=True):
             assert row.ids == tokenizer(f" {line}", add_special_tokens=False)["input_ids"]
+            stock = tokenizer(line.split(), is_split_into_words=True, add_special_tokens=False)["input_ids"]
+            assert row.ids != stock  # where each word is the start of a text
 
     def test_longer_words_are_cut_and_counted(self, tokenizer: PreTrainedTokenizerBase) -> None:
         words = ["a", "mushrooms" * 4, "", "grandmother" * 5]
