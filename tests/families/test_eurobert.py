@@ -5,10 +5,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import CheckpointError
 from bert_tasks.families import encoder_config
-from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import MaskedLanguageModeling
 from support.hf_models import hf_config, hf_model, random_batch
 from support.parity import ours_from, packed_difference, shaped_difference
 
@@ -52,10 +50,3 @@ def test_every_pooling_is_that_of_transformers(pooling: str) -> None:
     ours, batch = ours_from(theirs, "sequence"), random_batch("eurobert")
     assert shaped_difference(theirs, ours, batch) <= 1e-10
     assert packed_difference(theirs, ours, batch) <= 1e-10
-
-
-def test_masked_language_modelling_is_rejected_with_its_reason() -> None:
-    with pytest.raises(
-        UsageError, match="no head of the kind 'masked-lm', because their head for masked tokens is one"
-    ):
-        TaskModel(hf_config("eurobert").to_dict(), MaskedLanguageModeling(max_length=16))

@@ -8,11 +8,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, NomicBertModel, PreTrainedModel
 
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import CheckpointError
 from bert_tasks.families import encoder_config
 from bert_tasks.model.encoder import Encoder
-from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import MultipleChoice, SpanExtraction, Task
 from support.hf_models import hf_config, hf_model, random_batch
 from support.parity import ours_from, packed_difference, shaped_difference
 
@@ -64,12 +62,6 @@ def test_published_configs() -> None:
 def test_what_is_not_computed_is_rejected_by_name(changes: dict[str, object], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         encoder_config(PUBLISHED | changes)
-
-
-@pytest.mark.parametrize("task", [SpanExtraction(max_length=16, max_query_length=4, doc_stride=2), MultipleChoice()])
-def test_heads_that_transformers_lacks_are_rejected(task: Task) -> None:
-    with pytest.raises(UsageError, match=f"{task.name}: nomic_bert models have no head of the kind"):
-        TaskModel(PUBLISHED, task)
 
 
 @torch.no_grad()

@@ -9,10 +9,12 @@ import torch
 from transformers import AutoConfig
 
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
-from bert_tasks.errors import CheckpointError
+from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import FAMILIES as SUPPORTED
 from bert_tasks.families import encoder_config, parameter_map
 from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import MaskedLanguageModeling, MultipleChoice, SpanExtraction, Task
 from support.hf_models import FAMILIES, ROBERTAS, hf_config
 
 # Whose heads have no dropout of their own.
@@ -79,3 +81,21 @@ def test_another_encoder_is_rejected_with_the_supported_ones(tmp_path: Path) -> 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlnet"}))
     with pytest.raises(CheckpointError, match="model_type is 'xlnet'; supported are albert, bert, camembert"):
         inspect_checkpoint(tmp_path)
+
+
+TASKS: dict[str, Task] = {
+    "span": SpanExtraction(max_length=16, max_query_length=4, doc_stride=2),
+    "choice": MultipleChoice(max_length=16),
+    "masked-lm": MaskedLanguageModeling(max_length=16),
+}
+LACKING = [(family, kind) for family in FAMILIES for kind in TASKS if kind not in SUPPORTED[family].heads]
+
+
+@pytest.mark.every_family
+@pytest.mark.parametrize(("family", "kind"), LACKING)
+def test_a_head_that_a_family_lacks_is_rejected_with_its_reason(family: str, kind: str) -> None:
+    with pytest.raises(UsageError) as error:
+        TaskModel(hf_config(family).to_dict(), TASKS[kind])
+    reason = SUPPORTED[family].unsupported_heads.get(kind)
+    because = "" if reason is None else f", because {reason}"
+    assert str(error.value) == f"{TASKS[kind].name}: {family} models have no head of the kind {kind!r}{because}"

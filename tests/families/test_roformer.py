@@ -7,16 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase, RoFormerModel
+from transformers import RoFormerModel
 
-from bert_tasks import Encoder, TaskModel
+from bert_tasks import Encoder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import CheckpointError
 from bert_tasks.families import encoder_config
-from bert_tasks.tasks import MultipleChoice
 from support.hf_models import hf_config, hf_model, random_batch
 from support.parity import ours_from, packed_difference, shaped_difference
-from support.small_checkpoints import save_checkpoint
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "天气", "非常", "好", "the", "3", "a", "1", ",", "."]
 
@@ -47,14 +45,6 @@ def test_positions_beyond_the_table_are_rejected() -> None:
     ours, batch = ours_from(hf_model("roformer"), "base"), random_batch("roformer")
     with pytest.raises(ValueError, match="position_ids holds 48, this checkpoint has embeddings for 0 to 47"):
         ours(batch.input_ids, batch.attention_mask, position_ids=torch.full_like(batch.input_ids, 48))
-
-
-def test_multiple_choice_is_rejected(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, "roformer", wordpiece_tokenizer)
-    with pytest.raises(
-        UsageError, match="no head of the kind 'choice', because the head of transformers reads the last"
-    ):
-        TaskModel.from_pretrained(tmp_path, task=MultipleChoice(max_length=24))
 
 
 @pytest.mark.parametrize(
