@@ -32,7 +32,7 @@ LINES = {
     "tasks": (8020, 4900),
     "checkpoints": (2209, 1450),
     "tensorflow": (686, 600),
-    "families": (1795, 1250),
+    "families": (1817, 1250),
     "metrics": (1179, 1000),
     "data": (6273, 2900),
     "encoder": (3271, 2300),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 42_964  # of 29,000
-TOTAL_STATEMENTS = 24_353  # of 15,800
+TOTAL_LINES = 42_986  # of 29,000
+TOTAL_STATEMENTS = 24_357  # of 15,800
 TASK_MEMBERS = 14
 
 

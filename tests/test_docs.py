@@ -19,6 +19,7 @@ from transformers import TrainingArguments
 from bert_tasks import TaskModel, load_recipe
 from bert_tasks.cli.app import app
 from bert_tasks.families import FAMILIES
+from bert_tasks.families.base import VALUE_REASONS
 from bert_tasks.recipe import arguments
 from bert_tasks.recipe.schema import Recipe
 from bert_tasks.tasks import TASKS
@@ -291,6 +292,14 @@ def test_the_table_of_heads_names_every_head_that_a_family_lacks() -> None:
         if kind not in family.heads
     }
     assert named == lacking
+
+
+def test_the_table_of_config_values_has_every_field_with_its_reason() -> None:
+    rows = re.findall(
+        r"^\| (`.+`) \| (.+?) \|$", read(DOCS / "tasks.md").partition("## Values of config.json")[2], re.M
+    )
+    assert {field: reason for fields, reason in rows for field in re.findall(r"`(\w+)`", fields)} == VALUE_REASONS
+    assert {name for family in FAMILIES.values() for name in family.only_values} == VALUE_REASONS.keys()
 
 
 def test_pages_count_what_the_package_has() -> None:

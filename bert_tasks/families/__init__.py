@@ -19,6 +19,7 @@ from bert_tasks.families.base import (
     BUFFERS,
     MOST_LABELS,
     OLD_PARAMETERS,
+    VALUE_REASONS,
     Family,
     KeyMapping,
     config_value,
@@ -65,7 +66,8 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
     for name, only in family.only_values.items():
         if hf_config.get(name, only) != only:
             raise CheckpointError(
-                f"config.json: {name} = {shortened(hf_config[name])} is not supported, only {only!r} is"
+                f"config.json: {name} = {shortened(hf_config[name])} is not supported, only {only!r} is, because "
+                f"{VALUE_REASONS[name]}"
             )
     if hf_config.get("num_labels") is not None:  # transformers makes as many names when it reads the tokenizer
         config_value(hf_config, "num_labels", 2, least=0, most=MOST_LABELS)

@@ -31,6 +31,26 @@ BERT_ONLY_VALUES: Mapping[str, Any] = MappingProxyType(
     {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 )
 
+# Reasons for ``Family.only_values``: why no other value of a config field is computed.
+_ENCODERS_ONLY = "a token of an encoder reads the tokens on both sides"
+_NOT_READ = "transformers does not read it"
+_NOT_PUBLISHED = "published models have no other"
+VALUE_REASONS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("is_decoder", "add_cross_attention", "causal"), _ENCODERS_ONLY),
+        **dict.fromkeys(("position_embedding_type", "layer_norm_type", "logn_attention_scale", "pack_qkv"), _NOT_READ),
+        **dict.fromkeys(("activation_function", "n_head", "layer_norm_epsilon", "rotary_emb_base"), _NOT_READ),
+        **dict.fromkeys(("rotary_emb_fraction", "rotary_emb_interleaved", "prenorm", "parallel_block"), _NOT_READ),
+        **dict.fromkeys(("use_rms_norm", "num_experts", "pretraining_tp"), _NOT_READ),
+        **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias", "decoder_bias"), _NOT_PUBLISHED),
+        **dict.fromkeys(("classifier_activation", "pooler_hidden_act", "conv_groups", "rotary_value"), _NOT_PUBLISHED),
+        **dict.fromkeys(("inner_group_num", "summary_type", "summary_use_proj", "summary_activation"), _NOT_PUBLISHED),
+        **dict.fromkeys(("summary_proj_to_labels", "summary_first_dropout"), _NOT_PUBLISHED),
+        **dict.fromkeys(("relative_attention_num_buckets", "pad_token_id"), "transformers computes with this value"),
+        "rope_scaling": "scaled positions are not computed",
+    }
+)
+
 # The greatest number that a config.json may state, and lower limits of some: the deepest published encoders have less
 # than 100 layers, and the widest less than 10,000 hidden units.
 MOST = 2**31 - 1
@@ -112,7 +132,7 @@ class Family:
         positions_after_padding: position ids count from ``pad_token_id + 1`` instead of 0.
         has_segments: the second text of a pair is told by its segment id. In RoBERTa and DistilBERT it is not, even
             where a config has more than one segment.
-        only_values: config fields of HF -> the one value that this encoder computes.
+        only_values: config fields of HF -> the one value that this encoder computes; see ``VALUE_REASONS``.
     """
 
     model_type: str
