@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedTokenizerBase,
+)
 
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.export import export
 from bert_tasks.model.multitask import MultiTaskModel
 from bert_tasks.training.objectives import Supervised
 from support.small_checkpoints import copied, edit_config, save_checkpoint
@@ -222,6 +229,37 @@ def test_pairs_of_tasks_learn_and_are_saved(pair: str, quick: Path, tmp_path: Pa
             assert getattr(prediction[name], "label", None) == getattr(expected, "label", None)
     assert evaluate(opened, rows) == pytest.approx(evaluate(model, rows))
     assert json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["task"] == "multi-task"
+    for name, single in opened.models.items():
+        export(tmp_path / "run" / "model", task=name, to="transformers", output=tmp_path / name)
+        assert_stock_logits(tmp_path / name, single)
+
+
+def assert_stock_logits(folder: Path, ours: TaskModel) -> None:
+    """transformers opens the folder without a missing or unexpected weight, and its logits are the model's."""
+    ids = torch.randint(5, ours.config.vocab_size, (6, 12), generator=torch.Generator().manual_seed(0))
+    segments = torch.arange(12).expand(6, 12) // 7
+    mask = (torch.arange(12) < torch.tensor([[12], [9], [7], [10], [12], [8]])).long()
+    stock = {
+        "sequence-classification": AutoModelForSequenceClassification,
+        "pair-classification": AutoModelForSequenceClassification,
+        "token-classification": AutoModelForTokenClassification,
+        "span-extraction": AutoModelForQuestionAnswering,
+        "multiple-choice": AutoModelForMultipleChoice,
+    }[ours.task.name]
+    model, info = stock.from_pretrained(folder, output_loading_info=True)
+    assert info["missing_keys"] == info["unexpected_keys"] == set()
+    choices = ours.task.name == "multiple-choice"
+    inputs = [tensor.reshape(3, 2, 12) if choices else tensor for tensor in (ids, mask, segments)]
+    with torch.no_grad():
+        outputs = model.eval()(*inputs)
+        logits = ours.eval()(ids, mask, segments)
+    if ours.task.name == "span-extraction":
+        expected = torch.stack([outputs.start_logits, outputs.end_logits], dim=-1)
+    else:
+        expected = outputs.logits.reshape(logits.shape)
+    real = mask.bool() if expected.dim() == 3 else slice(None)
+    assert expected[real].abs().max() > 0.1
+    torch.testing.assert_close(logits[real], expected[real], atol=1e-5, rtol=0)
 
 
 def test_labels_come_from_the_training_rows(base: Path, tmp_path: Path) -> None:
