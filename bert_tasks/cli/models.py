@@ -99,6 +99,12 @@ def predict(
     explain: Annotated[
         bool, typer.Option("--explain", help="Write how much each word contributed, too; about 100 times as slow.")
     ] = False,
+    abstain_below: Annotated[
+        float | None, typer.Option(metavar="SCORE", help="Write label null for rows with a lower score.")
+    ] = None,
+    min_accuracy: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="The same with the score that reached it in validation.")
+    ] = None,
     quiet: Quiet = False,
     adapter: Adapter = None,
     dtype: Precision = "float32",
@@ -126,7 +132,14 @@ def predict(
             print_out(f"{Path(output) / name}: {rows} rows")
         return
     source = _texts_or_data(text, text_pair, data, "predict")
-    writing = replace(writing, csv_raw=csv_raw, logits=logits, explain=explain)
+    writing = replace(
+        writing,
+        csv_raw=csv_raw,
+        logits=logits,
+        explain=explain,
+        abstain_below=abstain_below,
+        min_accuracy=min_accuracy,
+    )
     loading |= {"adapter": adapter, "dtype": dtype}
     with _rows_output(output, quiet=quiet) as (target, progress):
         result = predict_file(model, source, target, progress=progress, writing=writing, reading=reading, **loading)

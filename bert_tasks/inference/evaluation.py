@@ -34,6 +34,7 @@ from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task, is_dynamic
+from bert_tasks.tasks.shared.calibration import ECE
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.report import Report
@@ -53,7 +54,7 @@ class Evaluation:
 
     metrics: dict[str, float]  # with ``loss`` if rows have labels
     predictions: list[Prediction]
-    task: Task  # with the thresholds that were chosen, if any were
+    task: Task  # with the thresholds and the temperature that were fitted, if any were
     collapse: str | None = None  # see ``Report.collapse``
 
 
@@ -120,7 +121,7 @@ def evaluate_samples(
     """Evaluates an unwrapped model; every process returns the same numbers.
 
     Args:
-        tune: Choose the task's thresholds on these predictions, and report the metrics with them.
+        tune: Fit the task's temperature and thresholds to these predictions, and report the metrics with them.
         forward_fn: Computes a batch's logits instead of the model.
         stop: Asked before each batch. If it is true on one process, all raise GivenUpError.
     """
@@ -197,9 +198,16 @@ def _evaluation(
     rows, task, extra = list(table), model.task, dict[str, float]()
     predictions = _decoded(model, task, samples, ordered, rows)
     if tune:
-        task = Fitting.of(task).tune_on_validation(predictions, rows)
+        if Fitting.of(task).calibrates:
+            features = cast("list[Feature]", samples.decoded_rows(0, len(rows)))
+            task = Fitting.of(task).calibrate(_summaries(samples, ordered), features, rows)
+        calibrated, task = task, Fitting.of(task).tune_on_validation(predictions, rows)
         if task != model.task:
-            extra = {untuned(task.primary_metric): model.task.metrics(predictions, rows)[task.primary_metric]}
+            extra = {
+                untuned(key): value
+                for key, value in model.task.metrics(predictions, rows).items()
+                if key.rpartition(".")[2] == ECE or (key == task.primary_metric and task != calibrated)
+            }
             predictions = _decoded(model, task, samples, ordered, rows)
     terms = [map(sum, zip(*parts, strict=True)) for parts in zip(*(batch.loss for batch in ordered), strict=True)]
     means = [total / count for total, count in terms if count]
@@ -214,17 +222,23 @@ def _decoded(
     model: TaskModel, task: Task, samples: Samples, results: Sequence[_BatchResult], rows: Sequence[Row]
 ) -> list[Prediction]:
     """All predictions, decoded in chunks of rows, because what decoding reads may be large."""
-    summaries: dict[int, Tensor] = {}  # of each feature
-    for result in results:
-        summaries |= zip(samples.indices(result.samples), result.summaries, strict=True)
+    summaries = _summaries(samples, results)
     predictions: list[Prediction] = []
     for first in range(0, len(rows), DECODED_ROWS):
         end = min(first + DECODED_ROWS, len(rows))
         features = cast("list[Feature]", samples.decoded_rows(first, end))
-        compact = [summaries[index] for index in range(samples.row_starts[first], samples.row_starts[end])]
+        compact = summaries[samples.row_starts[first] : samples.row_starts[end]]
         decoded = task.decode(compact, features, rows[first:end])
         predictions += Rendering.of(task).with_texts(decoded, model.require_tokenizer())
     return predictions
+
+
+def _summaries(samples: Samples, results: Sequence[_BatchResult]) -> list[Tensor]:
+    """What decoding needs of each feature, in the order of the features."""
+    summaries: dict[int, Tensor] = {}
+    for result in results:
+        summaries |= zip(samples.indices(result.samples), result.summaries, strict=True)
+    return [summaries[index] for index in sorted(summaries)]
 
 
 def evaluate(

@@ -64,6 +64,7 @@ class WriteOptions:
         format: jsonl, csv, tsv or parquet, where the output's name does not say it.
         logits: write the logits of every row, too.
         explain: write how much each word contributed to the prediction, too.
+        abstain_below, min_accuracy: see ``predict``.
     """
 
     keep_columns: PassthroughColumns = "all"
@@ -73,6 +74,8 @@ class WriteOptions:
     format: str | None = None
     logits: bool = False
     explain: bool = False
+    abstain_below: float | None = None
+    min_accuracy: float | None = None
 
 
 class StreamWriter:

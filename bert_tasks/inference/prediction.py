@@ -59,6 +59,7 @@ from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained
 from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Prediction, PredictionT, Task, float_list
+from bert_tasks.tasks.shared.calibration import abstention_score, without_label
 from bert_tasks.tasks.shared.notebook import Predictions
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import Windows
@@ -80,6 +81,8 @@ def predict(
     dtype: DType = "float32",
     logits: bool = False,
     explain: bool = False,
+    abstain_below: float | None = None,
+    min_accuracy: float | None = None,
     **reading: Unpack[ReadingArguments],
 ) -> Predictions[PredictionT]: ...
 
@@ -102,6 +105,8 @@ def predict(
     output_format: str | None = None,
     logits: bool = False,
     explain: bool = False,
+    abstain_below: float | None = None,
+    min_accuracy: float | None = None,
     **reading: Unpack[ReadingArguments],
 ) -> int: ...
 
@@ -123,6 +128,8 @@ def predict(
     output_format: str | None = None,
     logits: bool = False,
     explain: bool = False,
+    abstain_below: float | None = None,
+    min_accuracy: float | None = None,
     **reading: Unpack[ReadingArguments],
 ) -> Predictions[PredictionT] | int:
     """Predicts one result per row, in row order.
@@ -145,6 +152,9 @@ def predict(
         output_format: jsonl, csv, tsv or parquet, where the output's extension does not say it.
         logits: give the predictions their logits, and write them.
         explain: give the predictions their explanations (see ``TaskModel.predict``), and write them.
+        abstain_below: Predictions with a lower score get the label None. For one label or choice for each row.
+        min_accuracy: The same with the lowest score that reached this accuracy on the validation rows. Needs a model
+            that was trained with ``settings.calibration = "temperature"``.
         reading: How to read the data: ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and
             ``label_separator`` of `ReadOptions`. Default: columns with the names of the training data.
 
@@ -161,8 +171,16 @@ def predict(
         format=output_format,
         logits=logits,
         explain=explain,
+        abstain_below=abstain_below,
+        min_accuracy=min_accuracy,
     )
-    if output is None and writing != WriteOptions(logits=logits, explain=explain):
+    if output is None and (keep_columns, on_error, rejects, csv_raw, output_format) != (
+        "all",
+        "fail",
+        None,
+        False,
+        None,
+    ):
         raise UsageError("keep_columns, on_error, rejects, csv_raw and output_format are for an output: give one")
     options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
     how = ReadOptions.from_arguments(predict, reading)
@@ -174,8 +192,10 @@ def predict(
         explainable_task(model, model.task, dtype)
     forward_fn = logits_of(model, dtype)
     table = load_table(data, model.task, names=model.columns, reading=how, labels="unread")
+    lowest = abstention_score(model.task, abstain_below=abstain_below, min_accuracy=min_accuracy)
     predictions = model.predict_rows(table, forward_fn=forward_fn, logits=logits, explain=explain)
-    return cast("Predictions[PredictionT]", Predictions(predictions))
+    answers = (without_label(each, lowest) for each in predictions) if lowest else predictions
+    return cast("Predictions[PredictionT]", Predictions(answers))
 
 
 def predict_file(
@@ -249,6 +269,8 @@ class PredictionRun:
         self._rendering = Rendering.of(model.task)
         self._renames: Mapping[str, str] = {}  # the task's columns -> the file's, if they differ
         self._counts = Predicted(rejects=destination.rejects)
+        limits = {"abstain_below": writing.abstain_below, "min_accuracy": writing.min_accuracy}
+        self._lowest_score = abstention_score(model.task, **limits)
 
     def predict_table(self, data: Data, reading: ReadOptions, name: str) -> Predicted:
         """Predicts the rows of a file or of memory, which are called ``name`` in messages."""
@@ -404,6 +426,7 @@ class PredictionRun:
             "on_error": writing.on_error,
             "logits": writing.logits,
             "explain": writing.explain,
+            "lowest_score": self._lowest_score,
             "dtype": self.dtype,
             "device": self.model.device.type,
         }
@@ -433,6 +456,8 @@ class PredictionRun:
         predictions, features = self.model.predict_chunk(
             canonical, forward_fn=self._forward_fn, logits=self.writing.logits, explain=self.writing.explain
         )
+        if self._lowest_score:
+            predictions = [without_label(prediction, self._lowest_score) for prediction in predictions]
         token_ids = np.fromiter(chain.from_iterable(feature["input_ids"] for feature in features), np.int64)
         counts = Predicted(
             rows=len(rows),

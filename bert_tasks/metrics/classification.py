@@ -7,7 +7,6 @@ Shape legend: S rows, L label names, G groups that have a relevant row.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -184,59 +183,3 @@ def ranking_metrics(groups: Sequence[str], relevant: Sequence[bool], scores: Seq
         "mrr": float(reciprocal_rank.mean()),
         "ranked_groups": float(len(starts)),
     }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bin:
-    """Predictions whose confidence is between ``low`` and ``high``: their number, mean confidence and accuracy."""
-
-    low: float
-    high: float
-    count: int
-    confidence: float
-    accuracy: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """A reliability diagram and the expected calibration error.
-
-    Attributes:
-        ece: the mean gap between confidence and accuracy over predictions (Guo et al. 2017), from 0 (none) to 1.
-        predictions: their number.
-    """
-
-    bins: tuple[Bin, ...]
-    ece: float
-    predictions: int
-
-
-def calibration(confidences: Sequence[float], correct: Sequence[float], *, bins: int = 10) -> Calibration | None:
-    """The calibration of predictions, in bins of equal width, without empty bins.
-
-    Args:
-        confidences: of each prediction, from 0 to 1.
-        correct: 1 (or True) for each correct prediction, else 0.
-        bins: the number of bins.
-
-    Returns:
-        None without predictions.
-    """
-    if not len(confidences):
-        return None
-    confidence = np.clip(np.asarray(confidences, dtype=np.float64), 0.0, 1.0)
-    hits = np.asarray(correct, dtype=np.float64)
-    bin_of = np.minimum((confidence * bins).astype(np.int64), bins - 1)
-    filled = tuple(
-        Bin(
-            low=number / bins,
-            high=(number + 1) / bins,
-            count=int(inside.sum()),
-            confidence=float(confidence[inside].mean()),
-            accuracy=float(hits[inside].mean()),
-        )
-        for number in range(bins)
-        if (inside := bin_of == number).any()
-    )
-    gap = sum(one.count * abs(one.confidence - one.accuracy) for one in filled) / len(confidence)
-    return Calibration(bins=filled, ece=gap, predictions=len(confidence))

@@ -1,12 +1,13 @@
 """Several models that predict as one, with the mean of their predictions: the models of a cross-validation.
 
-Values that were fitted to data, such as thresholds, are averaged too.
+Values that were fitted to data, such as thresholds, are averaged too, except temperatures: each model's logits are
+divided by its own temperature before the mean.
 
 Shape legend: B sequences (windows), L logits of each, M models.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +26,7 @@ from bert_tasks.model.fixed import FixedModel
 from bert_tasks.model.pretrained import check_one_task, check_trained
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.tasks.base import Feature, PredictionT, Task
+from bert_tasks.tasks.shared.calibration import CalibratedTask
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.outputs import joins_windows, mean_logits, windows_by_row
 
@@ -58,7 +60,8 @@ class EnsembleModel(FixedModel[PredictionT]):
             difference = _difference(model, first)
             if difference is not None:
                 raise CheckpointError(f"{name} and {first_name} do not predict the same: {difference}")
-        super().__init__(first.hf_config, _mean_task(models))
+        task = _mean_task(models)
+        super().__init__(first.hf_config, replace(task, temperature=1.0) if isinstance(task, CalibratedTask) else task)
         self.models = nn.ModuleList(models.values())
         self.head = first.head
         self._joins_windows = joins_windows(self.task, self.head)
@@ -74,11 +77,16 @@ class EnsembleModel(FixedModel[PredictionT]):
         If samples are rows, the mean needs all windows of a row, which prediction runs in several batches. Then the
         function returns the logits of all models, ``[B, L, M]``, and the mean is taken later.
         """
+        tasks = [cast("TaskModel", model).task for model in self.models]
+
+        def each_logits(batch: PackedBatch) -> Iterator[Any]:
+            for task, forward_fn in zip(tasks, forward_fns, strict=True):
+                logits = forward_fn(batch)
+                yield task.calibrated(logits) if isinstance(task, CalibratedTask) else logits
+
         if self._joins_windows:
-            return lambda batch: torch.stack([forward_fn(batch) for forward_fn in forward_fns], dim=-1)
-        return lambda batch: mean_logits(
-            self.task, self.head, (forward_fn(batch) for forward_fn in forward_fns), batch.windows
-        )
+            return lambda batch: torch.stack(list(each_logits(batch)), dim=-1)
+        return lambda batch: mean_logits(self.task, self.head, each_logits(batch), batch.windows)
 
     def batch_logits(
         self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None

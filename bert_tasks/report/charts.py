@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from bert_tasks.metrics.classification import Calibration
+from bert_tasks.metrics.calibration import Calibration
 from bert_tasks.metrics.tables import LOSS, metric_key, metrics_by_set, split_key
 from bert_tasks.report.collect import Run
 from bert_tasks.tasks.shared.report import Axis, Chart, Line, Point, Report
@@ -146,20 +146,34 @@ def _points(run: Run, metric: str) -> list[Point]:
     return [(event["step"], event["metrics"].get(metric)) for event in run.evaluations]
 
 
-def calibration_chart(calibration: Calibration, confidence_in: str) -> Chart:
-    """The accuracy of predictions by their confidence; a point's area is the number of predictions."""
+def calibration_chart(
+    calibration: Calibration, confidence_in: str, *, uncalibrated: Calibration | None = None, fitted_on: str = ""
+) -> Chart:
+    """The accuracy of predictions by their confidence; a point's area is the number of predictions.
+
+    Args:
+        calibration: The reliability diagram.
+        confidence_in: What the confidences refer to.
+        uncalibrated: The diagram without the fitted temperature, if there is one.
+        fitted_on: The rows that the temperature was fitted on.
+    """
     most = max(one.count for one in calibration.bins)
     shares = "; ".join(f"at {one.confidence:.2f} {one.accuracy:.2f} of {one.count}" for one in calibration.bins)
-    perfect = Line(name="perfectly calibrated", points=((0.0, 0.0), (1.0, 1.0)), style=7, marked=False)
+    lines = [Line(name="perfectly calibrated", points=((0.0, 0.0), (1.0, 1.0)), style=7, marked=False)]
+    before = ""
+    if uncalibrated is not None:
+        points = tuple((one.confidence, one.accuracy) for one in uncalibrated.bins)
+        lines.append(Line(name="without the temperature", points=points, style=1))
+        before = f" Without the temperature, which was fitted {fitted_on}, the error is {uncalibrated.ece:.3f}."
     return Chart(
         title="Calibration",
         description=f"Calibration, expected calibration error {calibration.ece:.3f}. Share that is correct: {shares}.",
         x=Axis(name=f"confidence in the {confidence_in}", low=0.0, high=1.0),
         y=Axis(name="share that is correct", low=0.0, high=1.0),
-        lines=(perfect,),
+        lines=tuple(lines),
         points=tuple((one.confidence, one.accuracy, 3.5 + 7 * math.sqrt(one.count / most)) for one in calibration.bins),
         note=(
             f"Expected calibration error {calibration.ece:.3f}: the mean gap between confidence and accuracy. A larger "
-            "point stands for more predictions."
+            f"point stands for more predictions.{before}"
         ),
     )

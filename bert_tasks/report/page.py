@@ -166,6 +166,8 @@ def _set_section(run: Run, name: str, results: Results, share: int) -> dict[str,
     reasons = [f"the best of {tries:,} checkpoints was chosen"] if best_set == name and tries > 1 else []
     if untuned(run.metadata["metrics"]["primary"]) in run.metrics_of(name):
         reasons.append("thresholds were tuned")
+    if results.sections.uncalibrated is not None:
+        reasons.append("the temperature was fitted")
     caution = " and ".join(reasons)
     if caution:
         caution = f"{title_case(caution)} on this data, so expect worse scores on new data; the intervals ignore this."
@@ -209,7 +211,13 @@ def _result_content(results: Results, fitted_on: str, share: int) -> dict[str, A
         sections = replace(sections, examples=replace(examples, items=items))
     drawn: list[Chart] = []
     if sections.calibration is not None:
-        drawn.append(charts.calibration_chart(sections.calibration, sections.confidence_in))
+        chart = charts.calibration_chart(
+            sections.calibration,
+            sections.confidence_in,
+            uncalibrated=sections.uncalibrated,
+            fitted_on=fitted_on,
+        )
+        drawn.append(chart)
     drawn += [
         replace(chart, note=f"{chart.note}; it was chosen {fitted_on}.") if chart.is_fitted else chart
         for chart in sections.charts

@@ -114,6 +114,7 @@ class Results:
             "groups": [{"name": one.name, **_plain(one.scores), "count": one.count} for one in self.groups],
             "confusion": None if sections.confusion is None else asdict(sections.confusion),
             "calibration": None if sections.calibration is None else asdict(sections.calibration),
+            "uncalibrated": None if sections.uncalibrated is None else asdict(sections.uncalibrated),
             "by": [one.to_json() for one in self.slices],
             **sections.figures,
         }

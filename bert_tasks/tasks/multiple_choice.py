@@ -18,7 +18,8 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile, percentile, pieces
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, labelled
+from bert_tasks.tasks.shared.calibration import CalibratedFitting, CalibratedTask
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.detection import (
     COMPARED_ROWS,
@@ -52,7 +53,8 @@ class ChoicePrediction(Prediction):
     """The prediction for one row.
 
     Attributes:
-        label: the index of the choice that the model finds most probable, from 0.
+        label: the index of the choice that the model finds most probable, from 0; None if its score is too low for
+            the caller.
         answer: its text.
         score: its probability among the row's choices.
         scores: the probability of every choice, in their order.
@@ -60,8 +62,8 @@ class ChoicePrediction(Prediction):
         explanation: of the most probable choice, if it was asked for.
     """
 
-    label: int
-    answer: str
+    label: int | None
+    answer: str | None
     score: float
     scores: tuple[float, ...]
     logits: tuple[float, ...] | None = None
@@ -169,8 +171,18 @@ class ChoiceExplainable(Explainable):
     ) -> ExplainedLogit:
         """The logit of the most probable choice, whose words are in the column of the choices."""
         texts = {name: row[name] for name in (CONTEXT, QUESTION) if row.get(name) is not None}
-        term = (list(windows)[prediction.label], 0, 1.0)
+        term = (list(windows)[prediction.scores.index(prediction.score)], 0, 1.0)
         return ExplainedLogit(label=prediction.answer, texts=texts | {CHOICES: prediction.answer}, terms=(term,))
+
+
+class ChoiceFitting(CalibratedFitting):
+    """What training needs to know of multiple choice."""
+
+    def labelled_logits(
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[tuple[Tensor, int]]:
+        pairs = zip(_row_logits(compact, features), rows, strict=True)
+        return [(logits, row[LABEL]) for logits, row in pairs if row.get(LABEL) is not None]
 
 
 class ChoiceReport(RowReport):
@@ -188,7 +200,7 @@ class ChoiceReport(RowReport):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultipleChoice(Task[ChoicePrediction]):
+class MultipleChoice(CalibratedTask[ChoicePrediction]):
     """Settings of multiple choice.
 
     Attributes:
@@ -202,7 +214,13 @@ class MultipleChoice(Task[ChoicePrediction]):
     name: ClassVar[str] = "multiple-choice"
     output_kind: ClassVar[OutputKind] = "choice"
     primary_metric: ClassVar[str] = "accuracy"
-    parts: ClassVar[tuple[type[Part], ...]] = (ChoiceDetection, ChoiceFormats, ChoiceExplainable, ChoiceReport)
+    parts: ClassVar[tuple[type[Part], ...]] = (
+        ChoiceDetection,
+        ChoiceFormats,
+        ChoiceFitting,
+        ChoiceExplainable,
+        ChoiceReport,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -261,8 +279,8 @@ class MultipleChoice(Task[ChoicePrediction]):
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[ChoicePrediction]:
         predictions = []
-        for windows, row in zip(windows_by_row(features), rows, strict=True):
-            scores = torch.cat([compact[window] for window in windows]).softmax(dim=0).tolist()
+        for logits, row in zip(_row_logits(compact, features), rows, strict=True):
+            scores = self.calibrated(logits).softmax(dim=0).tolist()
             best = max(range(len(scores)), key=scores.__getitem__)
             prediction = ChoicePrediction(
                 label=best, answer=row[CHOICES][best], score=scores[best], scores=tuple(scores)
@@ -271,8 +289,15 @@ class MultipleChoice(Task[ChoicePrediction]):
         return predictions
 
     def metrics(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> dict[str, float]:
-        correct = [one.label == row[LABEL] for row, one in labelled(rows, predictions, LABEL)]
-        return {"accuracy": sum(correct) / len(correct)} if correct else {}
+        pairs = labelled(rows, predictions, LABEL)
+        correct = [one.label == row[LABEL] for row, one in pairs]
+        error = self.calibration_metrics([one.score for _, one in pairs], correct)
+        return {"accuracy": sum(correct) / len(correct)} | error if correct else {}
+
+
+def _row_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
+    """``S x [C]`` the logits of the choices of each row."""
+    return [torch.cat([compact[window] for window in windows]) for windows in windows_by_row(features)]
 
 
 def _ending(question: str | None, choice: str) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_tasks.metrics.classification import calibration
+from bert_tasks.metrics.calibration import calibration
 from bert_tasks.metrics.formulas import MetricFormula, SufficientStatistics
 from bert_tasks.report.statistics import bootstrap, difference, holm, randomisation_test
 

@@ -82,6 +82,17 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
     def fit_to_train(self, rows: Iterable[Row]) -> Task[Any]:
         return self._fitted(lambda name, task: Fitting.of(task).fit_to_train(_rows_of(name, rows)))
 
+    @property
+    def calibrates(self) -> bool:
+        return any(Fitting.of(task).calibrates for task in self.task.tasks.values())
+
+    def calibrate(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> Task[Any]:
+        def calibrated(name: str, task: Task[Any]) -> Task[Any]:
+            _, inputs = self.task.inputs_of(name, compact, features, rows)
+            return Fitting.of(task).calibrate(*inputs) if Fitting.of(task).calibrates else task
+
+        return self._fitted(calibrated)
+
     def tune_on_validation(self, predictions: Sequence[MultiTaskPrediction], rows: Sequence[Row]) -> Task[Any]:
         def tuned(name: str, task: Task[Any]) -> Task[Any]:
             pairs = self.task.labelled_pairs(name, predictions, rows)
@@ -352,15 +363,20 @@ class MultiTask(Task[MultiTaskPrediction]):
     ) -> list[MultiTaskPrediction]:
         by_row: list[dict[str, Prediction]] = [{} for _ in rows]
         for name, task in self.tasks.items():
-            indices = [i for i, feature in enumerate(features) if feature.get("head") == name]
-            numbers = {row: position for position, row in enumerate(dict.fromkeys(features[i]["row"] for i in indices))}
-            renumbered = [Feature(**{**features[i], "row": numbers[features[i]["row"]]}) for i in indices]
-            read = [_without_none(rows[row][task_row(name)]) for row in numbers]
-            for row, prediction in zip(
-                numbers, task.decode([compact[i] for i in indices], renumbered, read), strict=True
-            ):
+            numbers, inputs = self.inputs_of(name, compact, features, rows)
+            for row, prediction in zip(numbers, task.decode(*inputs), strict=True):
                 by_row[row][name] = prediction
         return [MultiTaskPrediction(tasks=predictions) for predictions in by_row]
+
+    def inputs_of(
+        self, name: str, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> tuple[list[int], tuple[list[Tensor], list[Feature], list[Row]]]:
+        """Returns the numbers of the rows that a task reads, and the arguments of its ``decode``."""
+        indices = [i for i, feature in enumerate(features) if feature.get("head") == name]
+        numbers = {row: position for position, row in enumerate(dict.fromkeys(features[i]["row"] for i in indices))}
+        renumbered = [Feature(**{**features[i], "row": numbers[features[i]["row"]]}) for i in indices]
+        read = [_without_none(rows[row][task_row(name)]) for row in numbers]
+        return list(numbers), ([compact[i] for i in indices], renumbered, read)
 
     def metrics(self, predictions: Sequence[MultiTaskPrediction], rows: Sequence[Row]) -> dict[str, float]:
         """The metrics of each task with its name in front, and the mean of the primary metrics."""

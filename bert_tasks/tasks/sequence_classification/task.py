@@ -24,12 +24,12 @@ from bert_tasks.metrics.classification import (
     tune_thresholds,
 )
 from bert_tasks.metrics.tables import MetricTable, metric_table
-from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, labelled
 from bert_tasks.tasks.sequence_classification.detection import TextDetection
+from bert_tasks.tasks.shared.calibration import CalibratedFitting, CalibratedTask
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
-from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig, label_config, label_places
 from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, packing, torch
 from bert_tasks.tasks.shared.outputs import sample_logits, windows_by_row
@@ -51,6 +51,8 @@ _APPLY_TO: Mapping[str, tuple[ProblemType, ...]] = {
     "labels": _CLASSES,
     "class_weights": _CLASSES,
     "label_smoothing": ("single_label_classification",),
+    "calibration": ("single_label_classification",),
+    **dict.fromkeys(CalibratedFitting.fields, ("single_label_classification",)),
     "thresholds": ("multi_label_classification",),
 }
 
@@ -60,7 +62,7 @@ class SequencePrediction(Prediction):
     """The prediction for one text, with the field names of transformers' text-classification pipeline.
 
     Attributes:
-        label: the most probable label; None for regression.
+        label: the most probable label; None for regression, and if its score is too low for the caller.
         labels: several labels only: those whose probability reaches their threshold, in label order.
         score: its probability (softmax; sigmoid for several labels), or the predicted number.
         scores: every label's probability; empty for regression.
@@ -74,6 +76,11 @@ class SequencePrediction(Prediction):
     scores: Mapping[str, float] = field(default_factory=dict)
     logits: tuple[float, ...] | None = None
     explanation: Explanation | None = None
+
+    def to_json(self, **options: Any) -> dict[str, Any]:
+        """See ``Prediction.to_json``. A classifier that abstains has the label null; a number has no label."""
+        content = super().to_json(**options)
+        return {"label": None} | content if self.scores else content
 
 
 class TextFormats(Card, Rendering, HFConfig):
@@ -132,11 +139,11 @@ class TextFormats(Card, Rendering, HFConfig):
         return compatible
 
 
-class TextFitting(Fitting):
+class TextFitting(CalibratedFitting):
     """What training needs to know of classification of texts and pairs."""
 
     task: "TextClassification"
-    fields: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds")
+    fields: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds", *CalibratedFitting.fields)
 
     def fit_to_train(self, rows: Iterable[Row]) -> Any:
         """Computes what ``balanced`` class weights come to on these rows.
@@ -168,6 +175,13 @@ class TextFitting(Fitting):
     def remedies(self) -> tuple[str, ...]:
         has_remedy = self.task.problem_type != _REGRESSION and self.task.class_weights is None
         return ('class_weights = "balanced"',) if has_remedy else ()
+
+    def labelled_logits(
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[tuple[Tensor, int]]:
+        index = {label: number for number, label in enumerate(self.task.labels)}
+        pairs = zip(self.task._row_logits(compact, features), rows, strict=True)
+        return [(logits, index[row["label"]]) for logits, row in pairs if row.get("label") is not None]
 
     def tune_on_validation(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> Any:
         """Several labels: the threshold of each label that gives it the best F1 on these rows."""
@@ -235,7 +249,7 @@ class TextReport(RowReport):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextClassification(Task[SequencePrediction]):
+class TextClassification(CalibratedTask[SequencePrediction]):
     """What classification of texts and classification of pairs of texts share.
 
     Attributes:
@@ -270,6 +284,8 @@ class TextClassification(Task[SequencePrediction]):
             raise ValueError(f"labels holds {len(self.labels)} name, a classifier needs at least 2")
         if not 0.0 <= self.label_smoothing < 1.0 or (self.label_smoothing and not single):
             raise ValueError("label_smoothing is a share from 0 to below 1, for single-label classification only")
+        if self.calibration != "none" and not single:
+            raise ValueError("calibration is for problem_type = 'single_label_classification' only")
         if self.balanced_weights and self.class_weights != "balanced":
             raise ValueError("balanced_weights are fitted to the training rows where class_weights = 'balanced'")
         for name in ("class_weights", "balanced_weights"):
@@ -421,12 +437,14 @@ class TextClassification(Task[SequencePrediction]):
     ) -> list[SequencePrediction]:
         if not rows:
             return []
-        samples = sample_logits(torch.stack(list(compact)), Counter(one["row"] for one in features).values())  # [S, L]
+        samples = self._row_logits(compact, features)
         if self.problem_type == _REGRESSION:
             return [SequencePrediction(label=None, score=value, scores={}) for value in samples[:, 0].tolist()]
         is_multi_label, predictions = self.problem_type == _MULTI_LABEL, []
         limits = self.thresholds if self.thresholds else (0.5,) * len(self.labels)
-        for probabilities in (samples.sigmoid() if is_multi_label else samples.softmax(dim=-1)).tolist():
+        for probabilities in (
+            samples.sigmoid() if is_multi_label else self.calibrated(samples).softmax(dim=-1)
+        ).tolist():
             best = max(range(len(probabilities)), key=probabilities.__getitem__)
             candidates = zip(self.labels, probabilities, limits, strict=True)
             prediction = SequencePrediction(
@@ -437,6 +455,10 @@ class TextClassification(Task[SequencePrediction]):
             )
             predictions.append(prediction)
         return predictions
+
+    def _row_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+        """``[S, L]`` the mean logits of the windows of each row."""
+        return sample_logits(torch.stack(list(compact)), Counter(feature["row"] for feature in features).values())
 
     def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
         pairs = self._labelled_pairs(predictions, rows)
@@ -449,7 +471,11 @@ class TextClassification(Task[SequencePrediction]):
             return multilabel_metrics(labels, decided, self.labels)
         index = {label: position for position, label in enumerate(self.labels)}
         indices = [index[value] for _, value in pairs]
-        return classification_metrics(indices, [index[str(prediction.label)] for prediction, _ in pairs], self.labels)
+        metrics = classification_metrics(
+            indices, [index[str(prediction.label)] for prediction, _ in pairs], self.labels
+        )
+        correct = [prediction.label == value for prediction, value in pairs]
+        return metrics | self.calibration_metrics([prediction.score for prediction, _ in pairs], correct)
 
     def _labelled_pairs(
         self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]

@@ -8,7 +8,8 @@ from bert_tasks.data.checks import check_splits
 from bert_tasks.data.columns import Row
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
-from bert_tasks.tasks.base import Part, Task
+from bert_tasks.tasks.base import Feature, Part, Task
+from bert_tasks.tasks.shared.lazy import Tensor
 
 
 class Fitting(Part):
@@ -49,6 +50,16 @@ class Fitting(Part):
 
     def fit_to_train(self, rows: Iterable[Row]) -> Task[Any]:
         """Returns the task with the fields that are computed from the training rows."""
+        task: Task[Any] = self.task
+        return task
+
+    @property
+    def calibrates(self) -> bool:
+        """Returns True if ``calibrate`` needs the logits of the validation rows."""
+        return False
+
+    def calibrate(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> Task[Any]:
+        """Returns the task with the temperature that fits validation rows. Takes the arguments of ``decode``."""
         task: Task[Any] = self.task
         return task
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
-from bert_tasks.metrics.classification import Calibration
+from bert_tasks.metrics.calibration import Calibration
 from bert_tasks.metrics.formulas import MetricFormula
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.base import Part
@@ -275,6 +275,7 @@ class ReportSections:
         label_word: what a label is: class, label, type or tag; empty where there is no table by label.
         labels: the labels of that table, in order.
         groups: the metrics of kinds of rows, by the name of the kind.
+        uncalibrated: the calibration without the fitted temperature, if there is one.
         confidence_in: what the confidences of ``calibration`` refer to: prediction, label or tag.
         figures: further plain values for ``report --json``.
     """
@@ -290,6 +291,7 @@ class ReportSections:
     groups: Mapping[str, MetricFormula] = field(default_factory=dict)
     confusion: Confusion | None = None
     calibration: Calibration | None = None
+    uncalibrated: Calibration | None = None
     confidence_in: str = "prediction"
     charts: tuple[Chart, ...] = ()
     examples: Examples | None = None

@@ -6,18 +6,19 @@
 Shape legend: L labels.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.errors import DataError
-from bert_tasks.metrics.classification import calibration
+from bert_tasks.metrics.calibration import COVERAGES, Calibration, calibration, coverage_curve
 from bert_tasks.metrics.formulas import accuracy_measure, class_measure, multilabel_measure, regression_measure
 from bert_tasks.tasks.base import labelled
+from bert_tasks.tasks.shared.calibration import ECE, CalibratedTask
 from bert_tasks.tasks.shared.report import (
     MOST_EXAMPLES,
     Axis,
@@ -44,6 +45,8 @@ Pairs = Sequence[tuple[Row, Any]]
 
 class RowReport(Report):
     """What a report shows of tasks that predict a class, several labels, a number or a choice for a row."""
+
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({ECE})
 
     @property
     def column(self) -> str:
@@ -136,8 +139,23 @@ class RowReport(Report):
             labels=names,
             confusion=Confusion.of(labels, predicted, names, "rows") if has_classes else None,
             calibration=calibration([result.score for result in results], correct),
+            uncalibrated=self._uncalibrated(pairs, correct),
+            charts=_coverage([result.score for result in results], correct) if self._is_calibrated else (),
             examples=self._mistakes(results, pairs),
         )
+
+    @property
+    def _is_calibrated(self) -> bool:
+        return isinstance(self.task, CalibratedTask) and self.task.calibration == "temperature"
+
+    def _uncalibrated(self, pairs: Pairs, correct: Sequence[bool]) -> Calibration | None:
+        """The calibration of the probabilities without the temperature, which is undone."""
+        if not self._is_calibrated:
+            return None
+        scores = [prediction.scores for _, prediction in pairs]
+        logs = [np.log(np.clip([*(s.values() if isinstance(s, Mapping) else s)], 1e-30, 1.0)) for s in scores]
+        powers = (np.exp((each - each.max()) * self.task.temperature) for each in logs)
+        return calibration([float(1 / each.sum()) for each in powers], correct)
 
     def _label_sections(self, pairs: Pairs) -> ReportSections:
         """Several labels for each row. A row is correct if all of its labels are."""
@@ -237,6 +255,24 @@ def _text(label: Any) -> str:
     if isinstance(label, str):
         return label
     return ", ".join(label) if label else "(none)"
+
+
+def _coverage(scores: Sequence[float], correct: Sequence[bool]) -> tuple[Chart, ...]:
+    """Returns the accuracy of the most confident predictions over their share of all rows."""
+    if not scores:
+        return ()
+    accuracies = [accuracy for _, accuracy in coverage_curve(scores, correct)]
+    points = tuple(zip(COVERAGES, accuracies, strict=True))
+    (share, accuracy) = points[len(points) // 2 - 1]
+    chart = Chart(
+        title="Accuracy by coverage",
+        description="Accuracy of the most confident rows: " + "; ".join(f"{x:.0%} {y:.3f}" for x, y in points),
+        x=Axis(name="share of the rows, the most confident first", low=0.0, high=1.0),
+        y=Axis.around("accuracy", accuracies),
+        lines=(Line(name="accuracy", points=points),),
+        note=f"The most confident {share:.0%} of the rows have an accuracy of {accuracy:.3f}.",
+    )
+    return (chart,)
 
 
 def _scatter(labels: Sequence[float], numbers: Sequence[float]) -> tuple[Chart, Chart]:

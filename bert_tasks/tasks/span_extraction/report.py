@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from bert_tasks.data.columns import Row
-from bert_tasks.metrics.classification import calibration
+from bert_tasks.metrics.calibration import calibration
 from bert_tasks.metrics.formulas import MetricFormula, answer_measure
 from bert_tasks.metrics.squad import answer_scores
 from bert_tasks.metrics.tables import MetricTable, metric_table

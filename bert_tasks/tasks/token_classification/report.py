@@ -6,10 +6,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.conll import entities, label_scheme, to_labels
-from bert_tasks.metrics.classification import calibration
+from bert_tasks.metrics.calibration import calibration
 from bert_tasks.metrics.formulas import Span, entity_measure, word_measure
 from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.tasks.base import labelled
+from bert_tasks.tasks.shared.calibration import ECE
 from bert_tasks.tasks.shared.report import (
     HUES,
     MOST_EXAMPLES,
@@ -40,7 +41,7 @@ class _Sentence(NamedTuple):
 class TokenReport(Report):
     """What a report shows of token classification."""
 
-    lower_is_better: ClassVar[frozenset[str]] = frozenset({"invalid_transitions"})
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"invalid_transitions", ECE})
 
     @property
     def _is_raw(self) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from statistics import fmean
 from typing import Any, ClassVar, Literal
 
@@ -34,10 +34,10 @@ from bert_tasks.data.words import located_words
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
-from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, labelled
+from bert_tasks.tasks.shared.calibration import CalibratedFitting, CalibratedTask
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.explanation import Explanation
-from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.lazy import (
     F,
@@ -174,11 +174,12 @@ class TokenFormats(Card, Rendering, HFConfig):
         return {"labels": names, "max_length": max_length, "doc_stride": min(self.task.doc_stride, max_length // 4)}
 
 
-class TokenFitting(Fitting, Windows):
+class TokenFitting(CalibratedFitting, Windows):
     """What training needs to know of token classification, and what its windows leave out."""
 
     task: "TokenClassification"
-    fields: ClassVar[tuple[str, ...]] = ("scheme",)
+    fields: ClassVar[tuple[str, ...]] = ("scheme", *CalibratedFitting.fields)
+    has_coverage: ClassVar[bool] = False
     sample: ClassVar[Literal["window"]] = "window"
 
     def fit_to_train(self, rows: Iterable[Row]) -> Any:
@@ -201,6 +202,20 @@ class TokenFitting(Fitting, Windows):
         check_names(fitted.labels, raw=fitted._label_scheme == "raw")
         return fitted
 
+    def labelled_logits(
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[tuple[Tensor, int]]:
+        """Of the words of rows whose tags the model has."""
+        index = {label: number for number, label in enumerate(self.task.labels)}
+        words = iter(self.task._word_logits(compact, features))
+        pairs = []
+        for row in rows:
+            logits = list(islice(words, len(row["words"])))
+            tags = [] if row.get("tags") is None else to_labels(row["tags"], self.task.labels)
+            if all(tag in index for tag in tags):
+                pairs += [(each, index[tag]) for each, tag in zip(logits, tags, strict=bool(tags))]
+        return pairs
+
     @property
     def needs_document_context(self) -> bool:
         return self.task.context_tokens > 0
@@ -218,7 +233,7 @@ class TokenFitting(Fitting, Windows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenClassification(Task[TokenPrediction]):
+class TokenClassification(CalibratedTask[TokenPrediction]):
     """Settings of token classification.
 
     Attributes:
@@ -266,6 +281,10 @@ class TokenClassification(Task[TokenPrediction]):
             raise ValueError(f"context_tokens is {self.context_tokens}, expected 0 (no context) or more")
         if self.crf and self.labelling != "first":
             raise ValueError(f"crf = true requires labelling = 'first', not {self.labelling!r}")
+        if self.crf and self.calibration != "none":
+            raise ValueError(
+                "crf = true has no temperature, because it scores sequences of tags: set calibration = 'none'"
+            )
 
     @property
     def _label_scheme(self) -> Scheme:
@@ -380,10 +399,7 @@ class TokenClassification(Task[TokenPrediction]):
         if self.crf:
             best, scores = self._crf_labels(compact, features, counts)
         else:
-            logits = torch.cat(list(compact))  # [R, L]; the first sub-word of each word counts: [W, L]
-            if self.labelling != "first":
-                firsts = [first for feature in features for first in word_starts(feature.get("word_ids"))]
-                logits = logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
+            logits = self.calibrated(self._word_logits(compact, features))
             highest = logits.argmax(dim=1)
             best, scores = highest.tolist(), logits.softmax(dim=1).gather(1, highest[:, None]).squeeze(1).tolist()
         is_raw, predictions = self._label_scheme == "raw", []
@@ -393,6 +409,14 @@ class TokenClassification(Task[TokenPrediction]):
             spans = () if is_raw else entity_spans(words, tags, word_scores, row.get("text"))
             predictions.append(TokenPrediction(words=words, tags=tags, scores=word_scores, entities=spans))
         return predictions
+
+    def _word_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+        """``[W, L]`` the logits of the first sub-word of each word."""
+        logits = torch.cat(list(compact))  # [R, L]
+        if self.labelling == "first":
+            return logits
+        firsts = [first for feature in features for first in word_starts(feature.get("word_ids"))]
+        return logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
 
     def _crf_labels(
         self, compact: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
@@ -427,7 +451,10 @@ class TokenClassification(Task[TokenPrediction]):
         if self._label_scheme != "raw":
             invalid = (invalid_transitions(tags, self._label_scheme) for _, tags in pairs)
             metrics["invalid_transitions"] = float(sum(invalid))
-        return metrics
+        scores = [score for _, one in labelled(rows, predictions, "tags") for score in one.scores]
+        expected = chain.from_iterable(to_labels(tags, self.labels) for tags, _ in pairs)
+        correct = [tag == label for tag, label in zip(chain.from_iterable(t for _, t in pairs), expected, strict=True)]
+        return metrics | self.calibration_metrics(scores, correct)
 
     def _as_compared(self, tags: Sequence[str]) -> list[str]:
         """The tags of a row in IOB2; as they are where the labels are raw."""
