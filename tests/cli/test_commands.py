@@ -501,6 +501,19 @@ def test_a_timeout_that_torch_cannot_represent_is_refused(timeout: str, run: Run
     assert "--dist-timeout" in message
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--abstain-below", "2"], "--abstain-below is 2.0, expected a number from 0 to 1"),
+        (["--abstain-below", "0.5", "--min-accuracy", "0.5"], "exclude each other"),
+        (["--min-accuracy", "0.5"], "--min-accuracy needs a model that was trained with"),
+        (["--abstain-below", "much"], "--abstain-below"),
+    ],
+)
+def test_wrong_limits_of_scores_are_refused(options: list[str], message: str, model: Path, run: Run) -> None:
+    assert message in failure(run("predict", model, "--text", "x", *options), 2)
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -179,7 +179,6 @@ class TokenFitting(CalibratedFitting, Windows):
 
     task: "TokenClassification"
     fields: ClassVar[tuple[str, ...]] = ("scheme", *CalibratedFitting.fields)
-    has_coverage: ClassVar[bool] = False
     sample: ClassVar[Literal["window"]] = "window"
 
     def fit_to_train(self, rows: Iterable[Row]) -> Any:
