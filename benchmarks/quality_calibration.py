@@ -58,7 +58,7 @@ def main() -> None:
     runs = []
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as folder:
-            settings = {"labels": ["0", "1"], "calibration": "temperature"}
+            settings: dict[str, Any] = {"labels": ["0", "1"], "calibration": "temperature"}
             model: TaskModel = TaskModel.from_pretrained(EMBEDDED, task="sequence-classification", **settings)
             fit(model, train, fitted, output_dir=folder, progress=False, seed=seed, **SETTINGS)
         temperature = cast("SequenceClassification", model.task).temperature

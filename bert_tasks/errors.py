@@ -25,16 +25,18 @@ def messages_with_options() -> Iterator[None]:
 def argument(name: str, value: Any = True) -> str:
     """Returns how the reader of a message passes an argument: in Python, or as an option of the command line.
 
+    With the value None, it is the name alone.
+
     Example:
         >>> argument("label_separator", "|")
         "label_separator='|'"
     """
     if not _speaks_options:
-        return f"{name}={value!r}"
+        return name if value is None else f"{name}={value!r}"
     option = f"--{name.replace('_', '-')}"
     if isinstance(value, Mapping):
         return " ".join(f"{option.removesuffix('s')} {key}={shlex.quote(text)}" for key, text in value.items())
-    return option if value is True else f"{option} {shlex.quote(str(value))}"
+    return option if value is True or value is None else f"{option} {shlex.quote(str(value))}"
 
 
 class BertTasksError(Exception):

@@ -105,6 +105,14 @@ def predict(
     min_accuracy: Annotated[
         float | None, typer.Option(metavar="SHARE", help="The same with the score that reached it in validation.")
     ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Labels for a model of entailment, e.g. sports,politics."),
+    ] = None,
+    hypothesis: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Sentence with {} for a label; default: This example is {}.")
+    ] = None,
+    multi_label: Annotated[bool, typer.Option("--multi-label", help="Decide about each of --labels alone.")] = False,
     quiet: Quiet = False,
     adapter: Adapter = None,
     dtype: Precision = "float32",
@@ -121,10 +129,17 @@ def predict(
 
     Example: bert-tasks predict runs/squad --text "Who sang?" --text-pair "Ada sang in Paris."
 
+    Example: bert-tasks predict runs/mnli new.csv --labels "sports,politics" --hypothesis "This text is about {}."
+
     Example: bert-tasks predict runs/cola --format glue --output submission
     """
     from bert_tasks.inference import predict_file
+    from bert_tasks.model.inputs import load_trained
 
+    if labels is None and (hypothesis is not None or multi_label):
+        raise typer.BadParameter(f"{'--multi-label' if hypothesis is None else '--hypothesis'} needs --labels")
+    if labels is not None and text_pair:
+        raise typer.BadParameter("--labels and --text-pair exclude each other: a text has the labels as second texts")
     if reading.format == "glue":
         from bert_tasks.glue_submission import glue_submission
 
@@ -140,9 +155,15 @@ def predict(
         abstain_below=abstain_below,
         min_accuracy=min_accuracy,
     )
-    loading |= {"adapter": adapter, "dtype": dtype}
+    loading |= {"adapter": adapter}
+    predictor: Any = model
+    if labels is not None:
+        options: dict[str, Any] = {} if hypothesis is None else {"hypothesis": hypothesis}
+        predictor = load_trained(model, data=source, reading=reading, ensembles=True, **loading)
+        predictor, loading = predictor.zero_shot(labels, multi_label=multi_label, **options), {}
+    loading |= {"dtype": dtype, "writing": writing, "reading": reading}
     with _rows_output(output, quiet=quiet) as (target, progress):
-        result = predict_file(model, source, target, progress=progress, writing=writing, reading=reading, **loading)
+        result = predict_file(predictor, source, target, progress=progress, **loading)
     _print_rows_result(result, "prediction", output)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from bert_tasks.checkpoints.hub import CONFIG, FOLDS, RUN_MODEL, RUN_SUMMARY, fo
 from bert_tasks.checkpoints.tokenizers import same_token_ids
 from bert_tasks.data.problems import first_few
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.errors import CheckpointError
+from bert_tasks.errors import CheckpointError, UsageError, argument
 from bert_tasks.model.fixed import FixedModel
 from bert_tasks.model.pretrained import check_one_task, check_trained
 from bert_tasks.model.task_model import ForwardFn, TaskModel
@@ -67,6 +67,9 @@ class EnsembleModel(FixedModel[PredictionT]):
         self._joins_windows = joins_windows(self.task, self.head)
         self.tokenizer, self.columns = first.require_tokenizer(), first.columns
         self.eval()
+
+    def zero_shot(self, labels: Sequence[str] | str, **options: Any) -> NoReturn:
+        raise UsageError(f"{argument('labels', None)}: {self.no_weights_reason}")
 
     def packed_logits(self, batch: PackedBatch) -> Any:
         return self.joined([cast("TaskModel", model).packed_logits for model in self.models])(batch)

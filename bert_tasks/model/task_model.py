@@ -6,6 +6,7 @@ that memory does not depend on the number of rows.
 Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R tokens that the head reads.
 """
 
+import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +46,7 @@ from bert_tasks.tasks.shared.notebook import Predictions
 from bert_tasks.tasks.shared.outputs import with_logits
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import Windows
+from bert_tasks.tasks.zero_shot import HYPOTHESIS, SequencePrediction, zero_shot_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -573,6 +575,35 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """
         return Predictions(self.predict_rows(as_rows(inputs, self.input_columns), logits=logits, explain=explain))
 
+    def zero_shot(
+        self, labels: Sequence[str] | str, *, hypothesis: str = HYPOTHESIS, multi_label: bool = False
+    ) -> "TaskModel[SequencePrediction]":
+        """Returns this model of pairs as a model of texts, for labels that it was not trained for.
+
+        It predicts and evaluates with the scores of transformers' pipeline ``zero-shot-classification``, and has the
+        weights of this model.
+
+        Args:
+            labels: Candidate labels, as a list or separated by commas.
+            hypothesis: The sentence that the text entails if a label applies, with ``{}`` for the label.
+            multi_label: Whether each label is decided alone, as with a single label. Default: one of the labels
+                applies.
+
+        Raises:
+            CheckpointError: The model does not read pairs, or no label begins with "entail".
+            UsageError: A label is empty or repeated, or the hypothesis has no ``{}`` or is too long.
+
+        Example:
+            >>> model.zero_shot(["sports", "politics"]).predict("The match ended in a draw.")
+        """
+        check_one_task(self.task)
+        task = zero_shot_task(self.task, self.hf_config, labels, hypothesis=hypothesis, multi_label=multi_label)
+        task.features((), self.require_tokenizer())  # checks the length of hypotheses
+        model = cast("TaskModel[SequencePrediction]", copy.copy(self))
+        names = [column.name for column in task.columns]
+        model.task, model.columns = task, {name: self.columns[name] for name in names if name in self.columns}
+        return model
+
     def predict_rows(
         self,
         rows: Iterable[Row],
@@ -598,9 +629,10 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
     def chunk_rows(self, *, explain: bool) -> int | None:
         """The number of rows that are predicted together; None: all, because a row's features depend on others."""
-        if Windows.of(self.task).needs_document_context:
+        windows = Windows.of(self.task)
+        if windows.needs_document_context:
             return None
-        return EXPLAINED_ROWS if explain else CHUNK_ROWS
+        return max(1, (EXPLAINED_ROWS if explain else CHUNK_ROWS) // windows.per_row)
 
     def predict_chunk(
         self, rows: Sequence[Row], *, forward_fn: ForwardFn | None = None, logits: bool = False, explain: bool = False

@@ -7,7 +7,8 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import reduce
 from importlib.resources import files
@@ -21,7 +22,7 @@ from pydantic import TypeAdapter
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
-from bert_tasks.errors import DataError, NotFiniteScoresError
+from bert_tasks.errors import CheckpointError, DataError, NotFiniteScoresError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
 from bert_tasks.serving.gate import DISCONNECTED, PREDICT, Gate
@@ -31,13 +32,16 @@ from bert_tasks.serving.requests import (
     BodyReader,
     answers_schema,
     body_error,
+    option_error,
     parsed_body,
     request_schema,
+    requested_labels,
     source_columns,
 )
 from bert_tasks.storage import sha256
-from bert_tasks.tasks.base import Prediction
+from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.zero_shot import zero_shot_task
 
 T = TypeVar("T")
 Served = Mapping[str, tuple[TaskModel, Batcher]]  # by the name of the adapter; "": the base
@@ -83,12 +87,20 @@ def _named(served: Served, name: object, location: str) -> tuple[TaskModel, Batc
     return served[name]
 
 
+def _request_tasks(model: TaskModel) -> list[Task]:
+    """Returns the task of a model and, if the model knows entailment, the task of labels in a request."""
+    with suppress(CheckpointError, UsageError):
+        return [model.task, zero_shot_task(model.task, model.hf_config, ["label"])]
+    return [model.task]
+
+
 def _add_predict(app: FastAPI, served: Served, limits: Limits) -> None:
     adapters, models = [*filter(None, served)], [model for model, _ in served.values()]
     rows = Card.of(models[0].task).example_rows
     examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
     pointer = f"#/paths/{PREDICT.replace('/', '~1')}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
-    schemas = {type(each.task): request_schema(each.task, limits, each.columns, adapters) for each in models}
+    tasks = [(task, each.columns) for each in models for task in _request_tasks(each)]
+    schemas = {type(task): request_schema(task, limits, columns, adapters) for task, columns in tasks}
     schema = TypeAdapter(reduce(or_, schemas.values())).json_schema(ref_template=pointer)
     content = {"application/json": {"schema": schema, "examples": examples}}
     readers = {
@@ -96,12 +108,18 @@ def _add_predict(app: FastAPI, served: Served, limits: Limits) -> None:
     }
     threads = asyncio.Lock()
 
-    def read(body: bytes, content_type: str) -> tuple[Batcher, list[Row], bool]:
+    def read(body: bytes, content_type: str) -> tuple[Batcher, Task | None, list[Row], bool]:
         content, name = parsed_body(body, content_type), None
         if adapters and isinstance(content, dict):
             name = content.pop(ADAPTER, None)
         model, batcher = _named(served, name, "body")
-        return batcher, *readers[id(model)].rows(content)
+        task = requested_labels(content, model, limits)
+        if task is None:
+            return batcher, None, *readers[id(model)].rows(content)
+        rows, several = BodyReader(task, limits, model.columns, has_adapters=bool(adapters)).rows(content)
+        if len(rows) * len(task.labels) > limits.rows:
+            raise body_error((), f"{len(rows)} rows x {len(task.labels)} labels, at most {limits.rows} pairs are read")
+        return batcher, task, rows, several
 
     async def call(body: bytes, work: Callable[[], T]) -> T:
         """Works for large bodies in a thread, one at a time: each holds the interpreter's lock for long."""
@@ -120,13 +138,13 @@ def _add_predict(app: FastAPI, served: Served, limits: Limits) -> None:
     async def predict(request: Request, explain: bool = False) -> Response:
         """With `explain=true` the prediction for one row has an `explanation`, if the model has explanations."""
         body, content_type = request.scope["body"], request.headers.get("content-type", "")
-        batcher, rows, several = await call(body, lambda: read(body, content_type))
-        problem = batcher.no_explanations
+        batcher, task, rows, several = await call(body, lambda: read(body, content_type))
+        problem = batcher.no_explanations if task is None else "predictions of labels in a request are not explained"
         if len(rows) > 1:
             problem = f"one row can be explained, the request has {len(rows)}; send a request for each of them"
         if explain and problem is not None:
             raise HTTPException(422, [{"loc": ["query", "explain"], "msg": problem, "type": "value_error"}])
-        predictions = await _answers(request, batcher, limits, rows, explain=explain)
+        predictions = await _answers(request, batcher.answer(rows, explain=explain, task=task), limits)
 
         def encode() -> bytes:
             answers = [prediction.to_json() for prediction in predictions]
@@ -193,10 +211,10 @@ def encoded(content: Any) -> bytes:
 
 
 async def _answers(
-    request: Request, batcher: Batcher, limits: Limits, rows: Sequence[Row], *, explain: bool
+    request: Request, predictions: Coroutine[Any, Any, Sequence[Prediction]], limits: Limits
 ) -> Sequence[Prediction]:
     """The predictions. If the client disconnects or time is up first, the request is removed from the queue."""
-    answer = asyncio.ensure_future(batcher.answer(rows, explain=explain))
+    answer = asyncio.ensure_future(predictions)
     answer.add_done_callback(retrieve_exception)
     gone = asyncio.ensure_future(request.receive())
     try:
@@ -205,6 +223,8 @@ async def _answers(
             return answer.result()
     except DataError as error:  # which a task finds only when it makes features
         raise body_error((), str(error)) from None
+    except UsageError as error:  # a hypothesis that is too long
+        raise option_error(error) from None
     except QueueFullError:
         detail = f"the queue is full ({counted(limits.queue, 'request')}); try again in a moment"
         raise HTTPException(429, detail, headers={"Retry-After": "1"}) from None

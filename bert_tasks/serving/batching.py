@@ -18,7 +18,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import GivenUpError, UsageError
 from bert_tasks.model.explanation import explainable_task
 from bert_tasks.model.task_model import ForwardFn, TaskModel
-from bert_tasks.tasks.base import Feature, Prediction
+from bert_tasks.tasks.base import Feature, Prediction, Task
 from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.tasks.shared.rendering import Rendering
 
@@ -38,6 +38,7 @@ class _Request:
     """One request. Whoever waits for ``answer`` may cancel it."""
 
     rows: Sequence[Row]
+    task: Task
     arrived: float
     answer: asyncio.Future[Sequence[Prediction]]
     features: Sequence[Feature] = ()
@@ -102,8 +103,15 @@ class Batcher:
         for executor in (self._tokenizing, self._running, self._explaining):
             executor.shutdown(wait=False, cancel_futures=True)
 
-    async def answer(self, rows: Sequence[Row], *, explain: bool = False) -> Sequence[Prediction]:
+    async def answer(
+        self, rows: Sequence[Row], *, explain: bool = False, task: Task | None = None
+    ) -> Sequence[Prediction]:
         """One prediction per validated row, in row order. Cancelling it removes the request from the queue.
+
+        Args:
+            rows: Rows of the task.
+            explain: Whether the predictions have explanations.
+            task: A task that reads the logits of the model in another way. Default: the task of the model.
 
         Raises:
             QueueFullError: Too many other requests are waiting.
@@ -111,7 +119,7 @@ class Batcher:
         if (self._explanations if explain else self.waiting) >= self._max_queue:
             raise QueueFullError
         if not explain:
-            return await self._predicted(rows)
+            return await self._predicted(rows, self._model.task if task is None else task)
         self._explanations += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(
@@ -120,14 +128,14 @@ class Batcher:
         finally:
             self._explanations -= 1
 
-    async def _predicted(self, rows: Sequence[Row]) -> Sequence[Prediction]:
+    async def _predicted(self, rows: Sequence[Row], task: Task) -> Sequence[Prediction]:
         loop, model = asyncio.get_running_loop(), self._model
-        request = _Request(rows=rows, arrived=loop.time(), answer=loop.create_future())
+        request = _Request(rows=rows, task=task, arrived=loop.time(), answer=loop.create_future())
         request.answer.add_done_callback(retrieve_exception)  # the client may disconnect before it fails
         self.waiting += 1
         try:
             request.features = await loop.run_in_executor(
-                self._tokenizing, checked_features, model.task, rows, model.require_tokenizer(), model.config
+                self._tokenizing, checked_features, task, rows, model.require_tokenizer(), model.config
             )
             self._requests.append(request)
             self._arrived.set()
@@ -195,9 +203,12 @@ class Batcher:
         features = [feature for request in requests for feature in request.features]
         room = max(self._tokens, self._model.batch_tokens)
         compact = iter(self._model.forward_windows(features, max_tokens=room, forward_fn=logits))
-        task, tokenizer = self._model.task, self._model.require_tokenizer()
+        tokenizer = self._model.require_tokenizer()
         answers: list[Sequence[Prediction]] = []
         for request in requests:
-            predictions = task.decode([next(compact) for _ in request.features], request.features, request.rows)
+            task, windows = request.task, [next(compact) for _ in request.features]
+            if task is not self._model.task:
+                windows = [*task.compact_logits(windows, request.features)]
+            predictions = task.decode(windows, request.features, request.rows)
             answers.append(Rendering.of(task).with_texts(predictions, tokenizer))
         return answers

@@ -18,12 +18,16 @@ from pydantic import Field, PydanticUserError, TypeAdapter, create_model
 from bert_tasks.data.columns import Column, Row, complete_row, rename_row
 from bert_tasks.data.problems import RowError
 from bert_tasks.data.validator import RowValidator
+from bert_tasks.errors import BertTasksError, CheckpointError, UsageError
+from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.limits import Limits
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.zero_shot import HYPOTHESIS, ZeroShotClassification, zero_shot_task
 
 INPUTS = "inputs"  # the key of several rows
+LABELS = "labels"  # the key of labels that a model of entailment was not trained for
 ADAPTER = "adapter"  # the key that chooses a model, if there are several
 _LONGEST_KEY = 100
 _NO_OBJECT = "expected an object with the task's columns, sent as application/json"
@@ -80,6 +84,36 @@ class BodyReader:
             if length > self._limits.characters:
                 raise body_error((*path, name), f"{length} characters, at most {self._limits.characters} are read")
         return row
+
+
+def requested_labels(content: Any, model: TaskModel, limits: Limits) -> ZeroShotClassification | None:
+    """Removes the labels of a request and their options from it, and returns the task that predicts them.
+
+    Returns None for a request without labels, or with labels in a column that the model's task has.
+    """
+    columns = {column.name for column in model.task.columns}.union(model.columns.values())
+    if not isinstance(content, dict) or LABELS not in content or LABELS in columns:
+        return None
+    labels, multi_label = content.pop(LABELS), content.pop("multi_label", False)
+    if not isinstance(labels, list) or not 0 < len(labels) <= limits.rows:
+        raise body_error((LABELS,), f"expected a list of 1 to {limits.rows} texts")
+    if not isinstance(multi_label, bool):
+        raise body_error(("multi_label",), "expected true or false")
+    options = {"hypothesis": content.pop("hypothesis", HYPOTHESIS), "multi_label": multi_label}
+    try:
+        task = zero_shot_task(model.task, model.hf_config, labels, **options)
+    except (CheckpointError, UsageError) as error:
+        raise option_error(error) from None
+    length = len(task.hypothesis) + max(map(len, labels))
+    if length > limits.characters:
+        raise body_error(("hypothesis",), f"{length} characters, at most {limits.characters} are read")
+    return task
+
+
+def option_error(error: BertTasksError) -> HTTPException:
+    """The response to a wrong option, whose name is at the start of the message."""
+    name, _, message = str(error).removeprefix("--").partition(": ")
+    return body_error((name,), message)
 
 
 def _length(value: Any) -> int:
@@ -143,5 +177,9 @@ def request_schema(
     row: Any = create_model("Row", __doc__=description, **fields)
     inputs: Any = (Annotated[list[row], Field(min_length=1, max_length=limits.rows)], ...)
     adapter: Any = {ADAPTER: (Literal[tuple(adapters)] | None, None)} if adapters else {}
-    single = create_model("AdaptedRow", __base__=row, **adapter) if adapters else row
-    return single | create_model("Rows", __doc__="Several rows.", inputs=inputs, **adapter)
+    more: Any = {}
+    if isinstance(task, ZeroShotClassification):
+        labels = Annotated[list[str], Field(min_length=1, max_length=limits.rows)]
+        more = {LABELS: (labels, ...), "hypothesis": (str, HYPOTHESIS), "multi_label": (bool, False)}
+    single = create_model("AdaptedRow", __base__=row, **adapter, **more) if adapters or more else row
+    return single | create_model("Rows", __doc__="Several rows.", inputs=inputs, **adapter, **more)

@@ -22,7 +22,7 @@ from bert_tasks.cli.models import rows_progress
 from bert_tasks.cli.options import write_options
 from bert_tasks.inference import evaluation, prediction
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import SequenceClassification
+from bert_tasks.tasks import PairClassification, SequenceClassification
 from bert_tasks.tasks.base import LossTerm
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
@@ -109,6 +109,13 @@ def base(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.Te
 def model(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     TaskModel.from_pretrained(base, task=SequenceClassification(labels=LABELS, max_length=32)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, labels = tmp_path_factory.mktemp("pairs"), ("contradiction", "entailment", "neutral")
+    TaskModel.from_pretrained(base, task=PairClassification(labels=labels, max_length=32)).save_pretrained(folder)
     return folder
 
 
@@ -320,6 +327,54 @@ class TestPredict:
         assert run("evaluate", model, data).code == 0
         assert asked == ["int8", "int8", "float32"]
         assert "int4" in failure(run("predict", model, data, "--output", output, "--dtype", "int4"), 2)
+
+
+ABOUT = ("--labels", "calm,glad,the weather", "--hypothesis", "This text is about {}.")
+WRONG_LABELS: list[tuple[tuple[str, ...], int, str]] = [
+    (("--hypothesis", "It is {}."), 2, "--hypothesis needs --labels"),
+    (("--multi-label",), 2, "--multi-label needs --labels"),
+    (("--labels", ""), 2, "--labels: there are no labels. Write them as 'sports,politics'."),
+    (("--labels", " , "), 2, "--labels: there are no labels. Write them as 'sports,politics'."),
+    (("--labels", "a,b,a"), 2, "--labels: labels 1 and 3 are equal. Write each label once."),
+    (("--labels", "a\udcff"), 2, "--labels: "),
+    ((*ABOUT[:3], "It is so."), 2, "--hypothesis: it needs {} for the label, once. Write it as 'This example is {}.'"),
+    ((*ABOUT[:3], "{} or {}"), 2, "--hypothesis: it needs {} for the label, once."),
+    ((*ABOUT[:3], "a " * 60 + "{}"), 2, "--hypothesis: with a label it leaves no room for the text in max_length = 32"),
+    ((*ABOUT, "--explain"), 2, "zero-shot-classification gives no explanations"),
+    ((*ABOUT, "--text-pair", "b"), 2, "--labels and --text-pair exclude each other"),
+]
+
+
+class TestZeroShot:
+    @pytest.mark.parametrize("options", [(), ("--multi-label",)])
+    def test_predicts_labels_of_the_command_line(
+        self, pairs: Path, data: Path, options: tuple[str, ...], tmp_path: Path, run: Run
+    ) -> None:
+        names = ABOUT[1].split(",")
+        model = TaskModel.from_pretrained(pairs).zero_shot(names, hypothesis=ABOUT[3], multi_label=bool(options))
+        expected = [one.to_json() for one in model.predict(LINES)]
+        result = run("predict", pairs, data, *ABOUT, *options, "--keep-columns", "none", "-o", tmp_path / "out.jsonl")
+        assert result.code == 0, result.err
+        answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert [list(answer) for answer in answers] == [list(one) for one in expected]
+        assert [answer["label"] for answer in answers] == [one["label"] for one in expected]
+        assert answers[3]["scores"] == pytest.approx(expected[3]["scores"], abs=1e-5)
+        assert run("predict", pairs, "--text", LINES[3], *ABOUT, *options, "-o", tmp_path / "text.jsonl").code == 0
+        answer = json.loads((tmp_path / "text.jsonl").read_text())
+        assert answer["scores"] == pytest.approx(expected[3]["scores"], abs=1e-5)
+
+    @pytest.mark.parametrize(("options", "code", "message"), WRONG_LABELS)
+    def test_wrong_options(self, pairs: Path, options: tuple[str, ...], code: int, message: str, run: Run) -> None:
+        assert message in failure(run("predict", pairs, "--text", "a", *options), code)
+
+    def test_other_models(self, base: Path, model: Path, tmp_path: Path, run: Run) -> None:
+        message = failure(run("predict", model, "--text", "a", *ABOUT), 4)
+        assert "--labels: the model must be one of pair-classification, not of sequence-classification" in message
+        TaskModel.from_pretrained(base, task=PairClassification(labels=("no", "yes"), max_length=9)).save_pretrained(
+            tmp_path
+        )
+        message = failure(run("predict", tmp_path, "--text", "a", *ABOUT), 4)
+        assert "--labels: the model needs a label that begins with 'entail'. Its labels: no, yes" in message
 
 
 class TestCheckAndInspect:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from bert_tasks.data.columns import Row
-from bert_tasks.errors import UsageError
+from bert_tasks.errors import UsageError, argument
 from bert_tasks.metrics.calibration import calibration, coverage_curve, fit_temperature
 from bert_tasks.tasks.base import Feature, PredictionT, Task, require
 from bert_tasks.tasks.shared.fitting import Fitting
@@ -53,15 +53,10 @@ class CalibratedTask(Task[PredictionT]):
 
 
 class CalibratedFitting(Fitting):
-    """Fits the temperature of a task.
-
-    Attributes:
-        has_coverage: A row has one prediction, so that predictions of low confidence can be rejected.
-    """
+    """Fits the temperature of a task, and the scores of the most confident rows if a row has one label."""
 
     task: CalibratedTask[Any]
     fields: ClassVar[tuple[str, ...]] = ("temperature", "coverage_scores", "coverage_accuracies")
-    has_coverage: ClassVar[bool] = True
 
     @property
     def calibrates(self) -> bool:
@@ -72,7 +67,7 @@ class CalibratedFitting(Fitting):
         if not pairs:
             return self.task
         temperature = fit_temperature([logits.double().numpy() for logits, _ in pairs], [label for _, label in pairs])
-        if not self.has_coverage:
+        if self.sample == "window":  # the labels are of words
             return replace(self.task, temperature=temperature)
         best = [(logits / temperature).softmax(dim=0).max(dim=0) for logits, _ in pairs]
         correct = [int(index) == label for (_, index), (_, label) in zip(best, pairs, strict=True)]
@@ -100,27 +95,20 @@ def abstention_score(task: Task[Any], *, abstain_below: float | None, min_accura
     """
     if abstain_below is None and min_accuracy is None:
         return 0.0
-    option = "abstain_below" if min_accuracy is None else "min_accuracy"
-    value = abstain_below if min_accuracy is None else min_accuracy
+    names = [argument(name, None) for name in ("abstain_below", "min_accuracy")]
+    option, value = (names[0], abstain_below) if min_accuracy is None else (names[1], min_accuracy)
     reject = partial(require, error=UsageError)
-    reject(abstain_below is None or min_accuracy is None, "abstain_below and min_accuracy exclude each other")
+    reject(abstain_below is None or min_accuracy is None, f"{' and '.join(names)} exclude each other")
     reject(value is not None and 0 <= value <= 1, f"{option} is {value}, expected a number from 0 to 1")
-    fitting = Fitting.of(task)
-    if (
-        not isinstance(fitting, CalibratedFitting)
-        or not fitting.has_coverage
-        or task.output_kind in ("sigmoid", "value")
-    ):
+    has_label = Fitting.of(task).sample == "row" and task.output_kind in ("softmax", "choice")
+    if not isinstance(task, CalibratedTask) or not has_label:
         raise UsageError(f"{option} needs predictions with one label for each row, unlike this model's")
     if abstain_below is not None:
         return abstain_below
-    curve = list(zip(fitting.task.coverage_scores, fitting.task.coverage_accuracies, strict=True))
-    reject(bool(curve), "min_accuracy needs a model that was trained with settings.calibration = 'temperature'")
+    curve = list(zip(task.coverage_scores, task.coverage_accuracies, strict=True))
+    reject(bool(curve), f"{option} needs a model that was trained with settings.calibration = 'temperature'")
     scores = [score for score, accuracy in curve if min_accuracy is not None and accuracy >= min_accuracy]
-    reject(
-        bool(scores),
-        f"min_accuracy is {value}, and no share of the validation rows reached it",
-    )
+    reject(bool(scores), f"{option} is {value}, and no share of the validation rows reached it")
     return min(scores)
 
 

@@ -43,6 +43,7 @@ def encoded_texts(
     max_length: int,
     overlap: int | None = None,
     offsets: bool = False,
+    only_first: bool = False,
 ) -> Any:
     """The tokenizer's encoding of texts, or of pairs. Special tokens written in a text stay plain characters.
 
@@ -51,10 +52,11 @@ def encoded_texts(
         max_length: Maximum length in tokens. Longer texts are cut.
         overlap: Number of tokens that windows of a text share. None: each text is one window.
         offsets: Return the characters of each token, too.
+        only_first: Cut the first texts of pairs only. Default: the longer text of each pair.
     """
     return tokenizer(
         *texts,
-        truncation=True,
+        truncation="only_first" if only_first else True,
         max_length=max_length,
         stride=0 if overlap is None else overlap,
         return_overflowing_tokens=overlap is not None,

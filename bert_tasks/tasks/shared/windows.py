@@ -28,6 +28,11 @@ class Windows(Part):
         return False
 
     @property
+    def per_row(self) -> int:
+        """The number of windows of a short row. Chunks of prediction have fewer rows if it is larger."""
+        return 1
+
+    @property
     def libraries(self) -> tuple[str, ...]:
         """Libraries whose versions decide what the features are. The key of the cache contains them."""
         return ()

@@ -1,0 +1,185 @@
+"""Classification by entailment: labels without training, from a model that says if a text entails another one.
+
+Each label becomes a hypothesis, and the model reads the text with every hypothesis (Yin, Hay and Roth,
+arXiv:1909.00161). Scores equal the scores of transformers' pipeline ``zero-shot-classification``.
+
+Shape legend: B sequences (pairs), S samples (rows), L labels, C labels of the model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from bert_tasks.data.cells import parse_text
+from bert_tasks.data.columns import Row
+from bert_tasks.data.problems import RowError, first_few
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.errors import CheckpointError, UsageError, argument
+from bert_tasks.families import CONFIG_KEY
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Task
+from bert_tasks.tasks.pair_classification import PairClassification
+from bert_tasks.tasks.sequence_classification.task import (
+    SequenceClassification,
+    TextClassification,
+    TextFormats,
+    TextReport,
+)
+from bert_tasks.tasks.sequence_classification.task import SequencePrediction as SequencePrediction
+from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
+from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor, torch
+from bert_tasks.tasks.shared.windows import Windows
+
+HYPOTHESIS = "This example is {}."  # the default of transformers' pipeline
+
+
+class ZeroShotFormats(TextFormats):
+    """What a request to the server must not hold."""
+
+    rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"text_pair": "a text with labels has no second text: leave out text_pair"}
+    )
+
+
+class ZeroShotWindows(Windows):
+    """The pairs of a row."""
+
+    @property
+    def per_row(self) -> int:
+        return len(self.task.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotClassification(TextClassification):
+    """Settings of classification by entailment. The probability of a label is a softmax of logits of its hypothesis.
+
+    One label: over the entailment logits of all labels. Several labels, or a single candidate: over entailment and
+    contradiction.
+
+    Attributes:
+        hypothesis: The second text of a pair, with ``{}`` for the label.
+        entailment: The index of the model's label of entailment.
+    """
+
+    name: ClassVar[str] = "zero-shot-classification"
+    parts: ClassVar[tuple[type[Part], ...]] = (ZeroShotWindows, ZeroShotFormats, TextReport)
+    hypothesis: str
+    entailment: int
+
+    @property
+    def output_kind(self) -> OutputKind:
+        return "choice"
+
+    def head(self, config: EncoderConfig) -> Head:
+        raise UsageError("a model with labels that it was not trained for is neither trained nor saved")
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """One window for each label. Only the text is cut, as in transformers' pipeline.
+
+        Raises:
+            UsageError: A hypothesis leaves no token for the text.
+        """
+        hypotheses = [self.hypothesis.replace("{}", label) for label in self.labels]
+        alone = encoded_texts([[""] * len(hypotheses), hypotheses], tokenizer, max_length=self.max_length)
+        if max(map(len, alone["input_ids"])) >= self.max_length:
+            message = f"with a label it leaves no room for the text in max_length = {self.max_length} tokens"
+            raise UsageError(f"{argument('hypothesis', None)}: {message}")
+        if not rows:
+            return []
+        texts = [[row["text"] for row in rows for _ in hypotheses], hypotheses * len(rows)]
+        encoding = encoded_texts(texts, tokenizer, max_length=self.max_length, only_first=True)
+        lost = lost_tokens(texts, encoding["input_ids"], tokenizer, self.max_length)
+        return [
+            Feature(
+                row=position // len(hypotheses),
+                input_ids=input_ids,
+                token_type_ids=encoding["token_type_ids"][position],
+                labels=None if position % len(hypotheses) else self._labels(rows[position // len(hypotheses)]),
+                lost_tokens=lost.get(position, 0),
+            )
+            for position, input_ids in enumerate(encoding["input_ids"])
+        ]
+
+    def _label_logits(self, logits: Tensor) -> Tensor:
+        """``[B, C] -> [B]`` Returns the logit of each pair's label, whose softmax or sigmoid is its probability."""
+        entailment = logits.select(-1, self.entailment)
+        if self.problem_type == "single_label_classification":
+            return entailment
+        # The pipeline, too, takes the first label of the model for contradiction, or the last after entailment.
+        return entailment - logits.select(-1, 0 if self.entailment else -1)
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
+        return super().loss(self._label_logits(logits).view(-1, len(self.labels)), batch)
+
+    def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
+        return self._label_logits(torch.stack(list(logits))).unsqueeze(-1).unbind()
+
+    def decode(
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[SequencePrediction]:
+        samples = torch.cat(list(compact)).view(-1, len(self.labels)).unbind() if rows else ()  # S x [L]
+        return super().decode(samples, features, rows)
+
+
+def zero_shot_task(
+    task: Task,
+    hf_config: Mapping[str, Any],
+    labels: Sequence[str] | str,
+    *,
+    hypothesis: str = HYPOTHESIS,
+    multi_label: bool = False,
+) -> ZeroShotClassification:
+    """Returns the task that predicts other labels with a model of pairs.
+
+    Args:
+        task: The task of the model.
+        hf_config: Its config.json. A folder of transformers does not say how many texts its classifier reads.
+        labels: The candidates, as a list or separated by commas.
+        hypothesis: A sentence with ``{}`` for the label.
+        multi_label: Whether each label is decided alone.
+
+    Raises:
+        CheckpointError: The model does not read pairs, or has no label of entailment.
+        UsageError: The labels or the hypothesis cannot be used, or the text would be read in windows.
+    """
+    option = argument("labels", None)
+    classes: tuple[type[TextClassification], ...] = PairClassification, SequenceClassification
+    if not isinstance(task, classes[:1] if CONFIG_KEY in hf_config else classes):
+        raise CheckpointError(f"{option}: the model must be one of {PairClassification.name}, not of {task.name}")
+    entailment = next((index for index, label in enumerate(task.labels) if label.lower().startswith("entail")), None)
+    if entailment is None:
+        known_labels = first_few(task.labels, 5) if task.labels else "none"
+        raise CheckpointError(
+            f"{option}: the model needs a label that begins with 'entail'. Its labels: {known_labels}"
+        )
+    if task.overlap is not None:
+        raise UsageError(f"{option}: texts are not read in windows. Set long_texts = 'truncate'")
+    try:
+        names = _label_names(labels)
+        option = argument("hypothesis", None)
+        if parse_text(hypothesis).count("{}") != 1:
+            raise RowError("it needs {} for the label, once", f"Write it as {HYPOTHESIS!r}.")
+    except RowError as error:
+        raise UsageError(f"{option}: {error}") from None
+    is_single = len(names) > 1 and not multi_label  # a softmax over a single label would always be 1
+    return ZeroShotClassification(
+        labels=names,
+        max_length=task.max_length,
+        pooling=task.pooling,
+        problem_type="single_label_classification" if is_single else "multi_label_classification",
+        hypothesis=hypothesis,
+        entailment=entailment,
+    )
+
+
+def _label_names(labels: Sequence[str] | str) -> tuple[str, ...]:
+    """Returns the labels; raises RowError, without the labels, if they cannot be used."""
+    if isinstance(labels, str):
+        labels = [label.strip() for label in labels.split(",") if label.strip()]
+    labels = list(labels)
+    if not labels or not all(parse_text(label).strip() for label in labels):
+        raise RowError("a label is empty" if labels else "there are no labels", "Write them as 'sports,politics'.")
+    for number, label in enumerate(labels):
+        if (first := labels.index(label)) < number:
+            raise RowError(f"labels {first + 1} and {number + 1} are equal", "Write each label once.")
+    return tuple(labels)
