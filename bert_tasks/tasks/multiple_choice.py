@@ -178,11 +178,8 @@ class ChoiceExplainable(Explainable):
 class ChoiceFitting(CalibratedFitting):
     """What training needs to know of multiple choice."""
 
-    def labelled_logits(
-        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
-    ) -> list[tuple[Tensor, int]]:
-        pairs = zip(_row_logits(compact, features), rows, strict=True)
-        return [(logits, row[LABEL]) for logits, row in pairs if row.get(LABEL) is not None]
+    def label_of(self, row: Row) -> int | None:
+        return row.get(LABEL)
 
 
 class ChoiceReport(RowReport):
@@ -279,7 +276,7 @@ class MultipleChoice(CalibratedTask[ChoicePrediction]):
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[ChoicePrediction]:
         predictions = []
-        for logits, row in zip(_row_logits(compact, features), rows, strict=True):
+        for logits, row in zip(self.row_logits(compact, features), rows, strict=True):
             scores = self.calibrated(logits).softmax(dim=0).tolist()
             best = max(range(len(scores)), key=scores.__getitem__)
             prediction = ChoicePrediction(
@@ -288,16 +285,15 @@ class MultipleChoice(CalibratedTask[ChoicePrediction]):
             predictions.append(prediction)
         return predictions
 
+    def row_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
+        """``S x [C]`` the logits of the choices of each row."""
+        return [torch.cat([compact[window] for window in windows]) for windows in windows_by_row(features)]
+
     def metrics(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> dict[str, float]:
         pairs = labelled(rows, predictions, LABEL)
         correct = [one.label == row[LABEL] for row, one in pairs]
         error = self.calibration_metrics([one.score for _, one in pairs], correct)
         return {"accuracy": sum(correct) / len(correct)} | error if correct else {}
-
-
-def _row_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
-    """``S x [C]`` the logits of the choices of each row."""
-    return [torch.cat([compact[window] for window in windows]) for windows in windows_by_row(features)]
 
 
 def _ending(question: str | None, choice: str) -> str:

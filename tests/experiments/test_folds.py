@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bert_tasks import TaskModel, batch_predictor, evaluate, load_recipe, predict, train
 from bert_tasks.cli import main
@@ -24,6 +25,7 @@ from bert_tasks.experiments.folds import (
 )
 from bert_tasks.experiments.seeds import train_seeds
 from bert_tasks.inference import predict_file
+from bert_tasks.metrics.calibration import fit_temperature
 from bert_tasks.recipe.schema import Recipe
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import gather, with_file_columns
@@ -82,6 +84,31 @@ def test_every_row_is_predicted_once_by_a_model_that_did_not_see_it(finished: tu
         for row, again in zip(held_out, model.predict([{"text": row["text"]} for row in held_out]), strict=True):
             assert row["label"] == again.label
             assert row["score"] == pytest.approx(again.score, abs=1e-5)
+
+
+def test_the_mean_of_the_folds_has_the_temperature_of_all_rows(tmp_path: Path, checkpoint: Path) -> None:
+    settings = 'calibration = "temperature"\n'
+    result = train_folds(load_recipe(write(tmp_path, checkpoint, settings=settings, epochs=4)), progress=False)
+    folder, names = result.output_dir, result.task.labels
+    models = [TaskModel.from_pretrained(folder / f"fold-{fold}" / "model") for fold in (1, 2, 3)]
+    logits, labels = [], []
+    for row in lines_of(folder / "out_of_fold.jsonl"):
+        (prediction,) = models[int(str(row["fold"])) - 1].predict({"text": row["text"]}, logits=True)
+        logits.append(prediction.logits)
+        labels.append(names.index(str(row["input.label"])))
+    temperature = json.loads((folder / "folds.json").read_text("utf-8"))["fitted"]["temperature"]
+    assert temperature == pytest.approx(fit_temperature(logits, labels), rel=1e-3)
+    assert temperature not in [model.task.temperature for model in models]
+    (prediction,) = predict(folder, ["a sunny day"])
+    each = [torch.tensor(model.predict("a sunny day", logits=True)[0].logits) / temperature for model in models]
+    expected = torch.stack([one.softmax(0) for one in each]).mean(0)
+    assert list(prediction.scores.values()) == pytest.approx(expected.tolist(), abs=1e-6)
+    assert "ece" in result.metrics
+    assert predict(folder, ["a sunny day"], abstain_below=1.0)[0].label is None
+    content = json.loads((folder / "folds.json").read_text("utf-8"))
+    (folder / "folds.json").write_text(json.dumps({**content, "fitted": {"temperature": "hot"}}), "utf-8")
+    with pytest.raises(CheckpointError, match=r"folds\.json: damaged"):
+        predict(folder, ["a sunny day"])
 
 
 def test_columns_of_the_row_come_first(finished: tuple[FoldsResult, Recipe]) -> None:

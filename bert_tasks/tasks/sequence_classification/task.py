@@ -176,12 +176,8 @@ class TextFitting(CalibratedFitting):
         has_remedy = self.task.problem_type != _REGRESSION and self.task.class_weights is None
         return ('class_weights = "balanced"',) if has_remedy else ()
 
-    def labelled_logits(
-        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
-    ) -> list[tuple[Tensor, int]]:
-        index = {label: number for number, label in enumerate(self.task.labels)}
-        pairs = zip(self.task._row_logits(compact, features), rows, strict=True)
-        return [(logits, index[row["label"]]) for logits, row in pairs if row.get("label") is not None]
+    def label_of(self, row: Row) -> int | None:
+        return None if row.get("label") is None else self.task.labels.index(row["label"])
 
     def tune_on_validation(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> Any:
         """Several labels: the threshold of each label that gives it the best F1 on these rows."""
@@ -437,7 +433,7 @@ class TextClassification(CalibratedTask[SequencePrediction]):
     ) -> list[SequencePrediction]:
         if not rows:
             return []
-        samples = self._row_logits(compact, features)
+        samples = self.row_logits(compact, features)
         if self.problem_type == _REGRESSION:
             return [SequencePrediction(label=None, score=value, scores={}) for value in samples[:, 0].tolist()]
         is_multi_label, predictions = self.problem_type == _MULTI_LABEL, []
@@ -456,7 +452,7 @@ class TextClassification(CalibratedTask[SequencePrediction]):
             predictions.append(prediction)
         return predictions
 
-    def _row_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+    def row_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
         """``[S, L]`` the mean logits of the windows of each row."""
         return sample_logits(torch.stack(list(compact)), Counter(feature["row"] for feature in features).values())
 

@@ -6,7 +6,7 @@ The temperature changes confidences, not predictions. Source: Guo et al., "On Ca
 Shape legend: L classes or choices of a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -16,7 +16,7 @@ from bert_tasks.errors import UsageError, argument
 from bert_tasks.metrics.calibration import calibration, coverage_curve, fit_temperature
 from bert_tasks.tasks.base import Feature, PredictionT, Task, require
 from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.lazy import Tensor
+from bert_tasks.tasks.shared.lazy import Tensor, torch
 
 ECE = "ece"  # the expected calibration error among the metrics
 
@@ -42,6 +42,10 @@ class CalibratedTask(Task[PredictionT]):
         super().__post_init__()
         require(0 < self.temperature < float("inf"), f"temperature is {self.temperature}, expected a number above 0")
 
+    def row_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Iterable[Tensor]:
+        """Returns the logits of each row, ``S x [L]``, or of each word."""
+        raise NotImplementedError
+
     def calibrated(self, logits: Tensor) -> Tensor:
         """Returns the logits of the calibrated probabilities, of the same shape."""
         return logits / self.temperature if self.calibration == "temperature" else logits
@@ -63,7 +67,26 @@ class CalibratedFitting(Fitting):
         return self.task.calibration == "temperature"
 
     def calibrate(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> Task[Any]:
-        pairs = self.labelled_logits(compact, features, rows)
+        return self.fit(self.labelled_logits(compact, features, rows))
+
+    def calibrate_folds(self, parts: Iterable[tuple[CalibratedTask[Any], Sequence[Any], Sequence[Row]]]) -> Task[Any]:
+        """Returns the task with the temperature of the out-of-fold predictions of a cross-validation.
+
+        Args:
+            parts: The task of each fold's model, with its own temperature, and its predictions for rows that it did
+                not see.
+        """
+        pairs = []
+        for task, predictions, rows in parts:
+            for row, prediction in zip(rows, predictions, strict=True):
+                scores, label = prediction.scores, self.label_of(row)
+                values = list(scores.values() if isinstance(scores, Mapping) else scores)
+                if label is not None:
+                    pairs.append((torch.tensor(values).clamp(min=1e-30).log() * task.temperature, label))
+        return self.fit(pairs)
+
+    def fit(self, pairs: Sequence[tuple[Tensor, int]]) -> Task[Any]:
+        """Returns the task with values that fit pairs of logits ``[L]`` and the index of the correct class."""
         if not pairs:
             return self.task
         temperature = fit_temperature([logits.double().numpy() for logits, _ in pairs], [label for _, label in pairs])
@@ -71,14 +94,18 @@ class CalibratedFitting(Fitting):
             return replace(self.task, temperature=temperature)
         best = [(logits / temperature).softmax(dim=0).max(dim=0) for logits, _ in pairs]
         correct = [int(index) == label for (_, index), (_, label) in zip(best, pairs, strict=True)]
-        curve = coverage_curve([float(score) for score, _ in best], correct)
-        scores, accuracies = zip(*curve, strict=True)
+        scores, accuracies = zip(*coverage_curve([float(score) for score, _ in best], correct), strict=True)
         return replace(self.task, temperature=temperature, coverage_scores=scores, coverage_accuracies=accuracies)
 
     def labelled_logits(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[tuple[Tensor, int]]:
         """Returns the logits ``[L]`` and the index of the label of each prediction that has a label."""
+        pairs = zip(self.task.row_logits(compact, features), map(self.label_of, rows), strict=True)
+        return [(logits, label) for logits, label in pairs if label is not None]
+
+    def label_of(self, row: Row) -> int | None:
+        """Returns the index of a row's class or choice; None without a label."""
         raise NotImplementedError
 
 

@@ -150,7 +150,7 @@ class RowReport(Report):
 
     def _uncalibrated(self, pairs: Pairs, correct: Sequence[bool]) -> Calibration | None:
         """The calibration of the probabilities without the temperature, which is undone."""
-        if not self._is_calibrated:
+        if not self._is_calibrated or self.task.temperature == 1:  # of folds, each model has its own
             return None
         scores = [prediction.scores for _, prediction in pairs]
         logs = [np.log(np.clip([*(s.values() if isinstance(s, Mapping) else s)], 1e-30, 1.0)) for s in scores]

@@ -206,7 +206,7 @@ class TokenFitting(CalibratedFitting, Windows):
     ) -> list[tuple[Tensor, int]]:
         """Of the words of rows whose tags the model has."""
         index = {label: number for number, label in enumerate(self.task.labels)}
-        words = iter(self.task._word_logits(compact, features))
+        words = iter(self.task.row_logits(compact, features))
         pairs = []
         for row in rows:
             logits = list(islice(words, len(row["words"])))
@@ -398,7 +398,7 @@ class TokenClassification(CalibratedTask[TokenPrediction]):
         if self.crf:
             best, scores = self._crf_labels(compact, features, counts)
         else:
-            logits = self.calibrated(self._word_logits(compact, features))
+            logits = self.calibrated(self.row_logits(compact, features))
             highest = logits.argmax(dim=1)
             best, scores = highest.tolist(), logits.softmax(dim=1).gather(1, highest[:, None]).squeeze(1).tolist()
         is_raw, predictions = self._label_scheme == "raw", []
@@ -409,7 +409,7 @@ class TokenClassification(CalibratedTask[TokenPrediction]):
             predictions.append(TokenPrediction(words=words, tags=tags, scores=word_scores, entities=spans))
         return predictions
 
-    def _word_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+    def row_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
         """``[W, L]`` the logits of the first sub-word of each word."""
         logits = torch.cat(list(compact))  # [R, L]
         if self.labelling == "first":
