@@ -3,6 +3,7 @@
 Each runs in a process of its own that keeps what it has loaded. Must not know what is measured.
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -20,6 +21,7 @@ from bert_tasks.export.graph import exported_graph
 from bert_tasks.model.precision import logits_of
 
 Predict = Callable[[Sequence[str]], list[str]]
+CALIBRATION_ROWS = 300
 BATCH_TOKENS = (512, 1024, 2048, 4096)  # the sorted loops take the fastest
 
 
@@ -96,8 +98,14 @@ def onnxruntime_of(folder: Path) -> Predict:
     )
 
 
-def openvino_of(folder: Path, *, precision: str) -> Predict:
-    """The same graph in OpenVINO, which would choose bfloat16 itself where the processor has it."""
+def openvino_of(folder: Path, *, precision: str, int8: bool = False) -> Predict:
+    """The same graph in OpenVINO, which would choose bfloat16 itself where the processor has it.
+
+    Args:
+        folder: The model.
+        precision: Of what is not in int8.
+        int8: Quantise weights and activations with NNCF, calibrated on the first rows of SST-2's training set.
+    """
     import openvino
 
     content, id2label = exported(folder)
@@ -107,7 +115,17 @@ def openvino_of(folder: Path, *, precision: str) -> Predict:
         "PERFORMANCE_HINT": "LATENCY",
     }
     core = openvino.Core()
-    compiled = core.compile_model(core.read_model(content), "CPU", options)
+    model = core.read_model(content)
+    if int8:
+        import nncf
+
+        path = Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "SST-2" / "train.tsv"
+        texts = [line.rpartition("\t")[0] for line in path.read_text("utf-8").splitlines()[1 : CALIBRATION_ROWS + 1]]
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        inputs = [dict(tokenizer(text, truncation=True, max_length=128, return_tensors="np")) for text in texts]
+        transformer, rows = nncf.ModelType.TRANSFORMER, nncf.Dataset(inputs)
+        model = nncf.quantize(model, rows, model_type=transformer, subset_size=CALIBRATION_ROWS)
+    compiled = core.compile_model(model, "CPU", options)
     return sorted_batches(
         folder, id2label, lambda inputs: compiled({name: value.numpy() for name, value in inputs.items()})[0]
     )
@@ -151,6 +169,7 @@ SIDES: dict[str, Callable[[Path], Predict]] = {
     "sorted loop": loop_of,
     "onnxruntime": onnxruntime_of,
     "openvino": lambda folder: openvino_of(folder, precision="f32"),
+    "openvino int8": lambda folder: openvino_of(folder, precision="f32", int8=True),
     "openvino bf16": lambda folder: openvino_of(folder, precision="bf16"),
 }
 
