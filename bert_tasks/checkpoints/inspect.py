@@ -31,6 +31,7 @@ from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families import (
     CONFIG_KEY,
+    copies_of_tied,
     encoder_config,
     family_of,
     head_kind,
@@ -134,7 +135,8 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     if not pooler_is_there(family, tensors):
         names = {key: sources for key, sources in names.items() if not key.startswith("pooler.")}
         shapes = {key: shapes[key] for key in names}
-    matched = match_weights(tensors, names, shapes=shapes, family=family, copy=False, strict=False)
+    copies = copies_of_tied(family, config, names, head=head)
+    matched = match_weights(tensors, names, shapes=shapes, family=family, copies=copies, copy=False, strict=False)
     head_tensors = read_head_tensors(folder)
     tokenizer, refusals = None, []
     try:

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_json, refuse
 from bert_tasks.errors import CheckpointError, is_out_of_memory
-from bert_tasks.families import copies_of_tied, current_name, split_unused
+from bert_tasks.families import current_name, split_unused
 from bert_tasks.families.base import Family
 from bert_tasks.storage import sha256
 
@@ -240,6 +241,7 @@ def match_weights(
     *,
     shapes: Mapping[str, torch.Size],
     family: Family,
+    copies: Mapping[str, str] = MappingProxyType({}),
     head_may_be_new: bool = False,
     ignore_head: bool = False,
     dtype: torch.dtype = torch.float32,
@@ -252,6 +254,8 @@ def match_weights(
         tensors: the file's tensors by the file's names.
         names: our parameter name -> full HF names (``families.parameter_map``).
         shapes: the shape of each of our parameters.
+        copies: tensors that the file may hold although the model has none of their own -> what they must be equal to
+            (``families.copies_of_tied``).
         head_may_be_new: whether parameters of ``head.`` may be missing or of another shape (training); they are listed.
         ignore_head: the file's head belongs to another task: drop it even where names and shapes fit.
         dtype: of the tensors that are returned, whatever the file's is.
@@ -276,7 +280,6 @@ def match_weights(
             unused.remove(key)
         elif full in sources_read:
             keys[full] = key
-    copies = copies_of_tied(family, names)
     for key, name in copies.items():
         if key in tensors and keys.setdefault(name, key) != key:
             tied = tensors[keys[name]]

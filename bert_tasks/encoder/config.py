@@ -38,6 +38,11 @@ class HeadConfig:
             makes logits of every token, whose mean counts (late: EuroBERT).
         prediction_head: every head begins with a linear layer, ``activation`` and a norm (ModernBERT). Otherwise the
             sequence head has no norm, and heads on tokens are one linear layer.
+        sequence_dense: the sequence head begins with a linear layer (not in UltraBERT).
+        vocabulary_dense: heads over the vocabulary have a linear layer before the product with the table (not in
+            EuroBERT).
+        vocabulary_norm: they have a norm before the product (not in EuroBERT and UltraBERT).
+        vocabulary_bias: their logits have a bias (not in EuroBERT and UltraBERT).
     """
 
     activation: Activation
@@ -52,6 +57,10 @@ class HeadConfig:
     vocabulary_activation: Activation = "gelu"
     pooling: SequencePooling = "cls"
     prediction_head: bool = False
+    sequence_dense: bool = True
+    vocabulary_dense: bool = True
+    vocabulary_norm: bool = True
+    vocabulary_bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +113,8 @@ class EncoderConfig:
         project_embeddings: a linear layer follows the embeddings (ALBERT: even for equal widths).
         output_embedding_size: width of a table over the vocabulary that heads multiply with (RemBERT); None: they are
             tied to the word embeddings.
+        prediction_head_size: width of one more linear layer, with which heads over the vocabulary begin (UltraBERT);
+            None: there is none.
         norm_after_projection: it has no bias, and comes before the norm of the embeddings (DeBERTa).
         position_offset: position id of the first token (RoBERTa: ``pad_token_id + 1``, else 0).
         type_vocab_size: rows of the segment table; 0: there is none (DistilBERT).
@@ -142,7 +153,8 @@ class EncoderConfig:
         bias: the linear layers of the encoder have biases.
         intermediate_bias: so has the feed-forward's first one (not in GTE).
         norm_bias: its norms have them.
-        head_bias: so have the linear layer and the norm that heads begin with. The last layers always have biases.
+        head_bias: so have the linear layers and the norm that heads begin with. The last layers have biases, except
+            over the vocabulary (``HeadConfig.vocabulary_bias``).
     """
 
     vocab_size: int
@@ -165,6 +177,7 @@ class EncoderConfig:
     initializer_range: float
     head: HeadConfig
     output_embedding_size: int | None = None
+    prediction_head_size: int | None = None
     task_type_vocab_size: int = 0
     initializer_cutoff: float | None = None
     norm: Literal["layer", "rms"] = "layer"

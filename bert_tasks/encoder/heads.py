@@ -119,7 +119,8 @@ class SequenceHead(Head):
     """One row of logits per sequence from its first token (or as ``HeadConfig.pooling`` says), as in the family's
     HF class.
 
-    In BERT and ALBERT ``dense`` is the pooler of the base model; in the others it belongs to the classifier.
+    In BERT and ALBERT ``dense`` is the pooler of the base model; in the others it belongs to the classifier. UltraBERT
+    has no such layer.
     """
 
     def __init__(self, config: EncoderConfig, num_labels: int) -> None:
@@ -128,7 +129,8 @@ class SequenceHead(Head):
         self.pooling = config.head.pooling
         self.dropout = Dropout(config.head.sequence_dropout)
         self.input_dropout = Dropout(config.head.dense_dropout)
-        self.dense = Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
+        has_dense, hidden = config.head.sequence_dense, config.hidden_size
+        self.dense = Linear(hidden, hidden, bias=config.head_bias) if has_dense else None
         self.norm = _prediction_norm(config)
         self.output = Linear(config.hidden_size, num_labels)
         initialize(self, config)
@@ -140,8 +142,9 @@ class SequenceHead(Head):
         """``[B, H]`` (mean and late: ``[N, H]``) ``-> [B, L]``"""
         if self.pooling == "mean":
             hidden = reduce_rows(hidden, layout, "mean")
-        pooled = self.norm(ACTIVATIONS[self.activation](self.dense(self.input_dropout(hidden))))
-        logits: Tensor = self.output(self.dropout(pooled))
+        if self.dense is not None:
+            hidden = self.norm(ACTIVATIONS[self.activation](self.dense(self.input_dropout(hidden))))
+        logits: Tensor = self.output(self.dropout(hidden))
         return reduce_rows(logits, layout, "mean") if self.pooling == "late" else logits
 
 
@@ -343,7 +346,7 @@ class VocabularyOutput(HeadOutput):
         hidden: ``[R, E]`` what is multiplied with the table, in the precision of the product.
         table: ``[V, E]`` the word embeddings, or the decoder of the head; None: ``hidden`` are the logits, for example
             of an exported graph.
-        bias: ``[V]``.
+        bias: ``[V]``; None: there is none.
         precision: The dtype of the logits after the product. Softmax is computed in it.
     """
 
@@ -415,7 +418,7 @@ class VocabularyOutput(HeadOutput):
         return torch.cat([rows.gather(1, labels.unsqueeze(1)).squeeze(1) for rows, labels in pairs])
 
     def cross_entropy(self, labels: Tensor) -> Tensor:
-        """The sum of the cross entropies of all rows, with gradients for the states, the table and the bias.
+        """The sum of the cross entropies of all rows, with gradients for the states, the table and a bias.
 
         Args:
             labels: ``[R]`` int64, the id that each row should have predicted.
@@ -427,9 +430,10 @@ class VocabularyOutput(HeadOutput):
         )
 
     def _of_rows(self, rows: Tensor) -> Tensor:
-        if self.table is None or self.bias is None:
+        if self.table is None:
             return rows.to(self.dtype)
-        return linear(rows, self.table.to(rows.dtype), self.bias.to(rows.dtype)).to(self.dtype)
+        bias = None if self.bias is None else self.bias.to(rows.dtype)
+        return linear(rows, self.table.to(rows.dtype), bias).to(self.dtype)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -444,13 +448,13 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         table: Tensor,
-        bias: Tensor,
+        bias: Tensor | None,
         labels: Tensor,
         dtype: torch.dtype,
         chunk: int,
         with_gradients: bool,
     ) -> Tensor:
-        weight, shift = table.to(hidden.dtype), bias.to(hidden.dtype)
+        weight, shift = table.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         total = hidden.new_zeros((), dtype=dtype)
         of_hidden: list[Tensor] = []
         of_table = of_bias = None
@@ -466,9 +470,11 @@ class _CrossEntropy(torch.autograd.Function):
             excess.scatter_add_(1, targets, excess.new_full((), -1.0).expand(len(rows), 1))
             excess = excess.to(hidden.dtype)
             of_hidden.append(linear(excess, weight.t(), None))
-            products = linear(excess.t(), rows.t(), None).to(table.dtype), excess.sum(0).to(bias.dtype)
-            of_table = products[0] if of_table is None else of_table.add_(products[0])
-            of_bias = products[1] if of_bias is None else of_bias.add_(products[1])
+            products = linear(excess.t(), rows.t(), None).to(table.dtype)
+            of_table = products if of_table is None else of_table.add_(products)
+            if bias is not None:
+                of_chunk = excess.sum(0).to(bias.dtype)
+                of_bias = of_chunk if of_bias is None else of_bias.add_(of_chunk)
         if with_gradients:
             ctx.save_for_backward(torch.cat(of_hidden), of_table, of_bias)
         return total
@@ -487,7 +493,9 @@ _cross_entropy: Callable[..., Tensor] = _CrossEntropy.apply
 class VocabularyHead(Head):
     """Logits over the vocabulary for each token that is read: masked language modelling.
 
-    The decoder is tied to the word embeddings: it is their table, and has a bias of its own. In RemBERT it is not tied.
+    The decoder is tied to the word embeddings: it is their table, and has a bias of its own. Otherwise it is a table of
+    the head (RemBERT, EuroBERT). What comes before it differs: a linear layer and a norm in BERT, nothing in EuroBERT,
+    two linear layers in UltraBERT, each with the activation.
     """
 
     per_token = True
@@ -497,18 +505,24 @@ class VocabularyHead(Head):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         width = config.embedding_size if config.output_embedding_size is None else config.output_embedding_size
-        self.activation = config.head.vocabulary_activation
-        self.dense = Linear(config.hidden_size, width, bias=config.head_bias)
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.head_bias)
+        shape, inner = config.head, config.prediction_head_size
+        self.vocab_size, self.activation = config.vocab_size, shape.vocabulary_activation
+        self.inner = None if inner is None else Linear(config.hidden_size, inner, bias=config.head_bias)
+        self.dense: Linear | None = None
+        if shape.vocabulary_dense:
+            self.dense = Linear(config.hidden_size if inner is None else inner, width, bias=config.head_bias)
+        self.norm: nn.Module = nn.Identity()
+        if shape.vocabulary_norm:
+            self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.head_bias)
         self.decoder: nn.Linear | None = None
         if config.output_embedding_size is not None:
             self.decoder = nn.Linear(width, config.vocab_size, bias=False)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if shape.vocabulary_bias else None
         initialize(self, config)
 
     @property
     def num_logits(self) -> int:
-        return len(self.bias)
+        return self.vocab_size
 
     def select(self, layout: Layout) -> Selection | None:
         return Selection(rows=layout.gather_positions) if isinstance(layout, Packed) else None
@@ -520,7 +534,10 @@ class VocabularyHead(Head):
 
     def output_of(self, hidden: Tensor, embeddings: Tensor) -> VocabularyOutput:
         """``[R, H] ->`` the output of R rows."""
-        states = self.norm(linear_activation(self.dense, hidden, self.activation))
+        for layer in (self.inner, self.dense):
+            if layer is not None:
+                hidden = linear_activation(layer, hidden, self.activation)
+        states = self.norm(hidden)
         device = states.device.type
         has_autocast = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
         if has_autocast and torch.get_autocast_dtype(device) == torch.bfloat16:

@@ -112,13 +112,14 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
                 values["hidden_act"] if family.vocabulary_activation is None else family.vocabulary_activation
             ),
             **_head_dropout(family, hf_config),
+            **family.head_options,
         ),
     }
     of_layers = family.of_layers({**family.layer_fields, **hf_config}, layers)
     return EncoderConfig(**{**values, **derived, **of_layers, **family.options})
 
 
-def _head_dropout(family: Family, hf_config: Mapping[str, Any]) -> dict[str, float]:
+def _head_dropout(family: Family, hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """The dropout of each head (see ``HeadConfig``): the first field that is stated counts."""
     dropout = {}
     for head in (
@@ -234,18 +235,21 @@ def _has(config: EncoderConfig, field: str) -> bool:
     return bool(value is not None and getattr(value, inner) if inner else value)
 
 
-def copies_of_tied(family: Family, names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def copies_of_tied(
+    family: Family, config: EncoderConfig, names: Mapping[str, tuple[str, ...]], *, head: str | None
+) -> dict[str, str]:
     """HF's names of a decoder over the vocabulary -> the names of the tensors that it is tied to, if it is.
 
     Files may hold it, although transformers no longer saves it.
 
     Args:
-        names: see ``parameter_map``; without a head over the vocabulary there is no decoder.
+        names: see ``parameter_map``.
+        head: a kind of head; None: there is none. One without logits over the vocabulary has no decoder.
     """
-    if "head.bias" not in names or "head.decoder.weight" in names:
+    if head not in ("masked-lm", "pretraining") or config.output_embedding_size is not None:
         return {}
     tied = {"weight": "encoder.embeddings.word.weight", "bias": "head.bias"}
-    copies = {f"{family.decoder}.{parameter}": names[ours][0] for parameter, ours in tied.items()}
+    copies = {f"{family.decoder}.{parameter}": names[ours][0] for parameter, ours in tied.items() if ours in names}
     return {copy: name for copy, name in copies.items() if copy != name}
 
 

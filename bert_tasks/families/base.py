@@ -61,7 +61,8 @@ _BOUNDS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         **dict.fromkeys(("num_hidden_layers", "num_hidden_groups"), (1, 1000)),
         **dict.fromkeys(
-            ("hidden_size", "embedding_size", "output_embedding_size", "intermediate_size"), (1, MOST_UNITS)
+            ("hidden_size", "embedding_size", "output_embedding_size", "prediction_head_size", "intermediate_size"),
+            (1, MOST_UNITS),
         ),
         **dict.fromkeys(("type_vocab_size", "pad_token_id"), (0, MOST)),
     }
@@ -102,7 +103,7 @@ class Family:
             and ``num_hidden_layers`` and ``num_hidden_groups``, which give its ``layer_order``. A field without a name
             of HF's has the default always.
         layer_fields: config fields of HF, with their defaults, for ``of_layers``: what layers differ in (ModernBERT),
-            distances in attention (DeBERTa).
+            distances in attention (DeBERTa), whether the table over the vocabulary is tied (EuroBERT).
         of_layers: the config, completed by ``layer_fields``, and the number of layers -> fields of ``EncoderConfig``.
         kept_layers: the config and the indices of layers -> the config fields of HF that are different in a model of
             these layers; None: all layers are of one kind.
@@ -129,6 +130,7 @@ class Family:
             choice_dense_dropout: config fields of HF for the dropout of these heads (see ``HeadConfig``) with the
             defaults of its config class. The first that is not None counts; without fields it is 0.
         options: the fields of ``EncoderConfig`` that are the same for all models of the family.
+        head_options: further fields of ``HeadConfig`` that are the same for all models of the family.
         positions_after_padding: position ids count from ``pad_token_id + 1`` instead of 0.
         has_segments: the second text of a pair is told by its segment id. In RoBERTa and DistilBERT it is not, even
             where a config has more than one segment.
@@ -166,6 +168,7 @@ class Family:
     choice_dropout: Mapping[str, float | None]
     choice_dense_dropout: Mapping[str, float | None] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    head_options: Mapping[str, Any] = field(default_factory=dict)
     positions_after_padding: bool = False
     has_segments: bool = True
     only_values: Mapping[str, Any] = field(default_factory=lambda: BERT_ONLY_VALUES)
@@ -254,11 +257,63 @@ def rotary_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     Raises:
         CheckpointError: As ``rotary_theta`` does, or heads have an odd size.
     """
+    return {"head_dim": rotary_head_dim(config), "rotary_theta": (rotary_theta(config, "rope_theta"),) * layers}
+
+
+def rotary_head_dim(config: Mapping[str, Any]) -> int:
+    """Returns the size of a head with rotary positions, from a config with ``ROTARY_FIELDS``.
+
+    Raises:
+        CheckpointError: The size is odd.
+    """
     shared = config["hidden_size"] // config["num_attention_heads"]
-    size = shared if config["head_dim"] is None else config_value(config, "head_dim", 1)
+    size: int = shared if config["head_dim"] is None else config_value(config, "head_dim", 1)
     if size % 2:
         raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size}")
-    return {"head_dim": size, "rotary_theta": (rotary_theta(config, "rope_theta"),) * layers}
+    return size
+
+
+# The values of ``layer_types``: layers that attend to all tokens, and layers that attend to a window.
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def layer_types(config: Mapping[str, Any], layers: int) -> Sequence[str] | None:
+    """Returns the type of each layer, or None if the config does not name them.
+
+    Raises:
+        CheckpointError: ``layer_types`` does not name one of the two types for each layer.
+    """
+    types: Sequence[str] | None = config["layer_types"]
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != layers or not all(name in (FULL, SLIDING) for name in types):
+        raise CheckpointError(
+            f"config.json: layer_types must name one of {FULL}, {SLIDING} for each of the {layers} layers"
+        )
+    return types
+
+
+def key_value_heads(config: Mapping[str, Any]) -> int:
+    """Returns ``EncoderConfig.num_key_value_heads``, for all heads if the config has none.
+
+    Raises:
+        CheckpointError: The number of heads is not a multiple of it.
+    """
+    heads: int = config["num_attention_heads"]
+    if config["num_key_value_heads"] is None:
+        return heads
+    groups: int = config_value(config, "num_key_value_heads", 1)
+    if heads % groups:
+        raise CheckpointError(
+            f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {groups}"
+        )
+    return groups
+
+
+def output_table_size(config: Mapping[str, Any]) -> int | None:
+    """Returns ``EncoderConfig.output_embedding_size`` of a family whose ``tie_word_embeddings`` may be false."""
+    size: int = config["hidden_size"]
+    return None if config_value(config, "tie_word_embeddings", False) else size
 
 
 def encoder_field(hf_config: Mapping[str, Any], field: str, name: str, default: Any) -> Any:

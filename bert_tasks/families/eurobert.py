@@ -1,11 +1,11 @@
 """EuroBERT (Boizard et al., arXiv:2503.05500): norms by the root of the mean square before attention and feed-forward,
-rotary positions, a gated feed-forward, groups of queries that share keys and values, and no biases.
+rotary positions, a gated feed-forward, groups of queries that share keys and values, and no biases. The head for masked
+tokens is one table.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from bert_tasks.errors import CheckpointError
 from bert_tasks.families.base import (
     BERT_FIELDS,
     ROTARY_FIELDS,
@@ -13,19 +13,18 @@ from bert_tasks.families.base import (
     Family,
     KeyMapping,
     architectures,
-    config_value,
+    key_value_heads,
+    output_table_size,
     rotary_layers,
 )
 
 
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    heads = config["num_attention_heads"]
-    groups = heads if config["num_key_value_heads"] is None else config_value(config, "num_key_value_heads", 1)
-    if heads % groups:
-        raise CheckpointError(
-            f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {groups}"
-        )
-    return {"num_key_value_heads": groups, **rotary_layers(config, layers)}
+    return {
+        **rotary_layers(config, layers),
+        "num_key_value_heads": key_value_heads(config),
+        "output_embedding_size": output_table_size(config),
+    }
 
 
 FAMILY = Family(
@@ -42,7 +41,12 @@ FAMILY = Family(
         "layer_norm_eps": ("rms_norm_eps", 1e-5),
         "pad_token_id": ("pad_token_id", 128001),
     },
-    layer_fields={**ROTARY_FIELDS, "num_key_value_heads": None, "rope_theta": 10000.0},
+    layer_fields={
+        **ROTARY_FIELDS,
+        "num_key_value_heads": None,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    },
     of_layers=_of_layers,
     keys=(
         KeyMapping("encoder.embeddings.word", ("embed_tokens",), WEIGHT),
@@ -63,10 +67,11 @@ FAMILY = Family(
     heads={
         "sequence": (KeyMapping("head.dense", ("dense",)), KeyMapping("head.output", ("classifier",))),
         "token": (KeyMapping("head.output", ("classifier",)),),
+        "masked-lm": (KeyMapping("head.decoder", ("lm_head",), WEIGHT, only_with="output_embedding_size"),),
     },
-    unsupported_heads={"masked-lm": "their head for masked tokens is one linear layer without a bias"},
     architectures=architectures("EuroBert"),
     pretraining=("lm_head.",),
+    decoder="lm_head",
     head_activation="gelu",
     head_pooling="classifier_pooling",
     poolings={"late": "late", "bos": "cls", "mean": "mean"},
@@ -83,6 +88,7 @@ FAMILY = Family(
         "mlp": "gated",
         "bias": False,
     },
+    head_options={"vocabulary_dense": False, "vocabulary_norm": False, "vocabulary_bias": False},
     has_segments=False,
     only_values={"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None},
 )

@@ -8,33 +8,31 @@ from typing import Any
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families.base import (
     BERT_FIELDS,
+    FULL,
+    SLIDING,
     WEIGHT,
     Family,
     KeyMapping,
     architectures,
     config_value,
+    layer_types,
     rotary_theta,
 )
 
-_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 # The base of the wavelengths of each kind of layer: the config field that published files have.
-_THETA = {_GLOBAL: "global_rope_theta", _LOCAL: "local_rope_theta"}
+_THETA = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 _DROPOUT: Mapping[str, float | None] = {"classifier_dropout": 0.0}
 _PREDICTION_HEAD = (KeyMapping("head.dense", ("head.dense",), WEIGHT), KeyMapping("head.norm", ("head.norm",), WEIGHT))
 _CLASSIFIER = (*_PREDICTION_HEAD, KeyMapping("head.output", ("classifier",)))
 
 
-def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
+def _layer_types(config: Mapping[str, Any], layers: int) -> Sequence[str]:
     """Which layers attend to all tokens and which to a window, as transformers 5 or older files state it."""
-    types = config["layer_types"]
-    if types is None:
-        every = config_value(config, "global_attn_every_n_layers", 3)
-        return [_LOCAL if layer % every else _GLOBAL for layer in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or not all(kind in (_GLOBAL, _LOCAL) for kind in types):
-        raise CheckpointError(
-            f"config.json: layer_types must name one of {_GLOBAL}, {_LOCAL} for each of the {layers} layers"
-        )
-    return types
+    types = layer_types(config, layers)
+    if types is not None:
+        return types
+    every = config_value(config, "global_attn_every_n_layers", 3)
+    return [SLIDING if layer % every else FULL for layer in range(layers)]
 
 
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
@@ -44,7 +42,7 @@ def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
         raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size // heads}")
     theta = {kind: rotary_theta(config, name, layer_type=kind) for kind, name in _THETA.items()}
     return {
-        "attention_window": tuple(width // 2 if kind == _LOCAL else None for kind in types),
+        "attention_window": tuple(width // 2 if kind == SLIDING else None for kind in types),
         "rotary_theta": tuple(theta[kind] for kind in types),
     }
 

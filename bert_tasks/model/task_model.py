@@ -32,7 +32,7 @@ from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.lora import AdapterWeights
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, NoHeadError, UsageError
-from bert_tasks.families import converted_config, family_of, parameter_map
+from bert_tasks.families import converted_config, copies_of_tied, family_of, parameter_map
 from bert_tasks.model.explanation import explainable_task, explained
 from bert_tasks.model.features import config_with_tokenizer, new_tokenizer
 from bert_tasks.model.label_order import with_label_order
@@ -392,6 +392,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             names,
             shapes=shapes,
             family=family,
+            copies=copies_of_tied(family, self.config, names, head=head_kind),
             head_may_be_new=head_may_be_new,
             ignore_head=folder.head != head_kind and not self.head.reads_embeddings,  # whose keys no other head has
             dtype=dtype,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
 from bert_tasks.errors import CheckpointError
-from support.hf_models import EVERY_HEAD, FAMILIES, PREFIX, WITH_CHOICE, WITH_VOCABULARY, Head, hf_config, hf_model
+from support.hf_models import EVERY_HEAD, FAMILIES, PREFIX, WITH_CHOICE, Head, hf_config, hf_model
 
 
 @pytest.mark.parametrize(("family", "head"), EVERY_HEAD)
@@ -30,7 +30,7 @@ def test_every_kind_of_checkpoint(family: str, head: Head, tmp_path: Path) -> No
 
 
 PRETRAINING_CLASSES = {
-    **{f"{PREFIX[family]}ForMaskedLM": "masked-lm" for family in WITH_VOCABULARY},
+    **{f"{PREFIX[family]}ForMaskedLM": "masked-lm" for family in FAMILIES},
     **{f"{PREFIX[family]}ForMultipleChoice": "choice" for family in WITH_CHOICE},
     "BertForPreTraining": "pretraining",
     "AlbertForPreTraining": "pretraining",

@@ -19,6 +19,7 @@ from bert_tasks.encoder.heads import (
     PoolingHead,
     SequenceHead,
     TokenPooling,
+    VocabularyHead,
     VocabularyOutput,
     select_first_tokens,
     softmax_rows,
@@ -244,19 +245,23 @@ def test_a_crf_head_adds_what_a_label_scores_at_the_start_after_each_label_and_a
         assert found[word, row, label] == own + head.transitions[row, label]
 
 
-def vocabulary_output(dtype: torch.dtype, *, rows: int = 37) -> tuple[VocabularyOutput, Tensor, tuple[Tensor, ...]]:
-    """Logits of some rows over 50 words, their labels, and the three tensors that get gradients."""
+def vocabulary_output(
+    dtype: torch.dtype, *, rows: int = 37, has_bias: bool = True
+) -> tuple[VocabularyOutput, Tensor, tuple[Tensor, ...]]:
+    """Logits of some rows over 50 words, their labels, and the two or three tensors that get gradients."""
     generator = torch.Generator().manual_seed(0)
-    shapes = ((rows, 8), (50, 8), (50,))
+    shapes = ((rows, 8), (50, 8), (50,))[: 2 + has_bias]
     parts = tuple(torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes)
     labels = torch.randint(50, (rows,), generator=generator)
-    return VocabularyOutput(hidden=parts[0], table=parts[1], bias=parts[2], precision=dtype), labels, parts
+    bias = parts[2] if has_bias else None
+    return VocabularyOutput(hidden=parts[0], table=parts[1], bias=bias, precision=dtype), labels, parts
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("most", [1, 4000, 2**25], ids=["row by row", "chunks of 10", "at once"])
-def test_cross_entropy_over_a_vocabulary_is_torchs(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cross_entropy_over_a_vocabulary_is_torchs(most: int, has_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "_CHUNK_BYTES", most)
-    output, labels, parts = vocabulary_output(torch.float64)
+    output, labels, parts = vocabulary_output(torch.float64, has_bias=has_bias)
     expected = F.cross_entropy(F.linear(*parts), labels, reduction="sum") * 0.25
     expected_gradients = torch.autograd.grad(expected, parts)
     total = output.cross_entropy(labels) * 0.25
@@ -306,3 +311,45 @@ def test_logits_over_a_vocabulary_never_exist_at_once(monkeypatch: pytest.Monkey
     output.cross_entropy(labels).backward()
     output.top_k(3)
     assert max(sizes) <= 500
+
+
+@pytest.mark.parametrize("options", [*product((None, 20), *4 * [(True, False)])])
+def test_a_head_over_a_vocabulary_has_the_layers_of_its_config(
+    options: tuple[int | None, bool, bool, bool, bool],
+) -> None:
+    inner, has_dense, has_norm, has_bias, is_tied = options
+    shape = replace(CONFIG.head, vocabulary_dense=has_dense, vocabulary_norm=has_norm, vocabulary_bias=has_bias)
+    width = 12 if has_dense or inner is None else inner
+    config = replace(CONFIG, head=shape, prediction_head_size=inner, output_embedding_size=None if is_tied else width)
+    if is_tied:
+        config = replace(config, embedding_size=width)
+    head = VocabularyHead(config).double()
+    wide(head)
+    weights, rows = head.state_dict(), torch.cat(states())
+    table = torch.randn(50, width, dtype=torch.float64)
+    hidden, expected = rows, set()
+    for name, exists in (("inner", inner is not None), ("dense", has_dense)):
+        if exists:
+            hidden = F.gelu(hidden @ weights[f"{name}.weight"].T + weights[f"{name}.bias"])
+            expected |= {f"{name}.weight", f"{name}.bias"}
+    if has_norm:
+        hidden = F.layer_norm(hidden, (width,), weights["norm.weight"], weights["norm.bias"], eps=1e-12)
+        expected |= {"norm.weight", "norm.bias"}
+    logits = hidden @ (table if is_tied else weights["decoder.weight"]).T
+    if has_bias:
+        logits = logits + weights["bias"]
+    expected |= {name for name, exists in (("decoder.weight", not is_tied), ("bias", has_bias)) if exists}
+    assert weights.keys() == expected
+    assert head.num_logits == 50
+    torch.testing.assert_close(head.output_of(rows, table).logits(), logits, rtol=0, atol=1e-10)
+
+
+def test_a_sequence_head_may_be_one_layer() -> None:
+    config = replace(CONFIG, head=replace(CONFIG.head, sequence_dense=False))
+    head = SequenceHead(config, 3).double().eval()
+    wide(head)
+    assert head.state_dict().keys() == {"output.weight", "output.bias"}
+    layout, sequences = packed_layout(), states()
+    logits = head(torch.stack([rows[0] for rows in sequences]), layout, TABLE)
+    expected = torch.stack([head.output(rows[0]) for rows in sequences])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.export import TOLERANCE, Export, export
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
-from support.hf_models import FAMILIES, WITH_VOCABULARY, WITHOUT_SEGMENTS, Head, has_head
+from support.hf_models import FAMILIES, WITHOUT_SEGMENTS, Head, has_head
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 
 pytestmark = pytest.mark.slow
@@ -95,9 +95,7 @@ def check(exported: Export, model: TaskModel) -> None:
         (family, task)
         for family in FAMILIES
         for task, (head, _) in TASKS.items()
-        if family != "camembert"
-        and has_head(family, head)  # CamemBERT has XLM-RoBERTa's graph
-        and (head != "base" or family in WITH_VOCABULARY)
+        if family != "camembert" and has_head(family, head)  # CamemBERT has XLM-RoBERTa's graph
     ],
 )
 def test_every_family(

@@ -18,26 +18,26 @@ from bert_tasks.encoder.config import EncoderConfig, HeadKind
 from bert_tasks.encoder.heads import Head, PretrainingHead, ReplacedTokenHead
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.families import encoder_config, family_of, parameter_map
+from bert_tasks.families import copies_of_tied, encoder_config, family_of, parameter_map
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
 from bert_tasks.tasks.masked_language_modeling.task import MaskedFormats
 from support import parity
-from support.hf_models import PREFIX, WITH_VOCABULARY, HFBatch, hf_config, random_batch, widen
+from support.hf_models import FAMILIES, PREFIX, HFBatch, hf_config, random_batch, widen
 from support.small_checkpoints import save_checkpoint
 
 LENGTHS = (17, 2, 30, 9, 3, 16)
 PAIRS = (0, 1, 1, 0, 1, 0)
-MASKED = [(family, "masked-lm") for family in WITH_VOCABULARY]
+MASKED = [(family, "masked-lm") for family in FAMILIES]
 PAIRED = ("bert", "albert", "ernie")
 KINDS = [*MASKED, *((family, "pretraining") for family in PAIRED), ("electra", "replaced-token")]
 CLASSES = {"masked-lm": "ForMaskedLM", "pretraining": "ForPreTraining", "replaced-token": "ForPreTraining"}
 DECODERS = {
-    "generator_lm_head",
-    "vocab_projector",
-    "decoder",
-    *(f"{name}.decoder" for name in ("cls.predictions", "lm_head", "predictions")),
+    *("generator_lm_head", "vocab_projector", "decoder", "lm_head"),
+    *(f"{name}.decoder" for name in ("cls.predictions", "lm_head", "predictions", "head")),
 }
+# Families whose decoder is a table of its own, and is tied to the word embeddings if the config says so.
+TIED_BY_CONFIG = ("eurobert", "ultrabert")
 EVERY_HEAD = pytest.mark.parametrize(("family", "kind"), KINDS)
 
 
@@ -109,7 +109,7 @@ def hf_loss(model: PreTrainedModel, kind: str, batch: HFBatch, *, seed: int = 0)
         real = batch.attention_mask.bool()
         logits, labels = model(**inputs).logits[real], replaced(batch, seed=seed)[real]
         return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
-    if model.config.model_type == "modernbert":  # where transformers computes the loss in float32
+    if model.config.model_type in ("modernbert", *TIED_BY_CONFIG):  # where transformers computes the loss in float32
         labels = masked(batch, seed=seed)[0].flatten()
         return nn.functional.cross_entropy(model(**inputs).logits.flatten(0, 1), labels)
     inputs["labels"] = masked(batch, seed=seed)[0]
@@ -157,7 +157,7 @@ def test_loss_and_gradients(family: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_new"])
-@pytest.mark.parametrize("family", WITH_VOCABULARY)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_activation_of_the_head(family: str, activation: str) -> None:
     """RoBERTa and ELECTRA ignore ``hidden_act`` there."""
     changes = {"activation" if family == "distilbert" else "hidden_act": activation}
@@ -263,18 +263,21 @@ def test_saved_files_are_transformers(family: str, kind: str, tmp_path: Path) ->
     same_as_stock(ours_from(hf_model(family, kind), kind), kind, tmp_path)
 
 
-@pytest.mark.parametrize(("family", "kind"), [case for case in KINDS[:-1] if case[0] != "rembert"])  # is not tied
+@pytest.mark.parametrize(("family", "kind"), [case for case in KINDS[:-1] if case[0] != "rembert"])  # is never tied
 def test_published_files_load_with_the_decoder_or_without(family: str, kind: str) -> None:
     """Files of older versions hold the decoder, too: it must be the table of embeddings and the bias."""
-    theirs = hf_model(family, kind).float()
+    tied = {"tie_word_embeddings": True} if family in TIED_BY_CONFIG else {}
+    theirs = hf_model(family, kind, **tied).float()
     config = theirs.config.to_dict()
-    names = parameter_map(family_of(config), encoder_config(config), head=kind, pooler=False)
+    stated, ours = family_of(config), encoder_config(config)
+    names = parameter_map(stated, ours, head=kind, pooler=False)
+    copies = copies_of_tied(stated, ours, names, head=kind)
     shapes = {name: value.shape for name, value in TaskModel(config, task_of(kind)).state_dict().items()}
     tensors = {name: value.clone() for name, value in theirs.state_dict().items()}
     (decoder,) = {name for name in tensors if name.removesuffix(".weight") in DECODERS}
 
     def matched(tensors: dict[str, Tensor]) -> Any:
-        return match_weights(tensors, names, shapes=shapes, family=family_of(config))
+        return match_weights(tensors, names, shapes=shapes, family=stated, copies=copies)
 
     whole = matched(tensors)
     assert decoder in whole.report.ignored
