@@ -27,21 +27,21 @@ LINES = {
     "inference": (1779, 1150),
     "recipe": (1598, 1000),
     "init": (776, 650),
-    "model": (2659, 1950),
+    "model": (2660, 1950),
     "export": (853, 700),
     "tasks": (8492, 4900),
-    "checkpoints": (2209, 1450),
+    "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
-    "families": (1817, 1250),
+    "families": (2000, 1250),
     "metrics": (1249, 1000),
     "data": (6273, 2900),
-    "encoder": (3271, 2300),
+    "encoder": (3301, 2300),
     "foundations": (900, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 43_772  # of 29,000
-TOTAL_STATEMENTS = 24_786  # of 15,800
+TOTAL_LINES = 43_991  # of 29,000
+TOTAL_STATEMENTS = 24_861  # of 15,800
 TASK_MEMBERS = 14
 
 

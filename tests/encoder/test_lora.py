@@ -103,15 +103,16 @@ class Theirs:
             parameter.grad *= mask
 
 
+# These have two layers for our intermediate one, and peft an adapter for each.
+TWO_LAYERS = ("eurobert", "nomic_bert", "gte", "ultrabert")
 QUICK = [family for family in FAMILIES if family not in LONG_FAMILIES]
 CASES = [(family, "sequence", EVERY) for family in QUICK]
 CASES += [("bert", "token", ("query", "value")), ("modernbert", "sequence", EVERY), ("deberta-v2", "token", EVERY)]
 CASES += [
     pytest.param(family, "sequence", targets, marks=pytest.mark.slow)
     for family in LONG_FAMILIES
-    # These have two layers for our intermediate one, and peft an adapter for each.
     for targets in (
-        [name for name in EVERY if family not in ("eurobert", "nomic_bert", "gte") or name != "intermediate"],
+        [name for name in EVERY if family not in TWO_LAYERS or name != "intermediate"],
         ("query", "value"),
     )
 ]

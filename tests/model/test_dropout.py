@@ -26,12 +26,13 @@ PROBABILITIES: dict[str, dict[str, float]] = {
     "rembert": {"hidden_dropout_prob": 0.1, "classifier_dropout_prob": 0.3},
     "electra": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3, "summary_last_dropout": 0.25},
     "eurobert": {},
+    "ultrabert": {"classifier_dropout": 0.3},
     "nomic_bert": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},
     "gte": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},
     "modernbert": {"embedding_dropout": 0.1, "mlp_dropout": 0.2, "classifier_dropout": 0.3},
     "deberta-v2": {"hidden_dropout_prob": 0.1, "cls_dropout": 0.3, "pooler_dropout": 0.2, "conv_kernel_size": 3},
 }
-ATTENTION = dict.fromkeys(("distilbert", "modernbert", "eurobert"), "attention_dropout")
+ATTENTION = dict.fromkeys(("distilbert", "modernbert", "eurobert", "ultrabert"), "attention_dropout")
 
 
 def config(family: str, head: Head, *, attention_dropout: float = 0.0) -> Any:

@@ -43,6 +43,7 @@ HEAD_KEYS = {
     "albert": {"albert.pooler.weight", "albert.pooler.bias", "classifier.weight", "classifier.bias"},
     "deberta-v2": {f"{name}.{part}" for name in ("pooler.dense", "classifier") for part in ("weight", "bias")},
     "eurobert": {f"{name}.{part}" for name in ("dense", "classifier") for part in ("weight", "bias")},
+    "ultrabert": {"classifier.weight", "classifier.bias"},
     "modernbert": {"head.dense.weight", "head.norm.weight", "classifier.weight", "classifier.bias"},
     **{
         family: {f"classifier.{name}.{part}" for name in ("dense", "out_proj") for part in ("weight", "bias")}

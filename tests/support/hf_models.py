@@ -21,19 +21,20 @@ from transformers.models.eurobert import modeling_eurobert
 from transformers.models.gte import modeling_gte
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.nomic_bert import modeling_nomic_bert
+from transformers.models.ultrabert import modeling_ultrabert
 
 # RoBERTa under other names, and with norms elsewhere.
 ROBERTAS = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl")
 # `make test` runs these through the tests marked `every_family` alone.
 LONG_FAMILIES = (
     *(*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "ernie", "rembert", "roformer"),
-    *("eurobert", "nomic_bert", "gte"),
+    *("eurobert", "nomic_bert", "gte", "ultrabert"),
 )
 FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra", *LONG_FAMILIES)
 # Position ids count from the padding id.
 AFTER_PADDING = (*ROBERTAS, "mpnet")
 # transformers' classes take no segment ids; RoBERTa's have one segment.
-WITHOUT_TYPES = ("distilbert", "modernbert", "mpnet", "eurobert")
+WITHOUT_TYPES = ("distilbert", "modernbert", "mpnet", "eurobert", "ultrabert")
 WITHOUT_SEGMENTS = (*WITHOUT_TYPES, *ROBERTAS, "deberta-v2")
 HEADS = ("base", "sequence", "token", "span")
 Head = Literal["base", "sequence", "token", "span", "choice"]
@@ -54,6 +55,7 @@ PREFIX = {
     "eurobert": "EuroBert",
     "nomic_bert": "NomicBert",
     "gte": "Gte",
+    "ultrabert": "Ultrabert",
     "ernie": "Ernie",
     "rembert": "RemBert",
     "roformer": "RoFormer",
@@ -83,8 +85,6 @@ def tolerance_float32(family: str) -> float:
 
 
 EVERY_HEAD = [(family, head) for family in FAMILIES for head in HEADS if has_head(family, head)]
-# EuroBERT's head for masked tokens is not computed.
-WITH_VOCABULARY = [family for family in FAMILIES if family != "eurobert"]
 WITH_SPAN = [family for family in FAMILIES if has_head(family, "span")]
 WITH_CHOICE = [family for family in FAMILIES if has_head(family, "choice")]
 
@@ -139,6 +139,20 @@ CHANGES: dict[str, dict[str, Any]] = {
         "bos_token_id": 1,
         "eos_token_id": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    },
+    # Windows of three tokens on each side in layers 0, 1 and 3, and another base of positions there.
+    "ultrabert": {
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "sliding_window": 3,
+        "prediction_head_size": 20,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        },
     },
     "nomic_bert": {"num_attention_heads": 6},
     "gte": {"num_attention_heads": 6, "type_vocab_size": 2},
@@ -237,12 +251,13 @@ def lift_float32_roundings() -> None:
         modeling_eurobert.EuroBertRotaryEmbedding,
         modeling_nomic_bert.NomicBertRotaryEmbedding,
         modeling_gte.GteRotaryEmbedding,
+        modeling_ultrabert.UltrabertRotaryEmbedding,
     ):
         module.forward = angles
     modeling_modernbert.apply_rotary_pos_emb = turned
     modeling_modernbert.eager_attention_forward = attention
-    modeling_eurobert.eager_attention_forward = attention
-    modeling_eurobert.EuroBertRMSNorm.forward = normalised
+    modeling_eurobert.eager_attention_forward = modeling_ultrabert.eager_attention_forward = attention
+    modeling_eurobert.EuroBertRMSNorm.forward = modeling_ultrabert.UltrabertRMSNorm.forward = normalised
 
 
 STOCK_MODERNBERT = {
@@ -317,6 +332,6 @@ def random_batch(
         real = slice(first, first + length)
         input_ids[row, real] = torch.randint(3, VOCAB_SIZE, (length,), generator=generator)
         attention_mask[row, real] = 1
-        if family not in (*ROBERTAS, "modernbert", "eurobert"):
+        if family not in (*ROBERTAS, "modernbert", "eurobert", "ultrabert"):
             token_type_ids[row, first + (length + 1) // 2 : first + length] = 1
     return HFBatch(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)

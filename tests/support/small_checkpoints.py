@@ -36,6 +36,8 @@ def save_checkpoint(
         initializer_range=0.1,
         max_position_embeddings=rows,
         num_labels=2 if head == "span" else 3,
+        # Both kinds of layers. By default the first two are local, which no published model has.
+        **({"layer_types": ["full_attention", "sliding_attention"]} if family == "ultrabert" else {}),
     )
     if labels:
         config.id2label = dict(enumerate(labels))

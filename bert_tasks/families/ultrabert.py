@@ -1,0 +1,120 @@
+"""UltraBERT (dmis-lab/UltraBERT-150M): EuroBERT with local windows between global layers, whose rotary positions have
+another base, a head for masked tokens of two linear layers, and classifiers of one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bert_tasks.data.problems import shortened
+from bert_tasks.errors import CheckpointError
+from bert_tasks.families.base import (
+    FULL,
+    SLIDING,
+    WEIGHT,
+    KeyMapping,
+    architectures,
+    config_value,
+    key_value_heads,
+    layer_types,
+    output_table_size,
+    rotary_head_dim,
+    rotary_theta,
+)
+from bert_tasks.families.eurobert import FAMILY as EUROBERT
+
+# The bases of the wavelengths, if the config has none.
+_THETA = {SLIDING: 10_000.0, FULL: 2_560_000.0}
+_CLASSIFIER = (KeyMapping("head.output", ("classifier",)),)
+
+
+def _of_each_layer(config: Mapping[str, Any], name: str, layers: int) -> list[Any]:
+    """Returns a list of published files, which transformers 5 replaces by values for each type of layer.
+
+    Raises:
+        CheckpointError: The list does not have one value for each layer.
+    """
+    values = config[name]
+    if values is None:
+        return []
+    if not isinstance(values, list) or len(values) != layers:
+        raise CheckpointError(f"config.json: {name} = {shortened(values)}, expected a list of {layers} numbers")
+    return values
+
+
+def _layer_types(config: Mapping[str, Any], layers: int) -> Sequence[str]:
+    types = layer_types(config, layers)
+    if types is not None:
+        return types
+    windows = _of_each_layer(config, "attention_windows", layers)
+    is_local = windows if windows else [(layer + 1) % 3 for layer in range(layers)]
+    return [SLIDING if value else FULL for value in is_local]
+
+
+def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    types = _layer_types(config, layers)
+    windows = [window for window in _of_each_layer(config, "attention_windows", layers) if window]
+    window = config_value({"sliding_window": windows[0]} if windows else config, "sliding_window", 128)
+    published = [] if config["rope_parameters"] is not None else _of_each_layer(config, "rope_theta", layers)
+    theta = {
+        layer_type: rotary_theta({**config, "rope_theta": base}, "rope_theta", layer_type=layer_type)
+        for layer_type, base in {**_THETA, **dict(zip(types, published, strict=False))}.items()
+    }
+    return {
+        "attention_window": tuple(window if layer_type == SLIDING else None for layer_type in types),
+        "rotary_theta": tuple(theta[layer_type] for layer_type in types),
+        "head_dim": rotary_head_dim(config),
+        "num_key_value_heads": key_value_heads(config),
+        "output_embedding_size": output_table_size(config),
+    }
+
+
+def _kept_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
+    lists = {name: config[name] for name in ("attention_windows", "rope_theta") if isinstance(config[name], list)}
+    lists["layer_types"] = _layer_types(config, config["num_hidden_layers"])
+    return {name: [values[layer] for layer in layers] for name, values in lists.items()}
+
+
+FAMILY = replace(
+    EUROBERT,
+    model_type="ultrabert",
+    fields={
+        **EUROBERT.fields,
+        "vocab_size": ("vocab_size", 32000),
+        "prediction_head_size": ("prediction_head_size", 768),
+        "hidden_size": ("hidden_size", 4096),
+        "num_hidden_layers": ("num_hidden_layers", 32),
+        "num_attention_heads": ("num_attention_heads", 32),
+        "intermediate_size": ("intermediate_size", 11008),
+        "max_position_embeddings": ("max_position_embeddings", 32768),
+        "layer_norm_eps": ("rms_norm_eps", 1e-6),
+        "pad_token_id": ("pad_token_id", 0),
+    },
+    layer_fields={
+        **EUROBERT.layer_fields,
+        **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "sliding_window": 128},
+        **dict.fromkeys(("layer_types", "attention_windows", "rope_theta")),
+    },
+    of_layers=_of_layers,
+    kept_layers=_kept_layers,
+    heads={
+        **dict.fromkeys(("sequence", "token"), _CLASSIFIER),
+        "span": (KeyMapping("head.output", ("qa_outputs",)),),
+        "masked-lm": (
+            KeyMapping("head.inner", ("head.linear1",), WEIGHT),
+            KeyMapping("head.dense", ("head.linear2",), WEIGHT),
+            KeyMapping("head.decoder", ("head.decoder",), WEIGHT, only_with="output_embedding_size"),
+        ),
+    },
+    architectures=architectures("Ultrabert"),
+    pretraining=("head.",),
+    file_names={"ultrabert.": ("model.",), "cls.": ("head.decoder.",)},
+    decoder="head.decoder",
+    poolings={"cls": "cls", "mean": "mean"},
+    vocabulary_activation="gelu_new",
+    sequence_dropout={"classifier_dropout": 0.0},
+    token_dropout={"classifier_dropout": 0.0},
+    options={**EUROBERT.options, "head_bias": False},
+    head_options={"sequence_dense": False, "vocabulary_norm": False, "vocabulary_bias": False},
+    only_values={"attention_bias": False, "mlp_bias": False, "rope_scaling": None},
+)
