@@ -29,7 +29,7 @@ LINES = {
     "init": (776, 650),
     "model": (2660, 1950),
     "export": (853, 700),
-    "tasks": (8492, 4900),
+    "tasks": (8496, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
     "families": (2000, 1250),
@@ -40,7 +40,7 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 43_991  # of 29,000
+TOTAL_LINES = 43_995  # of 29,000
 TOTAL_STATEMENTS = 24_861  # of 15,800
 TASK_MEMBERS = 14
 

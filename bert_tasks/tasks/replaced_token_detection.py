@@ -140,8 +140,8 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
     """Settings of replaced-token detection. The generator has the settings of masking.
 
     Attributes:
-        mask_replace_prob, random_replace_prob: see ``MaskingRule``. ELECTRA masks 85 of 100 chosen tokens, and the
-            others stay as they are.
+        mask_replace_prob: Share of the predicted tokens that the mask token replaces. ELECTRA masks 85 of 100.
+        random_replace_prob: Share of the predicted tokens that random tokens replace. The rest is not changed.
         generator_size: width of the generator as a share of the model's; it has as many layers.
         discriminator_weight: of the discriminator's loss; the generator's has the weight 1.
     """

@@ -146,8 +146,9 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     """Settings of masked language modelling.
 
     Attributes:
-        max_ngram: see ``MaskingRule``.
-        mask_smoothing: mask rare tokens more often in training, see ``MaskingRule``. Evaluation ignores it.
+        max_ngram: Select n-grams of up to this number of whole words, with a probability proportional to 1/n (ALBERT).
+        mask_smoothing: Mask rare tokens more often in training: a token that occurs ``count`` times has the weight
+            ``max(count, 1) ** -mask_smoothing``. Evaluation ignores it.
         masking: ``dynamic`` masks other tokens in each epoch, ``static`` always the same ones.
         fill: what a window does at the end of a document: ``document`` ends it there; ``across`` continues it with a
             separator and the next document (RoBERTa's FULL-SENTENCES), except for texts with a mask.

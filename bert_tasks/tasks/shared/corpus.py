@@ -20,7 +20,10 @@ class CorpusTask(Task[PredictionT]):
     Attributes:
         labels: none; leave it out.
         max_length: of a window: documents are cut into windows of this length in tokens, and nothing is dropped.
-        mlm_probability, mask_replace_prob, random_replace_prob, whole_word_mask: see ``MaskingRule``.
+        mlm_probability: Share of the candidate tokens that is predicted.
+        mask_replace_prob: Share of the predicted tokens that the mask token replaces.
+        random_replace_prob: Share of the predicted tokens that random tokens replace. The rest is not changed.
+        whole_word_mask: Select whole words.
     """
 
     mlm_probability: float = 0.15
