@@ -21,6 +21,7 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, labelled
 from bert_tasks.tasks.shared.calibration import CalibratedFitting, CalibratedTask
 from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.class_loss import FocalTask, cross_entropy
 from bert_tasks.tasks.shared.detection import (
     COMPARED_ROWS,
     LABEL_NAMES,
@@ -34,7 +35,7 @@ from bert_tasks.tasks.shared.detection import (
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, packing, torch
+from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, packing, torch
 from bert_tasks.tasks.shared.outputs import choice_logits, windows_by_row
 from bert_tasks.tasks.shared.report import RowResult, cut
 from bert_tasks.tasks.shared.row_report import RowReport
@@ -197,7 +198,7 @@ class ChoiceReport(RowReport):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultipleChoice(CalibratedTask[ChoicePrediction]):
+class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePrediction]):
     """Settings of multiple choice.
 
     Attributes:
@@ -269,7 +270,7 @@ class MultipleChoice(CalibratedTask[ChoicePrediction]):
         samples = choice_logits(logits, batch.windows, absent=-torch.inf)  # [S, C]
         if len(labelled) < len(samples):
             samples = samples.index_select(0, packing.device_tensor(labelled, samples.device, torch.long))
-        total = F.cross_entropy(samples, batch.labels.long(), reduction="sum")
+        total = cross_entropy(samples, batch.labels.long(), gamma=self.focal_gamma)
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labelled))),)
 
     def decode(

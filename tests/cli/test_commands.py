@@ -424,7 +424,32 @@ class TestInit:
             assert line in text.splitlines()
 
 
+TOKENS = ("sequence-classification", "token-classification")
+CRF = ("max_length = 32", "crf = true")
+# What is changed in the recipe, settings, and the message.
+WRONG_WEIGHTS = (
+    (None, "focal_gamma=-1", "focal_gamma is -1.0, expected 0 (cross entropy) or more"),
+    (None, "class_weights=[1.0, 2.0, 3.0]", "class_weights holds 3 weights for 2 labels"),
+    (TOKENS, "class_weights=[1.0]", "class_weights holds 1 weight for 2 labels"),
+    (None, 'class_weights="balance"', "expected 'balanced' or"),
+    (TOKENS, 'class_weights="even"', "expected 'balanced' or"),
+    (CRF, "focal_gamma=2.0", "do not apply to crf = true, whose loss is of whole sentences, not of words"),
+    (CRF, 'class_weights="balanced"', "class_weights and focal_gamma do not apply to crf = true"),
+    (('labels = ["calm", "glad"]', 'problem_type = "regression"'), "focal_gamma=2.0", "which predicts numbers"),
+    (("max_length", "label_smoothing = 0.1\nmax_length"), "focal_gamma=2.0", "label_smoothing has no focal loss"),
+)
+
+
 class TestFailures:
+    @pytest.mark.parametrize(("change", "setting", "message"), WRONG_WEIGHTS)
+    def test_weights_that_do_not_fit(
+        self, change: tuple[str, str] | None, setting: str, message: str, recipe: Path, run: Run
+    ) -> None:
+        text = recipe.read_text() if change is None else recipe.read_text().replace(*change)
+        recipe.write_text(text.replace(*TOKENS) if "crf" in text else text)
+        for command in ("check", "train"):
+            assert message in failure(run(command, recipe, "--set", f"settings.{setting}"), 2)
+
     def test_recipe_typo(self, recipe: Path, run: Run) -> None:
         recipe.write_text(recipe.read_text().replace("learning_rate", "learning_rat"))
         line = recipe.read_text().splitlines().index("learning_rat = 1e-3") + 1

@@ -56,6 +56,7 @@ def test_what_is_stored(folder: Path, tmp_path: Path) -> None:
             "long_texts": "truncate",
             "doc_stride": 32,
             "class_weights": [1.0, 2.0, 1.0],
+            "focal_gamma": 0.0,
             "label_smoothing": 0.1,
         },
         "balanced_weights": [],

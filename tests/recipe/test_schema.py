@@ -245,6 +245,8 @@ def test_what_the_task_itself_refuses_is_a_recipe_error(folder: Path) -> None:
         ("sequence-classification", "\nmax_length = 1", 5),
         ("pair-classification", "\n\nmax_length = 4", 6),
         ("token-classification", 'labelling = "all"\ncrf = true', 5),
+        ("token-classification", "\nfocal_gamma = -1", 5),
+        ("multiple-choice", "\n\nfocal_gamma = -0.5", 6),
         ("span-extraction", "max_length = 64\nmax_query_length = 64", 4),
         ("span-extraction", "doc_stride = 1\nn_best_size = 0", 5),
     ],

@@ -64,11 +64,19 @@ DOCUMENTS: list[Row] = [
     {"text": "the"},
 ]
 TWO_TASKS: dict[str, dict[str, Any]] = {
-    "sentiment": {"task": "sequence-classification", "labels": LABELS, "max_length": 40},
+    "sentiment": {
+        "task": "sequence-classification",
+        "labels": LABELS,
+        "max_length": 40,
+        "class_weights": (0.3, 1.7),
+        "focal_gamma": 1.5,
+    },
     "initials": {
         "task": "token-classification",
         "labels": ["O", *(f"B-{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")],
         "max_length": 40,
+        "class_weights": (0.2, *(1 + 0.1 * number for number in range(26))),
+        "focal_gamma": 2.0,
         "weight": 0.3,
     },
 }

@@ -77,7 +77,13 @@ EXAMPLES = {
     ),
     "windows": Example(
         task=SequenceClassification(
-            labels=("low", "mid", "high"), max_length=24, pooling="mean", long_texts="windows", doc_stride=6
+            labels=("low", "mid", "high"),
+            max_length=24,
+            pooling="mean",
+            long_texts="windows",
+            doc_stride=6,
+            class_weights=(0.5, 2.0, 1.0),
+            focal_gamma=2.0,
         ),
         rows=CLASSES,
         column="text",
@@ -85,7 +91,11 @@ EXAMPLES = {
     ),
     "several": Example(
         task=SequenceClassification(
-            labels=("x", "y", "z"), max_length=24, problem_type="multi_label_classification", pooling="attention"
+            labels=("x", "y", "z"),
+            max_length=24,
+            problem_type="multi_label_classification",
+            pooling="attention",
+            focal_gamma=1.0,
         ),
         rows=SETS,
         column="text",
@@ -94,7 +104,9 @@ EXAMPLES = {
         task=SequenceClassification(problem_type="regression", max_length=24), rows=NUMBERS, column="text"
     ),
     "token": Example(
-        task=TokenClassification(labels=LABELS, max_length=24, doc_stride=6),
+        task=TokenClassification(
+            labels=LABELS, max_length=24, doc_stride=6, class_weights=(0.5, 2.0, 1.0, 1.5, 1.0), focal_gamma=2.0
+        ),
         rows=SENTENCES,
         column="words",
         windows=True,
@@ -114,7 +126,7 @@ EXAMPLES = {
     ),
     "masked": Example(task=MaskedLanguageModeling(max_length=24), rows=MASKED, column="text", windows=True),
     "pair": Example(task=PairClassification(labels=("no", "yes"), max_length=32), rows=PAIRS, column="text"),
-    "choice": Example(task=MultipleChoice(max_length=32), rows=CHOICES, column="context", sequences=2),
+    "choice": Example(task=MultipleChoice(max_length=32, focal_gamma=2.0), rows=CHOICES, column="context", sequences=2),
     "pair regression": Example(
         task=PairClassification(problem_type="regression", max_length=32, pooling="mean"),
         rows=tuple({**row, "label": number / 4 - 1.0} for number, row in enumerate(PAIRS)),

@@ -125,5 +125,7 @@ def test_rows_without_a_label_do_not_count():
 def test_balanced_weights_are_named_where_they_apply_and_are_not_used():
     assert Fitting.of(CLASSIFIER).remedies == Fitting.of(PairClassification(labels=LABELS)).remedies
     assert Fitting.of(CLASSIFIER).remedies == ('class_weights = "balanced"',)
+    assert Fitting.of(TAGGER).remedies == ('class_weights = "balanced"',)
     weighted = SequenceClassification(labels=LABELS, class_weights="balanced")
-    assert Fitting.of(weighted).remedies == Fitting.of(REGRESSION).remedies == Fitting.of(TAGGER).remedies == ()
+    chain = TokenClassification(labels=TAGGER.labels, crf=True)
+    assert Fitting.of(weighted).remedies == Fitting.of(REGRESSION).remedies == Fitting.of(chain).remedies == ()

@@ -1,6 +1,7 @@
 """Several tasks on one encoder: gradients, counts, shared sequences, resuming, and pairs of tasks of every kind."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -167,8 +168,16 @@ def with_gaps(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [*gaps, *rows[:3]]
 
 
-def step_gradients(base: Path, **optim: Any) -> dict[str, Tensor]:
-    model = load(base).double()
+def weighted(tasks: Mapping[str, Mapping[str, Any]], gamma: float) -> dict[str, dict[str, Any]]:
+    """The tasks with class weights and the focal loss."""
+    return {
+        name: {**task, "focal_gamma": gamma, "class_weights": [0.5 + i for i in range(len(task["labels"]))]}
+        for name, task in tasks.items()
+    }
+
+
+def step_gradients(base: Path, tasks: Mapping[str, Mapping[str, Any]] = TASKS, **optim: Any) -> dict[str, Tensor]:
+    model = load(base, tasks).double()
     steps = make_steps(model, with_gaps(ROWS), batch_size=8, epochs=1, **optim)
     _, batch = next(steps.batches())
     sums = steps.backward(0, batch)
@@ -177,8 +186,10 @@ def step_gradients(base: Path, **optim: Any) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-def test_micro_batches_change_nothing(base: Path) -> None:
-    whole, cut = (step_gradients(base, micro_batch_tokens=tokens, max_grad_norm=None) for tokens in (10_000, 40))
+@pytest.mark.parametrize("gamma", [None, 2.0])
+def test_micro_batches_change_nothing(base: Path, gamma: float | None) -> None:
+    tasks = TASKS if gamma is None else weighted(TASKS, gamma)
+    whole, cut = (step_gradients(base, tasks, micro_batch_tokens=tokens, max_grad_norm=None) for tokens in (10_000, 40))
     assert whole.keys() == cut.keys()
     largest = max(gradient.abs().max() for gradient in whole.values())
     assert largest > 0
@@ -264,12 +275,18 @@ def assert_stock_logits(folder: Path, ours: TaskModel) -> None:
 
 def test_labels_come_from_the_training_rows(base: Path, tmp_path: Path) -> None:
     tasks = {name: {key: value for key, value in entry.items() if key != "labels"} for name, entry in TASKS.items()}
+    tasks["slots"] |= {"class_weights": "balanced", "focal_gamma": 2.0}
     model = load(base, tasks)
     with pytest.raises(UsageError, match="needs labels"):
         model.predict("a text")
     fit(model, with_gaps(ROWS), ROWS, output_dir=tmp_path, **SETTINGS)
     assert model.models["topic"].task.labels == ("high", "low", "mid")
-    assert set(model.models["slots"].task.labels) == {tag for row in SENTENCES for tag in row["tags"]}
+    slots = model.models["slots"].task
+    assert set(slots.labels) == {tag for row in SENTENCES for tag in row["tags"]}
+    counts = Counter(tag for row in with_gaps(ROWS) if "slots" in row for tag in row["slots"])
+    expected = [counts.total() / len(counts) / counts[label] for label in slots.labels]
+    assert slots.balanced_weights == pytest.approx(expected)
+    assert MultiTaskModel.from_pretrained(tmp_path / "model").models["slots"].task == slots
 
 
 def test_a_stopped_run_ends_with_the_same_bits(plain: Path, tmp_path: Path) -> None:

@@ -80,11 +80,13 @@ def test_the_steps_of_an_epoch_and_of_the_warm_up_are_rounded_up(wide_checkpoint
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance", "micro_batch_tokens"), [(torch.float64, 1e-12, 1), (torch.float32, 1e-6, 40)]
+    ("dtype", "tolerance", "micro_batch_tokens", "gamma"),
+    [(torch.float64, 1e-12, 1, 0.0), (torch.float64, 1e-12, 40, 2.0), (torch.float32, 1e-6, 40, 0.0)],
 )
-def test_micro_batches_change_no_weight(wide_checkpoint, dtype, tolerance, micro_batch_tokens):
-    whole, losses = trained(wide_checkpoint, micro_batch_tokens=16384, dtype=dtype)
-    cut, losses_cut = trained(wide_checkpoint, micro_batch_tokens=micro_batch_tokens, dtype=dtype)
+def test_micro_batches_change_no_weight(wide_checkpoint, dtype, tolerance, micro_batch_tokens, gamma):
+    options = {"dtype": dtype, "task": replace(WEIGHTED_TASK, focal_gamma=gamma)}
+    whole, losses = trained(wide_checkpoint, micro_batch_tokens=16384, **options)
+    cut, losses_cut = trained(wide_checkpoint, micro_batch_tokens=micro_batch_tokens, **options)
     assert distance(whole, cut) <= tolerance
     assert losses_cut == pytest.approx(losses, abs=tolerance * 100)
 

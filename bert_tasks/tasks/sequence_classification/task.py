@@ -9,12 +9,10 @@ Shape legend: B sequences (windows), S samples (rows), L labels.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal
 
 from bert_tasks.data.columns import Column, Row
-from bert_tasks.data.problems import counted
 from bert_tasks.encoder.config import EncoderConfig, Pooling
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.classification import (
@@ -24,13 +22,20 @@ from bert_tasks.metrics.classification import (
     tune_thresholds,
 )
 from bert_tasks.metrics.tables import MetricTable, metric_table
-from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, labelled
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, labelled, require
 from bert_tasks.tasks.sequence_classification.detection import TextDetection
 from bert_tasks.tasks.shared.calibration import CalibratedFitting, CalibratedTask
 from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.class_loss import (
+    WeightedConfig,
+    WeightedFitting,
+    WeightedTask,
+    binary_cross_entropy,
+    cross_entropy,
+)
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
-from bert_tasks.tasks.shared.hf_config import HFConfig, label_config, label_places
+from bert_tasks.tasks.shared.hf_config import label_config
 from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, packing, torch
 from bert_tasks.tasks.shared.outputs import sample_logits, windows_by_row
 from bert_tasks.tasks.shared.rendering import Rendering
@@ -50,6 +55,7 @@ _CLASSES: tuple[ProblemType, ...] = ("single_label_classification", "multi_label
 _APPLY_TO: Mapping[str, tuple[ProblemType, ...]] = {
     "labels": _CLASSES,
     "class_weights": _CLASSES,
+    "focal_gamma": _CLASSES,
     "label_smoothing": ("single_label_classification",),
     "calibration": ("single_label_classification",),
     **dict.fromkeys(CalibratedFitting.fields, ("single_label_classification",)),
@@ -83,7 +89,7 @@ class SequencePrediction(Prediction):
         return {"label": None} | content if self.scores else content
 
 
-class TextFormats(Card, Rendering, HFConfig):
+class TextFormats(Card, Rendering, WeightedConfig):
     """Classification of texts and pairs on cards, in files of predictions and in a config of transformers."""
 
     task: "TextClassification"
@@ -118,63 +124,32 @@ class TextFormats(Card, Rendering, HFConfig):
         return fields if problem == "regression" else {**fields, "labels": names}
 
     def compatible_fields(self, stored: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Values for each label follow the labels' order; fields that the problem type does not have are skipped."""
+        """Values for each label follow the order of the labels; fields that the problem type lacks are skipped."""
         compatible = super().compatible_fields(stored, options)
         if options.get("labels") and compatible.get("problem_type") == "regression":
             del compatible["problem_type"]  # labels were given, so the model is a classifier
         stored_problem = stored.get("problem_type", self.task.problem_type)
         problem = {**compatible, **options}.get("problem_type", self.task.problem_type)
         compatible = {name: value for name, value in compatible.items() if problem in _APPLY_TO.get(name, (problem,))}
-        if problem != stored_problem or options.get("class_weights", "balanced") != "balanced":
-            compatible.pop("balanced_weights", None)  # they were computed for other settings
-        known_labels = stored.get("labels", ())
-        labels = options.get("labels", known_labels)
-        if labels == known_labels:
-            return compatible
-        places = label_places(known_labels, labels)
-        for name, nothing in (("class_weights", None), ("balanced_weights", ()), ("thresholds", ())):
-            values = compatible.get(name)
-            if isinstance(values, tuple) and values:
-                compatible[name] = nothing if places is None else tuple(values[place] for place in places)
+        if problem != stored_problem:
+            compatible.pop("balanced_weights", None)  # they were computed for another problem
         return compatible
 
 
-class TextFitting(CalibratedFitting):
+class TextFitting(WeightedFitting, CalibratedFitting):
     """What training needs to know of classification of texts and pairs."""
 
     task: "TextClassification"
     fields: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds", *CalibratedFitting.fields)
 
     def fit_to_train(self, rows: Iterable[Row]) -> Any:
-        """Computes what ``balanced`` class weights come to on these rows.
-
-        Raises:
-            DataError: a label has no training row, so that its weight would be infinite, or of several labels one has
-                all of them, so that its weight would be 0.
-        """
+        """Computes what ``balanced`` class weights come to on these rows."""
         if self.task.class_weights != "balanced":
             return self.task
-        column, is_multi_label = _LABEL_COLUMNS[self.task.problem_type].name, self.task.problem_type == _MULTI_LABEL
+        column, is_set = _LABEL_COLUMNS[self.task.problem_type].name, self.task.problem_type == _MULTI_LABEL
         values = [value for row in rows if (value := row.get(column)) is not None]
-        counts = Counter(label for value in values for label in (value if is_multi_label else [value]))
-        for label in self.task.labels:
-            if not counts[label] or (is_multi_label and counts[label] == len(values)):
-                share, weight, remedy = ("every", "0", "without") if counts[label] else ("no", "infinite", "with")
-                raise DataError(
-                    f"class_weights = 'balanced': {share} training row has the label {label!r}, so its weight would be "
-                    f"{weight}. Add rows {remedy} it, remove the label, or set class_weights to one number per label"
-                )
-        total, classes = len(values), len(self.task.labels)
-        weights = (
-            (total - counts[label]) / counts[label] if is_multi_label else total / classes / counts[label]
-            for label in self.task.labels
-        )
-        return replace(self.task, balanced_weights=tuple(weights))
-
-    @property
-    def remedies(self) -> tuple[str, ...]:
-        has_remedy = self.task.problem_type != _REGRESSION and self.task.class_weights is None
-        return ('class_weights = "balanced"',) if has_remedy else ()
+        counts = Counter(label for value in values for label in (value if is_set else [value]))
+        return self.balance(counts, len(values), is_set=is_set)
 
     def label_of(self, row: Row) -> int | None:
         return None if row.get("label") is None else self.task.labels.index(row["label"])
@@ -245,16 +220,13 @@ class TextReport(RowReport):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextClassification(CalibratedTask[SequencePrediction]):
+class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[SequencePrediction]):
     """What classification of texts and classification of pairs of texts share.
 
     Attributes:
         texts: the columns of texts that are read together.
         problem_type: as in transformers' config. For ``regression`` there are no labels.
         pooling: ``cls`` is the family's own head; mean, max and attention read all tokens of the last layer.
-        class_weights: one weight per label, or ``balanced`` (rows / (labels x rows of the label), from the training
-            rows); for several labels they weigh the positive examples (``balanced``: negatives / positives).
-        balanced_weights: what ``balanced`` came to on the training rows, one per label.
         label_smoothing: share of the label distribution that is spread evenly over all labels (single label only).
         thresholds: one per label, tuned on validation (several labels only); empty: 0.5.
     """
@@ -264,33 +236,25 @@ class TextClassification(CalibratedTask[SequencePrediction]):
     texts: ClassVar[tuple[str, ...]] = ("text",)
     problem_type: ProblemType = "single_label_classification"
     pooling: Pooling = "cls"
-    class_weights: Literal["balanced"] | tuple[float, ...] | None = None
     label_smoothing: float = 0.0
-    balanced_weights: tuple[float, ...] = ()
     thresholds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         single = self.problem_type == "single_label_classification"
-        if isinstance(self.class_weights, str) and self.class_weights != "balanced":
-            raise ValueError(f"class_weights is {self.class_weights!r}, expected 'balanced' or one weight per label")
-        if self.problem_type == _REGRESSION and (self.labels or self.class_weights is not None):
-            raise ValueError("labels and class_weights do not apply to problem_type = 'regression'")
+        if self.problem_type == _REGRESSION and self.labels:
+            raise ValueError("labels do not apply to problem_type = 'regression'")
         if self.labels and len(self.labels) < (2 if single else 1):
             raise ValueError(f"labels holds {len(self.labels)} name, a classifier needs at least 2")
         if not 0.0 <= self.label_smoothing < 1.0 or (self.label_smoothing and not single):
             raise ValueError("label_smoothing is a share from 0 to below 1, for single-label classification only")
         if self.calibration != "none" and not single:
             raise ValueError("calibration is for problem_type = 'single_label_classification' only")
-        if self.balanced_weights and self.class_weights != "balanced":
-            raise ValueError("balanced_weights are fitted to the training rows where class_weights = 'balanced'")
-        for name in ("class_weights", "balanced_weights"):
-            weights = getattr(self, name)
-            if isinstance(weights, tuple) and (weights or name == "class_weights"):
-                if len(weights) != len(self.labels):
-                    raise ValueError(f"{name} holds {counted(len(weights), 'weight')} for {len(self.labels)} labels")
-                if not all(map(isfinite, weights)) or min(weights) < 0 or max(weights) == 0:
-                    raise ValueError(f"{name} must be finite numbers, none of them negative, and not all 0")
+        require(
+            not self.label_smoothing or self.focal_gamma == 0,
+            "label_smoothing has no focal loss, which is defined for one right label: set focal_gamma = 0 or "
+            "label_smoothing = 0",
+        )
         if self.thresholds and (self.problem_type != _MULTI_LABEL or len(self.thresholds) != len(self.labels)):
             raise ValueError("thresholds: one per label, for multi-label classification only")
         if len(self.texts) == 2 and self.max_length < 5:
@@ -300,6 +264,10 @@ class TextClassification(CalibratedTask[SequencePrediction]):
                 f"doc_stride is {self.overlap}: windows of {self.max_length} tokens (two of them special) "
                 f"can overlap by 0 to {self.max_length - 3}"
             )
+
+    @property
+    def without_classes(self) -> str | None:
+        return "problem_type = 'regression', which predicts numbers" if self.problem_type == _REGRESSION else None
 
     @property
     def overlap(self) -> int | None:
@@ -377,8 +345,7 @@ class TextClassification(CalibratedTask[SequencePrediction]):
         if len(labelled) < len(samples):
             samples = samples.index_select(0, packing.device_tensor(labelled, samples.device, torch.long))
         labels = batch.labels.view(len(labelled), -1)  # [S, 1] or [S, L]
-        class_weights = self._class_weights()
-        weights = None if class_weights is None else packing.device_tensor(class_weights, samples.device, samples.dtype)
+        weights = self.weights_like(samples)
         count = samples.new_full((), samples.numel() if self.problem_type == _MULTI_LABEL else len(labelled))
         match self.problem_type:
             case "regression":
@@ -404,29 +371,19 @@ class TextClassification(CalibratedTask[SequencePrediction]):
             case "regression":
                 return F.mse_loss(logits, labels, reduction="sum")
             case "multi_label_classification":
-                return F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights, reduction="sum")
+                return binary_cross_entropy(logits, labels, weights=weights, gamma=self.focal_gamma)
             case "single_label_classification":
-                smoothing = self.label_smoothing
-                return F.cross_entropy(logits, labels, weight=weights, reduction="sum", label_smoothing=smoothing)
+                options = {"gamma": self.focal_gamma, "smoothing": self.label_smoothing}
+                return cross_entropy(logits, labels, weights=weights, **options)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """Labelled samples, times the labels if there may be several, or the sum of class weights."""
         firsts = (features[own[0]] for own in windows_by_row(features))
         labels = [row_labels for first in firsts if (row_labels := first.get("labels"))]
-        weights = self._class_weights()
+        weights = self.label_weights()
         if self.problem_type == "single_label_classification" and weights is not None:
             return {self.name: float(sum(weights[int(label)] for (label,) in labels))}
         return {self.name: float(sum(map(len, labels)))}
-
-    def _class_weights(self) -> tuple[float, ...] | None:
-        if self.class_weights is None:
-            return None
-        weights = self.balanced_weights if self.class_weights == "balanced" else self.class_weights
-        if not weights:
-            raise UsageError(
-                "class_weights = 'balanced' needs the training rows: call Fitting.of(task).fit_to_train(rows) first"
-            )
-        return weights
 
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]

@@ -37,10 +37,9 @@ from bert_tasks.metrics.tagging import check_names, tagging_metrics
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, labelled
 from bert_tasks.tasks.shared.calibration import CalibratedFitting, CalibratedTask
 from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.class_loss import WeightedConfig, WeightedFitting, WeightedTask, cross_entropy
 from bert_tasks.tasks.shared.explanation import Explanation
-from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.lazy import (
-    F,
     Head,
     PackedBatch,
     PreTrainedTokenizerBase,
@@ -97,7 +96,7 @@ class TokenPrediction(Prediction):
     logits: tuple[tuple[float, ...], ...] | None = None
 
 
-class TokenFormats(Card, Rendering, HFConfig):
+class TokenFormats(Card, Rendering, WeightedConfig):
     """Token classification on cards, in files of predictions and in a config of transformers."""
 
     task: "TokenClassification"
@@ -174,18 +173,22 @@ class TokenFormats(Card, Rendering, HFConfig):
         return {"labels": names, "max_length": max_length, "doc_stride": min(self.task.doc_stride, max_length // 4)}
 
 
-class TokenFitting(CalibratedFitting, Windows):
+class TokenFitting(WeightedFitting, CalibratedFitting, Windows):
     """What training needs to know of token classification, and what its windows leave out."""
 
     task: "TokenClassification"
-    fields: ClassVar[tuple[str, ...]] = ("scheme", *CalibratedFitting.fields)
+    fields: ClassVar[tuple[str, ...]] = ("scheme", "balanced_weights", *CalibratedFitting.fields)
     sample: ClassVar[Literal["window"]] = "window"
 
     def fit_to_train(self, rows: Iterable[Row]) -> Any:
-        """Records the scheme of the training tags.
+        """Records the scheme of the training tags, and what ``balanced`` class weights come to.
+
+        The weights count words, also if other sub-words are trained. As in training, a row with a tag that no label has
+        does not count.
 
         Raises:
-            DataError: ``context_tokens`` finds no document, or a tag has the name of a metric over all tags.
+            DataError: ``context_tokens`` finds no document, a tag has the name of a metric over all tags, or no
+                training word has one of the labels.
         """
         tags: list[Sequence[str]] = []
         documented = False
@@ -199,7 +202,11 @@ class TokenFitting(CalibratedFitting, Windows):
             )
         fitted = replace(self.task, scheme=detect_scheme(tags)) if tags else self.task
         check_names(fitted.labels, raw=fitted._label_scheme == "raw")
-        return fitted
+        if self.task.class_weights != "balanced":
+            return fitted
+        names = (to_labels(sentence, fitted.labels) for sentence in tags)
+        counts = Counter(chain.from_iterable(row for row in names if set(row) <= set(fitted.labels)))
+        return type(self)(fitted).balance(counts, counts.total(), noun="word")
 
     def labelled_logits(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
@@ -232,7 +239,7 @@ class TokenFitting(CalibratedFitting, Windows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenClassification(CalibratedTask[TokenPrediction]):
+class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPrediction]):
     """Settings of token classification.
 
     Attributes:
@@ -284,6 +291,10 @@ class TokenClassification(CalibratedTask[TokenPrediction]):
             raise ValueError(
                 "crf = true has no temperature, because it scores sequences of tags: set calibration = 'none'"
             )
+
+    @property
+    def without_classes(self) -> str | None:
+        return "crf = true, whose loss is of whole sentences, not of words" if self.crf else None
 
     @property
     def _label_scheme(self) -> Scheme:
@@ -368,7 +379,8 @@ class TokenClassification(CalibratedTask[TokenPrediction]):
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """Sum over labelled sub-words of the cross entropy; with a CRF over windows of their negative log likelihood.
 
-        Either way the mean divides by what is labelled: with ``first`` the words, as in transformers.
+        Either way the mean divides by what is labelled: with ``first`` the words, as in transformers. With class
+        weights it divides by the sum of the weights of these words.
         """
         gathered = batch.layout.gather_counts
         if sum(batch.label_counts) < sum(gathered):
@@ -379,12 +391,21 @@ class TokenClassification(CalibratedTask[TokenPrediction]):
         counts = [count for count in batch.label_counts if count]
         if not counts:
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
-        labels = batch.labels.long()
+        labels, weights = batch.labels.long(), self.weights_like(logits)
         if self.crf:
             total = -crf.log_likelihood(logits, labels, counts).sum()
         else:
-            total = F.cross_entropy(logits, labels, reduction="sum")
-        return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labels))),)
+            total = cross_entropy(logits, labels, weights=weights, gamma=self.focal_gamma)
+        count = logits.new_full((), len(labels)) if weights is None else weights.index_select(0, labels).sum()
+        return (LossTerm(name=self.name, total=total, count=count),)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        """Labelled sub-words, or the sum of their class weights."""
+        weights = self.label_weights()
+        if weights is None:
+            return super().counts(features)
+        labels = chain.from_iterable(row for feature in features if (row := feature.get("labels")))
+        return {self.name: float(sum(weights[int(label)] for label in labels))}
 
     def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         return [crf.compressed(words) for words in logits] if self.crf else logits
