@@ -22,6 +22,7 @@ from bert_tasks.errors import DataError
 
 MOST_LABELS = 1000
 _IMBALANCED = 5  # times as many rows as the rarest label
+_DOMINANT = 0.9  # a label with a larger share hides the others
 _FEW = 10  # a plain tag among ten chunk tags counts as a mistake
 
 
@@ -113,22 +114,32 @@ def _odd_labels(counts: Mapping[str, int], *, are_tags: bool) -> Iterator[RowErr
         yield from (RowError("not a chunk tag", hint, value=name) for name in plain)
 
 
-def imbalance_hint(counts: Mapping[str, int], task: str = "") -> str | None:
-    """Returns which setting weighs rare labels, and which metric counts all labels alike; None if no label is rare.
+def imbalance_hint(counts: Mapping[str, int], task: str = "", *, are_tags: bool = False) -> str | None:
+    """Returns the settings that help rare labels, and the metric that counts all labels alike.
+
+    None if no label is rare. Words without an entity are always frequent, so tags have a note only if one tag has more
+    than 90 % of the words.
 
     Args:
-        counts: The rows of each label.
+        counts: The rows of each label, or the words of each tag.
         task: The name of the task if it is one of several.
+        are_tags: True for tags of words.
     """
     rows = {label: count for label, count in counts.items() if count > 0}
     most, least = max(rows, key=rows.__getitem__, default=""), min(rows, key=rows.__getitem__, default="")
     if len(rows) < 2 or rows[most] < _IMBALANCED * rows[least]:
         return None
     section, prefix = (f"tasks.{task}", f"{task}.") if task else ("settings", "")
+    total, settings = sum(rows.values()), f'{section}.class_weights = "balanced"'
+    is_dominant = rows[most] > _DOMINANT * total
+    if is_dominant:
+        settings += f" or {section}.focal_gamma = 2.0"
+    if are_tags:
+        hint = f"imbalanced: {most!r} has {rows[most]} of {total} words; consider {settings}"
+        return f"{hint} (without crf = true)" if is_dominant else None
     return (
-        f"imbalanced: {most!r} has {counted(rows[most], 'row')}, {least!r} {rows[least]}; consider "
-        f'{section}.class_weights = "balanced" and run.metric_for_best_model = "{prefix}macro_f1", which counts every '
-        "label alike"
+        f"imbalanced: {most!r} has {counted(rows[most], 'row')}, {least!r} {rows[least]}; consider {settings} and "
+        f'run.metric_for_best_model = "{prefix}macro_f1", which counts every label alike'
     )
 
 
@@ -346,8 +357,11 @@ def data_report(
             if len(split_tokens.lengths) > 0:
                 figures = np.percentile(split_tokens.lengths, [0, 50, 95, 100])
                 lengths = dict(zip(("min", "median", "p95", "max"), map(float, figures), strict=True))
-        # Of the training rows only: the others are never weighed.
-        advice = imbalance_hint(counts, task) if is_train and label is not None and label.type.is_single_class else None
+        advice = None
+        if is_train and label is not None:  # the other rows are never weighed
+            are_tags = label.type.is_open
+            has_advice = label.type.is_single_class or are_tags
+            advice = imbalance_hint(counts, task, are_tags=are_tags) if has_advice else None
         has_words = words is not None and words.name in table.rows.column_names
         reports.append(
             SplitReport(

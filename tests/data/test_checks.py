@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.data.checks import TokenCounts, check_splits, data_report, infer_labels
+from bert_tasks.data.checks import TokenCounts, check_splits, data_report, imbalance_hint, infer_labels
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.splits import Splits
@@ -308,3 +308,24 @@ def test_pairs_count_as_the_same_only_together() -> None:
     pairs = RowTable.from_rows(rows, columns=columns)
     report = data_report(Splits(train=pairs, validation={}), columns=columns).splits[0]
     assert (report.duplicates, report.empty_texts, report.label_counts) == (0, 1, {})
+
+
+@pytest.mark.parametrize(
+    ("counts", "are_tags", "parts"),
+    [
+        ({"O": 95, "B-X": 5}, True, ("'O' has 95 of 100 words", 'class_weights = "balanced" or', "without crf = true")),
+        ({"O": 90, "B-X": 10}, True, None),
+        ({"O": 100}, True, None),
+        ({"y": 95, "n": 5}, False, ("'y' has 95 rows", "settings.focal_gamma = 2.0 and run.metric_for_best_model")),
+        ({"y": 90, "n": 10}, False, ('settings.class_weights = "balanced" and run',)),
+        ({"y": 50, "n": 50}, False, None),
+    ],
+)
+def test_the_note_on_a_label_that_almost_all_have(
+    counts: dict[str, int], are_tags: bool, parts: tuple[str, ...] | None
+) -> None:
+    hint = imbalance_hint(counts, are_tags=are_tags)
+    assert (hint is None) == (parts is None)
+    if hint is not None and parts is not None:
+        assert all(part in hint for part in parts)
+        assert ("focal_gamma" in hint) == (max(counts.values()) > 90)

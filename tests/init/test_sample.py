@@ -320,3 +320,14 @@ def test_rare_labels_are_mentioned(rare: int, is_hinted: bool, init: Init) -> No
     for hint in hints:
         assert 'settings.class_weights = "balanced"' in hint
         assert "macro_f1" in hint
+
+
+@pytest.mark.parametrize(("spacing", "is_hinted"), [(4, True), (1, False)])
+def test_a_tag_of_almost_all_words_is_mentioned(spacing: int, is_hinted: bool, init: Init) -> None:
+    sentences = [text(i).split() for i in range(ROWS)]
+    tags = [["B-X" if i % spacing == 0 and n < 2 else "O" for n in range(len(s))] for i, s in enumerate(sentences)]
+    rows = [json.dumps({"words": words, "tags": names}) for words, names in zip(sentences, tags, strict=True)]
+    draft, report = init("\n".join(rows), "rows.jsonl", validation=None)
+    hints = [line for line in (*draft.lines(), *report.lines()) if "imbalanced: 'O' has" in line]
+    assert len(hints) == (2 if is_hinted else 0)
+    assert all('settings.class_weights = "balanced" or settings.focal_gamma = 2.0' in hint for hint in hints)

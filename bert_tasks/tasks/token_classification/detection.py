@@ -1,10 +1,12 @@
 """Whether rows seem to be words with a tag for each."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations, product
 from typing import ClassVar
 
+from bert_tasks.data.checks import imbalance_hint
 from bert_tasks.data.columns import Column, Row, complete_row
 from bert_tasks.data.conll import detect_scheme, entities, to_iob2
 from bert_tasks.data.kinds import KINDS
@@ -64,7 +66,10 @@ class TokenDetection(Detection):
                     columns=columns,
                     words=percentile([count_pieces(row, [text]) for row in rows]),
                     labels=tuple(sorted({tag for tags in tagged for tag in tags})),
-                    reasons=(f"{text}, {spans}: characters of the text -> entities of the types {listed(types)}",),
+                    reasons=(
+                        f"{text}, {spans}: characters of the text -> entities of the types {listed(types)}",
+                        *_imbalance(spans, tagged, hints.name),
+                    ),
                     precedence=2,
                 )
         return None
@@ -112,6 +117,7 @@ class TokenDetection(Detection):
             reasons=(
                 f"{words}, {tags}: as many words as tags in every row -> a tag for each word",
                 f"{tags}: {seen}",
+                *_imbalance(tags, tagged, hints.name),
             ),
             precedence=2,
             spare=tuple(spare),
@@ -136,6 +142,12 @@ def _span_tags(rows: Sequence[Row], names: Mapping[str, str], columns: Sequence[
             continue
         tagged.append(cells.get("tags", ()))
     return tagged if len(tagged) >= 0.9 * len(rows) else []
+
+
+def _imbalance(column: str, tagged: Sequence[Sequence[str]], task: str) -> tuple[str, ...]:
+    """Returns the note on a tag that almost all words have."""
+    hint = imbalance_hint(Counter(tag for tags in tagged for tag in to_iob2(tags)), task, are_tags=True)
+    return () if hint is None else (f"{column}: {hint}",)
 
 
 def _names(row: Row, column: str, kind_name: str) -> list[str]:
