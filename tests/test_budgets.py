@@ -29,19 +29,19 @@ LINES = {
     "init": (776, 650),
     "model": (2660, 1950),
     "export": (853, 700),
-    "tasks": (8496, 4900),
+    "tasks": (8695, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
     "families": (2000, 1250),
     "metrics": (1249, 1000),
-    "data": (6273, 2900),
+    "data": (6287, 2900),
     "encoder": (3301, 2300),
     "foundations": (900, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 43_995  # of 29,000
-TOTAL_STATEMENTS = 24_861  # of 15,800
+TOTAL_LINES = 44_208  # of 29,000
+TOTAL_STATEMENTS = 24_956  # of 15,800
 TASK_MEMBERS = 14
 
 

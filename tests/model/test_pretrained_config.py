@@ -58,9 +58,13 @@ def test_what_is_stored(folder: Path, tmp_path: Path) -> None:
             "class_weights": [1.0, 2.0, 1.0],
             "focal_gamma": 0.0,
             "label_smoothing": 0.1,
+            "calibration": "none",
         },
         "balanced_weights": [],
         "thresholds": [],
+        "temperature": 1.0,
+        "coverage_scores": [],
+        "coverage_accuracies": [],
     }
     original = json.loads((folder / "config.json").read_text())
     assert config["id2label"] == {"0": "calm", "1": "glad", "2": "sad"}
