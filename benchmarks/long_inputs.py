@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_files import write_results
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForSequenceClassification,
@@ -144,7 +145,7 @@ def main() -> None:
     if given.json is not None:
         sizes = {name: getattr(given, name) for name in ("tokens", "layers", "width", "threads", "repeats")}
         content = {"options": sizes, "environment": environment(), "sides": found}
-        given.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_results(given.json, content)
 
 
 if __name__ == "__main__":

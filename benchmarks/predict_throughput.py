@@ -17,7 +17,6 @@ over rounds), or ours in bfloat16 than another one in bfloat16; accuracy, and la
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -31,6 +30,7 @@ from pathlib import Path
 
 import torch
 from predict_sides import CLOCKS, SIDES, count_tokens, measured, train
+from result_files import write_results
 
 from bert_tasks.encoder.cpu import matmul_library
 from bert_tasks.environment import cpu_name
@@ -169,7 +169,7 @@ def main() -> None:
         runs = {"threads": given.threads, "clock": given.clock, "rows": len(texts), "repeats": given.repeats}
         sides = {name: asdict(one) for name, one in found.items()}
         content = {**about, **runs, "seconds": seconds, "sides": sides, "equal_int8_labels": equal}
-        given.json.write_text(json.dumps(content, indent=2) + "\n")
+        write_results(given.json, content)
 
 
 if __name__ == "__main__":

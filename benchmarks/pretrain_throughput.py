@@ -12,7 +12,6 @@ timed, and takes turns with the others. What is timed is an epoch over tokenized
 """
 
 import argparse
-import json
 import os
 import resource
 import statistics
@@ -28,6 +27,7 @@ from unittest.mock import patch
 import torch
 from datasets import Dataset
 from matrix_products import Products, Recorder
+from result_files import write_results
 from torch.nn import functional
 from train_throughput import CLOCKS, Options, timed_fit, timed_trainer
 
@@ -200,7 +200,7 @@ def main() -> None:
     print("\n".join(report(found)))
     if chosen.json is not None:
         content = {"options": vars(options), "environment": machine, "sides": found}
-        chosen.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_results(chosen.json, content)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from result_files import write_results
 
 from bert_tasks import TaskModel, fit
 from bert_tasks.metrics.calibration import COVERAGES, calibration, coverage_curve, fit_temperature
@@ -87,7 +88,7 @@ def main() -> None:
         print(json.dumps(runs[-1]), flush=True)
     if options.json is not None:
         content = {"rows": len(train), "settings": SETTINGS, "splits": options.splits, "environment": environment()}
-        options.json.write_text(json.dumps({**content, "runs": runs}, indent=1) + "\n", "utf-8")
+        write_results(options.json, {**content, "runs": runs})
 
 
 if __name__ == "__main__":

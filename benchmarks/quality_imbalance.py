@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from quality_several_tasks import EMBEDDED, read_rows
+from result_files import write_results
 
 from bert_tasks import TaskModel, fit
 from bert_tasks.environment import cpu_name
@@ -57,7 +58,7 @@ def main() -> None:
         print(side, *(f"{name} {mean:.1f}" for name, mean in zip(SCORES, means, strict=True)), sep="  ")
     if options.json is not None:
         content = {"processor": cpu_name(), "threads": 1, "rows": len(train), "options": OPTIONS, "runs": runs}
-        options.json.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        write_results(options.json, content)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Verdict: our mean loss <= theirs + 0.02.
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch
 from pretrain_throughput import BATCH_SIZE, LENGTH, WEIGHTS, blocks, texts, trainer_parts
+from result_files import write_results
 
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.training.files import environment
@@ -103,7 +103,7 @@ def main() -> None:
     if chosen.json is not None:
         options = {name: value for name, value in vars(chosen).items() if name != "json"}
         content = {"options": options, "environment": environment(), "metrics": found}
-        chosen.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_results(chosen.json, content)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_files import write_results
 
 from bert_tasks import MultiTaskModel, TaskModel, fit
 
@@ -75,7 +76,7 @@ def main() -> None:
         single, joint = (statistics.fmean(values) for values in zip(*pairs, strict=True))
         print(f"{head}: alone {single:.2f}, together {joint:.2f}, difference {joint - single:+.2f}")
     if options.json is not None:
-        options.json.write_text(json.dumps({"rows": len(train), "runs": runs}, indent=1) + "\n", "utf-8")
+        write_results(options.json, {"rows": len(train), "runs": runs})
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_files import write_results
 
 from bert_tasks import TaskModel
 from bert_tasks.tasks import SequenceClassification
@@ -190,7 +191,7 @@ def main() -> None:
         loads = {"load_before": load, "load_after": os.getloadavg()}
         versions = {"python": platform.python_version(), "torch": torch.__version__}
         content = {"results": [asdict(r) for r in results], "batching_is_faster": faster} | machine | loads | versions
-        given.results.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        write_results(given.results, content)
 
 
 if __name__ == "__main__":

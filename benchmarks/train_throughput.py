@@ -18,7 +18,6 @@ On a GPU, with transformers' ``torch_compile`` as one more side:
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -34,6 +33,7 @@ from unittest.mock import patch
 import torch
 from datasets import Dataset
 from matrix_products import Products, Recorder
+from result_files import write_results
 from torch import nn
 from train_workloads import SHAPES, WORKLOADS, Predictor, prepared, trainer_dataset
 
@@ -319,7 +319,7 @@ def main() -> None:
         print("\n".join(report(found[-1])), flush=True)
     if chosen.json is not None:
         content = {"options": vars(options), "environment": machine, "results": found}
-        chosen.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_results(chosen.json, content)
 
 
 if __name__ == "__main__":

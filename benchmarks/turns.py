@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memory import MIB, watched
+from result_files import write_results
 
 from bert_tasks.training.files import environment
 
@@ -66,4 +67,4 @@ def report(found: Mapping[str, Sequence[Figures]], columns: Mapping[str, str], *
 
 def write_figures(path: Path, found: Mapping[str, Sequence[Figures]]) -> None:
     content = {"command": ["python", *sys.argv], "environment": environment(), "figures": found}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_results(path, content)
