@@ -40,7 +40,9 @@ from support.documents import (
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-ALL_PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "recipes").rglob("*.md"), *DOCS.rglob("*.md")])
+ALL_PAGES = sorted(
+    [*ROOT.glob("*.md"), *(path for name in ("benchmarks", "docs", "recipes") for path in (ROOT / name).rglob("*.md"))]
+)
 UsageError = typer.BadParameter.__mro__[1]  # typer has no public name for it
 
 

@@ -62,7 +62,9 @@ def prose(source: Source) -> str:
 
 
 def documents(repository: Path) -> list[Path]:
-    return sorted([*repository.glob("*.md"), *(repository / "docs").rglob("*.md")])
+    return sorted(
+        [*repository.glob("*.md"), *(repository / "benchmarks").glob("*.md"), *(repository / "docs").rglob("*.md")]
+    )
 
 
 def breaches(repository: Path = Path()) -> Counter[str]:
