@@ -2,7 +2,6 @@
 
     python benchmarks/gpu.py --minutes 8 --json FILE
     python benchmarks/gpu.py --device cpu --shape tiny
-    python benchmarks/gpu.py --table FILE            # of docs/performance.md
 
 Weights are random, and lengths are drawn from the distributions in ``LENGTHS``, so no data is needed. Training is an
 epoch in bfloat16 autocast after a warm-up epoch: batches, forward, backward, clipping and fused AdamW. Sides:
@@ -21,7 +20,6 @@ each weight of a product and token, and 12 x layers x hidden size x T^2 for atte
 
 import argparse
 import gc
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +33,7 @@ import numpy as np
 import torch
 import transformers
 from datasets import Dataset
+from result_files import write_results
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -359,7 +358,7 @@ def run(
                 results.append({**asdict(cell), "kind": kind, "side": side, **figures})
                 print(_line(results[-1]), flush=True)
                 if path is not None:
-                    path.write_text(json.dumps({"machine": machine(device), "results": results}, indent=1) + "\n")
+                    write_results(path, {"machine": machine(device), "results": results})
     return results
 
 
@@ -370,29 +369,6 @@ def _line(result: dict[str, Any]) -> str:
     mfu = f"{result['mfu']:7.1%} MFU" if "mfu" in result else ""
     memory = f"{result['peak_gib']:7.2f} GiB" if "peak_gib" in result else ""
     return f"{name}{result['tokens_per_second']:11,.0f} tokens/s{mfu}{memory}"
-
-
-def table(path: Path) -> str:
-    """Returns the training results of a file as a Markdown table."""
-    lines = ["| model | texts | bert_tasks | Trainer at its best | ratio |", "|---|---|---|---|---|"]
-    sides: dict[tuple[str, str, int], dict[str, Any]] = {}
-    for result in json.loads(path.read_text())["results"]:
-        if result["kind"] == "training" and "error" not in result:
-            cell = (result["shape"], result["lengths"], result["batch_size"])
-            sides.setdefault(cell, {})[result["side"]] = result
-    for (shape, lengths, batch_size), results in sides.items():
-        ours = results.pop("ours")
-        best = max(
-            (results[side] for side in results if side in ("dynamic", "padded", "compiled")),
-            key=lambda result: result["tokens_per_second"],
-        )
-        cells = [
-            f"{side['tokens_per_second'] / 1000:.0f} k tokens/s, {side['reserved_gib']:.1f} GiB, MFU {side['mfu']:.1%}"
-            for side in (ours, best)
-        ]
-        ratio = ours["tokens_per_second"] / best["tokens_per_second"]
-        lines.append(f"| {shape} | {lengths}, batches of {batch_size} | {cells[0]} | {cells[1]} | {ratio:.1f} |")
-    return "\n".join(lines)
 
 
 def machine(device: torch.device) -> dict[str, str]:
@@ -408,11 +384,7 @@ def main() -> None:
     parser.add_argument("--shape", action="append", choices=CONFIGS, help="default: all but tiny; may be repeated")
     parser.add_argument("--side", action="append", choices=TRAINING, help="of training; default: ours, dynamic, padded")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--table", type=Path, help="print a file of --json as a table, and end")
     chosen = parser.parse_args()
-    if chosen.table is not None:
-        print(table(chosen.table))
-        return
     cells = [cell for cell in (*CELLS, *TINY_CELLS) if cell.shape in (chosen.shape or [*CONFIGS][1:])]
     device = torch.device(chosen.device)
     if device.type == "cpu":

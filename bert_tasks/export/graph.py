@@ -103,7 +103,7 @@ def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7)
     """The graph with int8 weights and dynamically quantized activations, by onnxruntime's quantizer.
 
     Weights have one scale per output channel, and activations one per token: of the settings that were tried, this
-    changed the fewest labels (docs/performance.md). Embeddings, norms, softmax, the products of queries, keys and
+    changed the fewest labels (benchmarks/LOG.md). Embeddings, norms, softmax, the products of queries, keys and
     values, and the head stay in float32. What remains is one range for a padded batch, so a row's scores depend a
     little on the other rows.
 

@@ -1,0 +1,230 @@
+"""Writes the tables of docs/performance.md, and the README's sentence on speed, from the files in benchmarks/results.
+
+    python benchmarks/tables.py
+    python benchmarks/tables.py --check   # exits with 1 if a page is not what the results say
+
+``FILES`` names the results that the pages show. A page marks where a table begins (``<!--table:NAME-->``) and ends
+(``<!--end-->``). Numbers have two significant digits. A ratio is the median over turns.
+"""
+
+import argparse
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "docs/performance.md")
+FILES = {
+    "training": ("train_throughput_epyc_zen5.json", "train_throughput_epyc_zen5_bf16.json"),
+    "pre-training": ("pretrain_throughput_epyc_zen5.json",),
+    "prediction": ("predict_throughput_epyc_zen5.json", "embed_throughput_epyc_avx512.json"),
+    "memory": ("vocabulary_rows_epyc_avx512.json", "long_inputs_epyc_avx512.json"),
+    "gpu": ("gpu_h100.json",),
+}
+FILES["speed"] = (FILES["training"][0], FILES["prediction"][0], *FILES["gpu"])
+GENERATIONS = {"family 25, model 17": "Zen 4", "family 26, model 2": "Zen 5"}  # of processors with the same name
+DATA = {"stsb": "STS-B", "rte": "RTE", "sst2": "SST-2", "conll2003": "CoNLL-2003", "squad": "SQuAD"}
+PRE_TRAINING = {"sparse": "Trainer, masked tokens only", "grouped": "Trainer, run_mlm.py"}
+LIBRARIES = {"pipeline()": "`pipeline()`", "openvino": "OpenVINO"}
+EMBEDDING = ("sentence-transformers", "the same, fastest batch size")
+
+Result = dict[str, Any]
+
+
+def number(value: float) -> str:
+    """Formats a number with two significant digits."""
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{float(f'{mantissa}e{exponent}'):,.{max(1 - int(exponent), 0)}f}"
+
+
+def ratio(values: Iterable[float], ours: Iterable[float]) -> float:
+    return statistics.median(value / own for value, own in zip(values, ours, strict=True))
+
+
+def span(values: Sequence[float]) -> str:
+    low, high = number(min(values)), number(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def table(*rows: Sequence[str]) -> list[str]:
+    """Returns the lines of a Markdown table, whose first row is the header."""
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, "|---" * len(rows[0]) + "|", *body]
+
+
+def facts(result: Result) -> Result:
+    """Returns what a file says of the machine, together with what it says of the run."""
+    known = dict(result)
+    for part in ("environment", "machine", "options"):
+        known |= result.get(part, {})
+    return known
+
+
+def processor(result: Result) -> str:
+    known = facts(result)
+    name: str = next(known[name] for name in ("device", "cpu", "processor") if name in known).partition(" (AVX")[0]
+    is_named = "device" not in known and known.get("cpu_model") in GENERATIONS
+    return f"{name}, {GENERATIONS[known['cpu_model']]}" if is_named else name
+
+
+def caption(result: Result) -> str:
+    """Returns the processor, the threads, the date and the commit, as far as the file records them."""
+    known = facts(result)
+    templates = {"threads": "{} threads", "date": "{}", "commit": "{}"}
+    values = [text.format(known[name]) for name, text in templates.items() if name in known]
+    return ", ".join([processor(result), *values])
+
+
+def training_ratios(result: Result) -> dict[str, float]:
+    seconds = {row["workload"]: row["seconds"] for row in result["results"]}
+    return {name: ratio(sides["grouped"], sides["ours"]) for name, sides in seconds.items()}
+
+
+def training(*results: Result) -> list[str]:
+    """Returns a row for each data set, and two columns for each file: in float32, then in bf16."""
+    rows = {name: [label, *["", ""] * len(results)] for name, label in DATA.items()}
+    for column, result in enumerate(results):
+        for row in result["results"]:
+            tokens = row["tokens"] / statistics.median(row["seconds"]["ours"])
+            values = (tokens, training_ratios(result)[row["workload"]])
+            rows[row["workload"]][2 * column + 1 : 2 * column + 3] = map(number, values)
+    head = [title for precision in ("float32", "bf16")[: len(results)] for title in (precision, "speed-up")]
+    return table(["tokens/s", *head], *rows.values())
+
+
+def pre_training(result: Result) -> list[str]:
+    rows, ours = [], result["sides"]["ours"]
+    for name, label in {"ours": "bert_tasks", **PRE_TRAINING}.items():
+        side = result["sides"][name]
+        speeds, own = ([one["tokens"] / seconds for seconds in one["seconds"]] for one in (side, ours))
+        factors = [ratio(own, speeds), ours["peak_mib"] / side["peak_mib"]]
+        factor, share = ["", ""] if side is ours else map(number, factors)
+        rows.append([label, number(statistics.median(speeds)), factor, share])
+    return table(["", "tokens/s", "speed-up", "memory"], *rows)
+
+
+def prediction(result: Result, embedding: Result) -> list[str]:
+    precisions, ours = ("", " bf16", " int8"), "bert_tasks"
+    names = [name for name in result["sides"] if not name.endswith((*precisions[1:], " graph"))]
+    rows = []
+    for name in names:
+        cells = [LIBRARIES.get(name, name)]
+        for precision in precisions:
+            side, own = result["sides"].get(name + precision), result["seconds"].get(ours + precision)
+            times = result["seconds"].get(name + precision)
+            factor = "" if name == ours or not own or not times else f" ({number(ratio(times, own))})"
+            cells.append("" if side is None else number(side["rows_per_second"][1]) + factor)
+        rows.append(cells)
+    sides = [result["sides"].get(ours + precision) for precision in precisions[1:]]
+    changed = ["" if side is None else f"{number(100 * (1 - side['equal_labels']))}%" for side in sides]
+    rows.append(["changed labels", "", *changed])
+    factors = " and ".join(number(embedding["sides"][name]["ours_is"]) for name in EMBEDDING)
+    peer = "sentence-transformers, default and fastest batch size"
+    sentence = f"Embeddings ({processor(embedding)}): {factors} times {peer}."
+    return [*table(["rows/s", "float32", "bf16", "int8"], *rows), "", sentence]
+
+
+def memory(vocabulary: Result, long_text: Result) -> list[str]:
+    training = (vocabulary["figures"]["fit"], vocabulary["figures"]["trainer"], "seconds_per_step", "peak_rss_mib")
+    reading = (long_text["sides"]["bert_tasks"], long_text["sides"]["transformers"], "seconds", "mib")
+    rows = []
+    for label, (ours, theirs, time, peak) in {
+        "training, XLM-RoBERTa base's shape": training,
+        "8192 tokens, ModernBERT base's shape, above the weights": reading,
+    }.items():
+        peaks = [statistics.median(turn[peak] for turn in turns) for turns in (ours, theirs)]
+        factor = ratio([turn[time] for turn in theirs], [turn[time] for turn in ours])
+        rows.append([label, *map(number, peaks), number(peaks[0] / peaks[1]), number(factor)])
+    return table(["peak MiB", "bert_tasks", "transformers", "memory", "speed-up"], *rows)
+
+
+def gpu_cells(result: Result, kind: str) -> dict[tuple[str, str, int], tuple[Result, Result]]:
+    """Returns our side and the fastest other one by shape, lengths and batch size."""
+    sides: dict[tuple[str, str, int], dict[str, Result]] = {}
+    for row in result["results"]:
+        if row["kind"] == kind and "error" not in row and row["side"] != "ours eager":
+            sides.setdefault((row["shape"], row["lengths"], row["batch_size"]), {})[row["side"]] = row
+    return {
+        cell: (rows.pop("ours"), max(rows.values(), key=lambda row: float(row["tokens_per_second"])))
+        for cell, rows in sides.items()
+        if "ours" in rows and len(rows) > 1
+    }
+
+
+def gpu_ratios(result: Result, kind: str) -> dict[tuple[str, str, int], float]:
+    cells = gpu_cells(result, kind).items()
+    return {cell: ours["tokens_per_second"] / theirs["tokens_per_second"] for cell, (ours, theirs) in cells}
+
+
+def gpu(result: Result) -> list[str]:
+    """Returns a row for each model, with ranges over data sets and batch sizes."""
+    models: dict[str, list[tuple[float, float, float]]] = {}
+    for (model, *_), (ours, theirs) in gpu_cells(result, "training").items():
+        tokens, share = ours["tokens_per_second"], ours["reserved_gib"] / theirs["reserved_gib"]
+        models.setdefault(model, []).append((tokens / 1000, tokens / theirs["tokens_per_second"], share))
+    rows = [[model, *map(span, zip(*values, strict=True))] for model, values in models.items()]
+    reading = list(gpu_ratios(result, "prediction").values())
+    sentence = f"Prediction: {span(reading)} times a sorted loop, median {number(statistics.median(reading))}."
+    return [*table(["1000 tokens/s", "bfloat16", "speed-up", "memory"], *rows), "", sentence]
+
+
+def speed(train: Result, predict: Result, card: Result) -> list[str]:
+    """Returns the README's sentences, as lines of a list item."""
+    pipeline = number(ratio(predict["seconds"]["pipeline()"], predict["seconds"]["bert_tasks"]))
+    bert_base = span([value for cell, value in gpu_ratios(card, "training").items() if cell[0] == "bert-base"])
+    fitting = span(list(training_ratios(train).values()))
+    return [
+        f"  Fine-tuning runs {fitting} times as fast as transformers' Trainer at its best ({processor(train)}),",
+        f"  on a GPU {bert_base} times ({processor(card)}, BERT-base), and prediction {pipeline} times as fast as",
+        f"  `pipeline()` ({processor(predict)}).",
+    ]
+
+
+RENDERERS: dict[str, Callable[..., list[str]]] = {
+    "training": training,
+    "pre-training": pre_training,
+    "prediction": prediction,
+    "memory": memory,
+    "gpu": gpu,
+    "speed": speed,
+}
+MARKED = re.compile(r"(<!--table:([\w-]+)-->\s).*?(\s<!--end-->)", re.DOTALL)
+
+
+def rendered(name: str) -> str:
+    """Returns a table below its caption, which links to the results."""
+    paths = [ROOT / "benchmarks" / "results" / file for file in FILES[name]]
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    lines = RENDERERS[name](*results)
+    if name != "speed":
+        links: dict[str, str] = {}
+        for result, path in zip(results, paths, strict=True):
+            links.setdefault(caption(result), path.name)
+        text = "; ".join(f"[{text}](../benchmarks/results/{file})" for text, file in links.items())
+        lines = [f"*{text}*", "", *lines]
+    return "\n".join(lines)
+
+
+def updated(text: str) -> str:
+    """Returns the text of a page with the tables that the results give."""
+    return MARKED.sub(lambda match: f"{match[1]}{rendered(match[2])}{match[3]}", text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a page is out of date")
+    options = parser.parse_args()
+    for page in (ROOT / name for name in PAGES):
+        text = page.read_text(encoding="utf-8")
+        if updated(text) == text:
+            continue
+        if options.check:
+            raise SystemExit(f"{page} is not what the results say. Run `python benchmarks/tables.py`.")
+        page.write_text(updated(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""docs/performance.md and the README say what the files in benchmarks/results say, and each of these files is used."""
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGES = ("README.md", "docs/performance.md")
+MAX_WORDS = 500
+
+
+def tables(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "benchmarks" / "tables.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def script(repository: Path) -> dict[str, Any]:
+    return runpy.run_path(str(repository / "benchmarks" / "tables.py"))
+
+
+@pytest.fixture
+def pages(repository: Path, tmp_path: Path) -> Path:
+    """A folder with the script, the results and the pages."""
+    shutil.copytree(repository / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
+    shutil.copy(repository / "benchmarks" / "tables.py", tmp_path / "benchmarks")
+    (tmp_path / "docs").mkdir()
+    for name in PAGES:
+        shutil.copy(repository / name, tmp_path / name)
+    return tmp_path
+
+
+def test_pages_show_the_results(repository: Path) -> None:
+    done = tables(repository, "--check")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_changed_number_fails_and_is_corrected(pages: Path, name: str) -> None:
+    page = pages / name
+    text = page.read_text(encoding="utf-8")
+    head, marker, tail = text.partition("<!--table:")
+    other = re.sub(r"\d", lambda match: str(9 - int(match[0])), tail, count=1)
+    page.write_text(head + marker + other, encoding="utf-8")
+    done = tables(pages, "--check")
+    assert (done.returncode, name in done.stderr) == (1, True)
+    assert tables(pages).returncode == 0
+    assert page.read_text(encoding="utf-8") == text
+
+
+def test_new_result_is_a_new_table(pages: Path, script: dict[str, Any]) -> None:
+    file = pages / "benchmarks" / "results" / script["FILES"]["training"][0]
+    result = json.loads(file.read_text(encoding="utf-8"))
+    result |= {"date": "2027-01-02", "commit": "0123abc", "cpu_model": "family 25, model 17"}
+    result["environment"] |= {"cpu": "Test (AVX512)"}
+    result["options"] |= {"threads": 3}
+    row = {"workload": "stsb", "tokens": 1000, "seconds": {"ours": [2.0, 1.0, 3.0], "grouped": [6.0, 7.0, 8.0]}}
+    file.write_text(json.dumps({**result, "results": [row]}), encoding="utf-8")
+    assert tables(pages, "--check").returncode == 1
+    assert tables(pages).returncode == 0
+    text = (pages / "docs/performance.md").read_text(encoding="utf-8")
+    assert "[Test, Zen 4, 3 threads, 2027-01-02, 0123abc]" in text
+    assert "| STS-B | 500 | 3.0 |" in text
+    assert "Fine-tuning runs 3.0 times" in (pages / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(4427.1, "4,400"), (996.0, "1,000"), (9.96, "10"), (2.24, "2.2"), (0.949, "0.95"), (0.0, "0.0")]
+)
+def test_numbers_have_two_digits(script: dict[str, Any], value: float, text: str) -> None:
+    assert script["number"](value) == text
+
+
+def test_page_is_one_screen(repository: Path) -> None:
+    assert len((repository / "docs/performance.md").read_text(encoding="utf-8").split()) <= MAX_WORDS
+
+
+def test_every_result_is_used(repository: Path) -> None:
+    sources = [repository / "benchmarks" / name for name in ("tables.py", "LOG.md")]
+    texts = [path.read_text(encoding="utf-8") for path in [*sources, *(repository / "docs").rglob("*.md")]]
+    files = sorted(path.name for path in (repository / "benchmarks" / "results").iterdir())
+    used = set(re.findall(r"\w+\.jsonl?", "\n".join(texts)))
+    assert [name for name in files if name not in used] == []
+
+
+def test_results_record_date_and_commit(repository: Path, tmp_path: Path) -> None:
+    write_results = runpy.run_path(str(repository / "benchmarks" / "result_files.py"))["write_results"]
+    write_results(tmp_path / "x.json", {"seconds": [1.0]})
+    content = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
+    assert content["seconds"] == [1.0]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", content["date"])
+    assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?", content.get("commit", "0123abc"))
