@@ -23,6 +23,7 @@ from bert_tasks.errors import DataError
 MOST_LABELS = 1000
 _IMBALANCED = 5  # times as many rows as the rarest label
 _DOMINANT = 0.9  # a label with a larger share hides the others
+_LINES_SHOWN = 5  # of rows with an empty or repeated text
 _FEW = 10  # a plain tag among ten chunk tags counts as a mistake
 
 
@@ -251,6 +252,7 @@ class SplitReport:
         truncated_share: the share of rows with tokens that are in no window.
         duplicates: rows whose text an earlier row has; ``conflicts``: duplicates with another label.
         also_in_train: rows whose text a training row has.
+        first_lines: lines of the first rows that these figures count, by the name of the figure.
         notes: rows that were skipped, tags that no training row has, what was truncated, and rare labels.
         tasks: of several tasks, the name of each -> the figures of the rows that have its label, and ``unlabelled``,
             the number of the other rows.
@@ -267,6 +269,7 @@ class SplitReport:
     empty_texts: int
     also_in_train: int
     notes: tuple[str, ...]
+    first_lines: dict[str, tuple[int, ...]] = field(default_factory=dict)
     unlabelled: int = 0
     tasks: dict[str, "SplitReport"] = field(default_factory=dict)
 
@@ -281,13 +284,18 @@ class SplitReport:
             figures = ", ".join(f"{name} {value:g}" for name, value in self.token_lengths.items())
             lines.append(f"tokens: {figures}")
         conflict = "has a conflicting label" if self.conflicts == 1 else "have conflicting labels"
-        facts = (
-            (self.empty_texts, "empty text", ""),
-            (self.duplicates, "duplicate text", ""),
-            (self.conflicts, "duplicate", f" {conflict}"),
-            (self.also_in_train, "text", " also in train"),
-        )
-        lines += [f"{counted(count, noun)}{rest}" for count, noun, rest in facts if count]
+        facts = {
+            "empty_texts": ("empty text", ""),
+            "duplicates": ("duplicate text", ""),
+            "conflicts": ("duplicate", f" {conflict}"),
+            "also_in_train": ("text", " also in train"),
+        }
+        for name, (noun, rest) in facts.items():
+            if count := getattr(self, name):
+                numbers = self.first_lines[name]
+                more = ", ..." if len(numbers) < count else ""
+                word = "line" if count == 1 else "lines"
+                lines.append(f"{counted(count, noun)}{rest} ({word} {', '.join(map(str, numbers))}{more})")
         lines += self.notes
         for name, task in self.tasks.items():
             lines.append(f"{name}: {counted(task.rows, 'row')} with a label, {task.unlabelled} without")
@@ -357,6 +365,15 @@ def data_report(
             if len(split_tokens.lengths) > 0:
                 figures = np.percentile(split_tokens.lengths, [0, 50, 95, 100])
                 lengths = dict(zip(("min", "median", "p95", "max"), map(float, figures), strict=True))
+        repeated = np.ones(len(table), dtype=bool)
+        repeated[first] = False
+        masks = {
+            "empty_texts": keys[name]["empty"].astype(bool),
+            "duplicates": repeated,
+            "conflicts": keys[name]["label"] != keys[name]["label"][first[text]],
+            "also_in_train": np.isin(keys[name]["text"], keys["train"]["text"]) & (not is_train),
+        }
+        places = {fact: np.flatnonzero(mask)[:_LINES_SHOWN].tolist() for fact, mask in masks.items()}
         advice = None
         if is_train and label is not None:  # the other rows are never weighed
             are_tags = label.type.is_open
@@ -371,10 +388,12 @@ def data_report(
                 label_counts={label: counts[label] for label in dict.fromkeys([*labels, *sorted(counts)])},
                 token_lengths=lengths,
                 truncated_share=truncated_share,
-                duplicates=len(table) - len(first),
-                conflicts=int(np.sum(keys[name]["label"] != keys[name]["label"][first[text]])),
-                empty_texts=int(keys[name]["empty"].sum()),
-                also_in_train=0 if is_train else int(np.isin(keys[name]["text"], keys["train"]["text"]).sum()),
+                **{fact: int(mask.sum()) for fact, mask in masks.items()},
+                first_lines={
+                    fact: tuple(table.rows.select(numbers).values("line"))
+                    for fact, numbers in places.items()
+                    if numbers
+                },
                 notes=(*notes, *([] if advice is None else [advice])),
                 tasks={key: replace(split, unlabelled=len(table) - split.rows) for key, split in tasks.items()},
             )

@@ -178,7 +178,7 @@ def test_tags_that_only_validation_has_are_allowed() -> None:
         "  labels: O 1 (50%), B-PER 1 (50%)",
         "validation: 2 rows, 3 words",
         "  labels: O 1 (33%), B-PER 0 (0%), B-NEW 2 (67%)",
-        "  1 text also in train",
+        "  1 text also in train (line 1)",
         "  tags that no training row has: 'B-NEW' (2 words)",
     ]
 
@@ -291,14 +291,14 @@ def test_the_data_report() -> None:
         "train: 5 rows",
         "  labels: y 2 (40%), x 3 (60%), z 0 (0%)",
         "  tokens: min 2, median 4, p95 8, max 8",
-        "  1 empty text",
-        "  2 duplicate texts",
-        "  1 duplicate has a conflicting label",
+        "  1 empty text (line 4)",
+        "  2 duplicate texts (lines 2, 3)",
+        "  1 duplicate has a conflicting label (line 3)",
         "  2 rows were cut",
         "validation_hard: 3 rows",
         "  labels: y 1 (33%), x 2 (67%), z 0 (0%)",
-        "  1 duplicate text",
-        "  1 text also in train",
+        "  1 duplicate text (line 3)",
+        "  1 text also in train (line 1)",
     ]
 
 
