@@ -34,14 +34,14 @@ LINES = {
     "tensorflow": (686, 600),
     "families": (2000, 1250),
     "metrics": (1249, 1000),
-    "data": (6306, 2900),
+    "data": (6307, 2900),
     "encoder": (3301, 2300),
     "foundations": (900, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 44_227  # of 29,000
-TOTAL_STATEMENTS = 24_967  # of 15,800
+TOTAL_LINES = 44_228  # of 29,000
+TOTAL_STATEMENTS = 24_971  # of 15,800
 TASK_MEMBERS = 14
 
 

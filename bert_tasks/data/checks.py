@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bert_tasks.data.cells import is_integer
 from bert_tasks.data.columns import Column, first_column
@@ -352,7 +353,6 @@ def data_report(
         tasks = {key: report.splits[index] for key, report in by_task.items()}
         is_train, split_tokens = name == "train", None if tokens is None else tokens.get(name)
         counts = _label_counts(table, columns)
-        _, first, text = np.unique(keys[name]["text"], return_index=True, return_inverse=True)
         notes = list(table.notes)
         if label is not None and label.type.is_open:
             new = [f"{tag!r} ({counted(counts[tag], 'word')})" for tag in sorted(counts) if tag not in trained]
@@ -365,15 +365,7 @@ def data_report(
             if len(split_tokens.lengths) > 0:
                 figures = np.percentile(split_tokens.lengths, [0, 50, 95, 100])
                 lengths = dict(zip(("min", "median", "p95", "max"), map(float, figures), strict=True))
-        repeated = np.ones(len(table), dtype=bool)
-        repeated[first] = False
-        masks = {
-            "empty_texts": keys[name]["empty"].astype(bool),
-            "duplicates": repeated,
-            "conflicts": keys[name]["label"] != keys[name]["label"][first[text]],
-            "also_in_train": np.isin(keys[name]["text"], keys["train"]["text"]) & (not is_train),
-        }
-        places = {fact: np.flatnonzero(mask)[:_LINES_SHOWN].tolist() for fact, mask in masks.items()}
+        figures_of_texts = _text_figures(table, keys[name], None if is_train else keys["train"])
         advice = None
         if is_train and label is not None:  # the other rows are never weighed
             are_tags = label.type.is_open
@@ -388,17 +380,26 @@ def data_report(
                 label_counts={label: counts[label] for label in dict.fromkeys([*labels, *sorted(counts)])},
                 token_lengths=lengths,
                 truncated_share=truncated_share,
-                **{fact: int(mask.sum()) for fact, mask in masks.items()},
-                first_lines={
-                    fact: tuple(table.rows.select(numbers).values("line"))
-                    for fact, numbers in places.items()
-                    if numbers
-                },
+                **figures_of_texts,
                 notes=(*notes, *([] if advice is None else [advice])),
                 tasks={key: replace(split, unlabelled=len(table) - split.rows) for key, split in tasks.items()},
             )
         )
     return DataReport(splits=tuple(reports))
+
+
+def _text_figures(table: RowTable, keys: NDArray[Any], train: NDArray[Any] | None) -> dict[str, Any]:
+    """The fields of ``SplitReport`` about empty and repeated texts; ``train``: keys of the training rows."""
+    _, first, text = np.unique(keys["text"], return_index=True, return_inverse=True)
+    masks = {
+        "empty_texts": keys["empty"].astype(bool),
+        "duplicates": np.isin(np.arange(len(table)), first, invert=True),
+        "conflicts": keys["label"] != keys["label"][first[text]],
+        "also_in_train": np.zeros(len(table), bool) if train is None else np.isin(keys["text"], train["text"]),
+    }
+    rows = {name: np.flatnonzero(mask)[:_LINES_SHOWN].tolist() for name, mask in masks.items() if mask.any()}
+    lines = {name: tuple(table.rows.select(numbers).values("line")) for name, numbers in rows.items()}
+    return {**{name: int(mask.sum()) for name, mask in masks.items()}, "first_lines": lines}
 
 
 def _label_counts(table: RowTable, columns: Sequence[Column]) -> Counter[str]:
