@@ -28,20 +28,20 @@ LINES = {
     "recipe": (1598, 1000),
     "init": (776, 650),
     "model": (2660, 1950),
-    "export": (853, 700),
-    "tasks": (8695, 4900),
+    "export": (865, 700),
+    "tasks": (8697, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
     "families": (2000, 1250),
     "metrics": (1249, 1000),
     "data": (6307, 2900),
-    "encoder": (3301, 2300),
-    "foundations": (900, 800),
+    "encoder": (3299, 2300),
+    "foundations": (901, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 44_228  # of 29,000
-TOTAL_STATEMENTS = 24_971  # of 15,800
+TOTAL_LINES = 44_241  # of 29,000
+TOTAL_STATEMENTS = 24_983  # of 15,800
 TASK_MEMBERS = 14
 
 

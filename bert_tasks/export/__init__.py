@@ -27,7 +27,7 @@ from bert_tasks.encoder.heads import PretrainingOutput, VocabularyOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
-from bert_tasks.export.exported import GRAPH, RECORD, GraphModel, input_names, names_other_file, output_names
+from bert_tasks.export.exported import GRAPHS, RECORD, GraphModel, input_names, names_other_file, output_names
 from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
 from bert_tasks.model.inputs import Data, load_table, load_trained
 from bert_tasks.model.pretrained import check_one_task, saved_config
@@ -74,8 +74,8 @@ class Export:
             return [f"{record['architecture']} with {counted(record['labels'], 'label')}", f"exported: {self.folder}"]
         parity = record["parity"]
         lines = [
-            f"{GRAPH}: {record['bytes']:,} bytes, opset {record['opset']}, {', '.join(record['inputs'])} -> "
-            f"{', '.join(record['outputs'])}",
+            f"{GRAPHS[record['to']]}: {record['bytes']:,} bytes, opset {record['opset']}, "
+            f"{', '.join(record['inputs'])} -> {', '.join(record['outputs'])}",
             f"float32 graph: {counted(parity['sequences'], 'sequence')} of {parity['shortest']} to {parity['longest']} "
             f"tokens in batches of 1 and 7, largest difference {parity['max_difference']:.2g}, "
             f"allowed {parity['allowed']:.2g}",
@@ -192,7 +192,7 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
     """Refuses an output folder before any work is done for it."""
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file, expected a folder for the exported model")
-    existing = {path.name for path in target.iterdir()} if target.is_dir() else set()
+    existing = _file_names(target) if target.is_dir() else set()
     if existing and RECORD not in existing:
         raise UsageError(
             f"{target} is not empty and contains no export (it contains {min(existing)}): choose another folder"
@@ -212,6 +212,11 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
     check_writable(target.absolute().parent)
 
 
+def _file_names(folder: Path) -> set[str]:
+    """Returns the files of a folder and of its folders, relative to it."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
 def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: Path, target: Path) -> None:
     outside = {f"head.{name}": tensor.detach().cpu() for name, tensor in model.head.outside_graph.items()}
     try:
@@ -222,9 +227,10 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: 
             tokenizer=model.require_tokenizer(),
             head_tensors=outside if outside else None,
         )
-        (folder / GRAPH).write_bytes(content)
-        files = sorted(path.name for path in folder.iterdir())
-        text = json.dumps({**record, "files": files}, indent=2, ensure_ascii=False)
+        graph = folder / GRAPHS[record["to"]]
+        graph.parent.mkdir()
+        graph.write_bytes(content)
+        text = json.dumps({**record, "files": sorted(_file_names(folder))}, indent=2, ensure_ascii=False)
         (folder / RECORD).write_text(text + "\n", "utf-8")
     except OSError as error:
         reason = weights_write_error(error, target.parent, len(content))

@@ -1,6 +1,6 @@
 """Embeddings: a vector for each text, from the hidden states of an encoder. No recipe trains this task.
 
-Shape legend: H hidden.
+Shape legend: S samples (rows), H hidden.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Predictio
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads
+from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, torch
 from bert_tasks.tasks.shared.rendering import Rendering
 
 EmbeddingPooling = Literal["mean", "cls", "max"]
@@ -84,14 +84,16 @@ class Embedding(Task[EmbeddingPrediction]):
         ]
 
     def head(self, config: EncoderConfig) -> Head:
-        return heads.EmbeddingHead(
-            width=config.hidden_size, pooling=self.pooling, normalize=self.normalize, depth=self.depth
-        )
+        return heads.EmbeddingHead(width=config.hidden_size, pooling=self.pooling, depth=self.depth)
 
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[EmbeddingPrediction]:
-        return [EmbeddingPrediction(embedding=vector.float().numpy()) for vector in compact]
+        if not rows:
+            return []
+        vectors = torch.stack(list(compact)).float()  # [S, H]
+        vectors = F.normalize(vectors, dim=-1) if self.normalize else vectors
+        return [EmbeddingPrediction(embedding=vector) for vector in vectors.numpy()]
 
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
         _refuse_training()
