@@ -20,16 +20,16 @@ LINES = {
     "api": (269, 250),
     "report": (1997, 1700),
     "cards": (544, 380),
-    "serving": (1108, 800),
+    "serving": (1583, 800),
     "glue_submission": (126, 150),
     "experiments": (1634, 1200),
     "training": (4029, 2700),
-    "inference": (1779, 1150),
+    "inference": (1801, 1150),
     "recipe": (1598, 1000),
     "init": (776, 650),
     "model": (2660, 1950),
     "export": (865, 700),
-    "tasks": (8697, 4900),
+    "tasks": (8763, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
     "families": (2000, 1250),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 44_241  # of 29,000
-TOTAL_STATEMENTS = 24_983  # of 15,800
+TOTAL_LINES = 44_804  # of 29,000
+TOTAL_STATEMENTS = 25_313  # of 15,800
 TASK_MEMBERS = 14
 
 
