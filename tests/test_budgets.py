@@ -20,7 +20,7 @@ LINES = {
     "api": (269, 250),
     "report": (1997, 1700),
     "cards": (544, 380),
-    "serving": (1583, 800),
+    "serving": (1569, 800),
     "glue_submission": (126, 150),
     "experiments": (1634, 1200),
     "training": (4029, 2700),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 44_804  # of 29,000
-TOTAL_STATEMENTS = 25_313  # of 15,800
+TOTAL_LINES = 44_790  # of 29,000
+TOTAL_STATEMENTS = 25_321  # of 15,800
 TASK_MEMBERS = 14
 
 

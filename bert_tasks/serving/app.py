@@ -25,7 +25,7 @@ from bert_tasks.data.problems import counted
 from bert_tasks.errors import CheckpointError, DataError, NotFiniteScoresError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
-from bert_tasks.serving.clients import SHAPES, Call, Shape, Source, is_tei, tei_predict
+from bert_tasks.serving.clients import SHAPES, Call, ClassifyRequest, Shape, Source, is_classifier, is_tei, tei_predict
 from bert_tasks.serving.gate import DISCONNECTED, PREDICT, Gate, error_response
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import (
@@ -108,7 +108,11 @@ def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
     examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
     pointer = f"#/paths/{PREDICT.replace('/', '~1')}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
     tasks = [(task, each.columns) for each in models for task in _request_tasks(each)]
-    schemas = {type(task): request_schema(task, answer.limits, columns, adapters) for task, columns in tasks}
+    schemas: dict[Any, Any] = {
+        type(task): request_schema(task, answer.limits, columns, adapters) for task, columns in tasks
+    }
+    if any(is_classifier(model) for model in models):
+        schemas[ClassifyRequest] = ClassifyRequest
     schema = TypeAdapter(reduce(or_, schemas.values())).json_schema(ref_template=pointer)
 
     def read(content: Any, source: Source) -> Call:

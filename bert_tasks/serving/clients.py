@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from math import log, tanh
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
-import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SkipValidation, ValidationError, create_model
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from bert_tasks.data.columns import Row, as_row
@@ -122,10 +122,20 @@ class RerankRequest(_TEIRequest):
     return_text: bool = False
 
 
-class ClassifyRequest(_TEIRequest):
-    """A text, a pair of texts, or a list of lists of one or two texts."""
+def _as_sequences(value: Any) -> Any:
+    """Returns one or several texts or pairs as a list of lists."""
+    sequences = [[value]] if isinstance(value, str) else [value] if isinstance(value[0], str) else value
+    if not all(isinstance(sequence, list) and 0 < len(sequence) <= 2 for sequence in sequences):
+        raise PydanticCustomError("sequences", "expected a text, a list of one or two texts, or a list of such lists")
+    return sequences
 
-    inputs: str | Annotated[list[str], Field(min_length=1, max_length=2)] | list[list[str]]
+
+class ClassifyRequest(_TEIRequest):
+    """A text, a list of one text or of the two texts of a pair, or a list of such lists."""
+
+    inputs: Annotated[
+        list[list[str]], BeforeValidator(_as_sequences, json_schema_input_type=str | list[str] | list[list[str]])
+    ]
     raw_scores: Literal[False] = False
 
 
@@ -134,7 +144,7 @@ class HubRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    inputs: str | dict[str, Any] | list[str | dict[str, Any]]
+    inputs: SkipValidation[str | dict[str, Any] | list[str | dict[str, Any]]]
     parameters: dict[str, Any] = {}
     options: dict[str, Any] = {}
 
@@ -145,16 +155,11 @@ class _Vector(TypedDict):
     embedding: list[float] | str
 
 
-class _Usage(TypedDict):
-    prompt_tokens: int
-    total_tokens: int
-
-
 class OpenAIResponse(TypedDict):
     object: Literal["list"]
     data: list[_Vector]
     model: str
-    usage: _Usage
+    usage: dict[Literal["prompt_tokens", "total_tokens"], int]
 
 
 class Rank(TypedDict):
@@ -198,11 +203,11 @@ def _openai(content: Any, source: Source) -> Call:
         is_float = request.encoding_format == "float"
         return float_list(vector) if is_float else base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
-    def respond(predictions: Sequence[Any], tokens: int) -> OpenAIResponse:
+    def respond(predictions: Sequence[Any], tokens: int) -> dict[str, Any]:
         vectors = [encode(prediction.embedding) for prediction in predictions]  # [H] each
-        data = [_Vector(object="embedding", index=index, embedding=vector) for index, vector in enumerate(vectors)]
-        usage = _Usage(prompt_tokens=tokens, total_tokens=tokens)
-        return OpenAIResponse(object="list", data=data, model=source.name, usage=usage)
+        data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": source.name, "usage": usage}
 
     return Call(rows=source.reader().several([{"text": text} for text in request.input], "input"), respond=respond)
 
@@ -246,20 +251,21 @@ def _rerank(content: Any, source: Source) -> Call:
 def is_tei(content: Any) -> bool:
     """Returns True if the body of ``/predict`` has TEI's form: ``inputs`` that are texts or lists, not rows."""
     inputs = content.get(INPUTS) if isinstance(content, Mapping) else None
-    return isinstance(inputs, str) or (isinstance(inputs, list) and inputs != [] and isinstance(inputs[0], str | list))
+    return isinstance(inputs, str | list) and len(inputs) > 0 and isinstance(inputs[0], str | list)
+
+
+def is_classifier(model: TaskModel) -> bool:
+    """Returns True if a model classifies texts or pairs."""
+    return getattr(model.task, "problem_type", None) is not None
 
 
 def tei_predict(content: Any, source: Source) -> Call:
     """Reads TEI's form of ``/predict``, in which a list of two texts is a pair."""
-    request, card = _validated(ClassifyRequest, content), Card.of(source.model.task)
-    if getattr(source.model.task, "problem_type", None) is None:
+    if not is_classifier(source.model):
         raise body_error((), f"texts without columns are for classifiers, not for {source.model.task.name}")
-    sequences: list[Any] = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-    is_single = isinstance(sequences[0], str)
-    sequences = [sequences] if is_single else sequences
-    rows = [dict(zip(("text", "text_pair"), sequence, strict=False)) for sequence in sequences]
-    if any(not 0 < len(sequence) <= 2 for sequence in sequences):
-        raise body_error((INPUTS,), "expected lists of one or two texts")
+    request, card = _validated(ClassifyRequest, content), Card.of(source.model.task)
+    is_single = isinstance(content[INPUTS][0], str)
+    rows = [dict(zip(("text", "text_pair"), sequence, strict=False)) for sequence in request.inputs]
 
     def respond(predictions: Sequence[Any], _: int) -> Any:
         answers = [card.hub_answer(prediction, {}) for prediction in predictions]
@@ -287,7 +293,7 @@ def _hub(content: Any, source: Source) -> Call:
     def respond(predictions: Sequence[Any], _: int) -> Any:
         if similar:
             first, *others = (prediction.embedding for prediction in predictions)
-            return float_list(np.stack(others) @ first)
+            return [float(first @ other) for other in others]
         answers = [card.hub_answer(prediction, values) for prediction in predictions]
         return answers[0] if is_single and not card.hub_nests else answers
 
@@ -322,7 +328,7 @@ def _parameters(task: Task) -> type[BaseModel]:
     return create_model("Parameters", __base__=_Request, truncate=(bool | None, None), **fields)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shape:
     """A path that answers as another server does.
 
@@ -348,37 +354,13 @@ class Shape:
         return self.read(content, source)
 
 
+_OPENAI = "Embed texts, in OpenAI's form"
+_EMBED = "Embed texts, in the form of text-embeddings-inference"
+_RERANK = "Sort texts by their scores with a query, in the form of text-embeddings-inference"
+_HUB = "Predict in the form of the hub's inference API"
 SHAPES = (
-    Shape(
-        path=OPENAI,
-        summary="Embed texts, in OpenAI's form",
-        request=OpenAIRequest,
-        response=OpenAIResponse,
-        read=_openai,
-        problem=_needs_vectors,
-    ),
-    Shape(
-        path=EMBED,
-        summary="Embed texts, in the form of text-embeddings-inference",
-        request=EmbedRequest,
-        response=list[list[float]],
-        read=_embed,
-        problem=_needs_vectors,
-    ),
-    Shape(
-        path=RERANK,
-        summary="Sort texts by their scores with a query, in the form of text-embeddings-inference",
-        request=RerankRequest,
-        response=list[Rank],
-        read=_rerank,
-        problem=_needs_scores,
-    ),
-    Shape(
-        path=HUB,
-        summary="Predict in the form of the hub's inference API",
-        request=HubRequest,
-        response=list[Any] | dict[str, Any],
-        read=_hub,
-        problem=_needs_hub_form,
-    ),
+    Shape(OPENAI, _OPENAI, OpenAIRequest, OpenAIResponse, _openai, _needs_vectors),
+    Shape(EMBED, _EMBED, EmbedRequest, list[list[float]], _embed, _needs_vectors),
+    Shape(RERANK, _RERANK, RerankRequest, list[Rank], _rerank, _needs_scores),
+    Shape(HUB, _HUB, HubRequest, list[Any] | dict[str, Any], _hub, _needs_hub_form),
 )

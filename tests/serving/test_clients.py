@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.errors import UsageError
+from bert_tasks.errors import NoHeadError, UsageError
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.limits import Limits
@@ -124,6 +127,7 @@ def test_the_client_of_the_hub(
         assert longer / np.linalg.norm(longer) == pytest.approx(vectors[:1], abs=1e-5)
         similar = embedding.sentence_similarity(TEXTS[0], list(TEXTS[1:4]))
         assert similar == pytest.approx(list(vectors[1:4] @ vectors[0]), abs=1e-5)
+        assert embedding.sentence_similarity(TEXTS[0], []) == []
 
         labels = ["the weather", "food"]
         zero_shot = nli.zero_shot(labels, hypothesis="It is about {}.", multi_label=True).predict(TEXTS[2])[0].scores
@@ -194,14 +198,16 @@ def test_settings_of_an_embedding(encoder: Path) -> None:
     (response,) = posted(loaded(encoder, pooling="cls", normalize=False), ("/embed", {"inputs": TEXTS[0]}))
     expected = Encoder.from_pretrained(encoder).embed(TEXTS[:1], pooling="cls", normalize=False)
     assert np.array(response.json()) == pytest.approx(expected, abs=1e-4)
-    for settings, message in (
+    for wrong, message in (
         ({"poolin": "cls"}, "did you mean 'pooling'"),
         ({"max_length": "a"}, "max_length is 'a'"),
     ):
         with pytest.raises(UsageError, match=message):
-            loaded(encoder, **settings)
+            loaded(encoder, **wrong)
     with pytest.raises(UsageError, match="served in float32 or bf16"):
         load_warm(encoder, task="embedding", settings=None, revision=None, dtype="int8")
+    with pytest.raises(NoHeadError, match="To serve vectors of texts, use task='embedding'"):
+        load_warm(encoder, task=None, settings=None, revision=None, dtype="float32")
 
 
 # TEI: rerank and predict.
@@ -306,6 +312,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("pair", "/rerank", {"texts": ["b"]}, "query: Field required"),
     ("pair", "/", {"inputs": ["a", "b"]}, "inputs: row 0: expected a mapping such as "),
     ("single", "/", {}, "inputs: Field required"),
+    ("single", "/", {"inputs": 5}, "inputs: row 0: expected a mapping such as "),
     ("single", "/", {"inputs": []}, "inputs: expected a list of 1 to 3 rows"),
     ("single", "/", {"inputs": "a", "parameters": {"function_to_apply": "none"}}, f"function_to_apply: {EXTRA}"),
     ("single", "/", {"inputs": "a", "parameters": {"top_k": "2"}}, "top_k: Input should be a valid integer"),
@@ -363,11 +370,46 @@ def test_tei_predict_has_the_errors_of_rows(model_of: ModelOf) -> None:
     responses = posted(model_of("single"), *(("/predict", content) for content in contents))
     assert [response.status_code for response in responses] == [422] * 4
     assert "--task pair-classification" in responses[1].json()["detail"][0]["msg"]
-    assert responses[2].json()["detail"][0] == {
-        "loc": ["body", "inputs"], "msg": "expected lists of one or two texts", "type": "value_error"
-    }  # fmt: skip
+    message = "expected a text, a list of one or two texts, or a list of such lists"
+    for response in (responses[0], responses[2]):
+        (fault,) = response.json()["detail"]
+        assert (fault["loc"], fault["msg"]) == (["body", "inputs"], message)
     (tags,) = posted(model_of("token"), ("/predict", {"inputs": "a b"}))
     assert tags.json()["detail"][0]["msg"] == "texts without columns are for classifiers, not for token-classification"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+TEXT = st.text(st.characters(), max_size=9)
+KEYS = st.sampled_from(["inputs", "input", "query", "texts", "parameters", "normalize", "truncate", "top_k", "options"])
+PAYLOADS = VALUES | st.dictionaries(KEYS, VALUES | TEXT | st.lists(TEXT, max_size=3), max_size=4)
+
+
+@pytest.mark.parametrize("kind", ["embedder", "pair", "token"])
+def test_any_payload_gets_200_or_4xx(kind: str, model_of: ModelOf, embedder: TaskModel) -> None:
+    async def ask(served: Application) -> None:
+        loop = asyncio.get_running_loop()
+
+        @settings(max_examples=100, deadline=None, database=None, derandomize=True)
+        @given(st.sampled_from(["/", "/embed", "/rerank", "/v1/embeddings", "/predict"]), PAYLOADS)
+        def send(path: str, content: Any) -> None:
+            request = served.client.post(
+                path, content=json.dumps(content).encode(), headers={"content-type": "application/json"}
+            )
+            response = asyncio.run_coroutine_threadsafe(request, loop).result()
+            assert response.status_code == 200 or 400 <= response.status_code < 500
+            json.loads(response.content)
+
+        await asyncio.to_thread(send)
+
+    async def run() -> None:
+        async with application(embedder if kind == "embedder" else model_of(kind)) as served:
+            await ask(served)
+
+    asyncio.run(run())
 
 
 def test_limits_hold(embedder: TaskModel) -> None:
@@ -405,6 +447,8 @@ def test_the_document_describes_the_paths(kind: str, paths: set[str], model_of: 
         documented = (await served.client.get("/openapi.json")).json()["paths"]
         names = {path for path, methods in documented.items() if "post" in methods}
         assert names == {"/predict", *paths}
+        schema = documented["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert ("ClassifyRequest" in schema["$defs"]) == (kind == "pair")
         for path in paths:
             schema = documented[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
             jsonschema.Draft202012Validator.check_schema(schema)
