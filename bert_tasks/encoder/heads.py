@@ -191,6 +191,24 @@ class PoolingHead(Head):
         return logits
 
 
+class HiddenStatesHead(Head):
+    """The states of the tokens themselves, for graphs whose users pool them. ``width``: H."""
+
+    per_token = True
+
+    def __init__(self, *, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    @property
+    def num_logits(self) -> int:
+        return self.width
+
+    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
+        """``[N, H] -> [N, H]``"""
+        return hidden
+
+
 class EmbeddingHead(Head):
     """One vector per sequence from the states of its tokens, without parameters.
 

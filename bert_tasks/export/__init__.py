@@ -23,18 +23,20 @@ from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.validator import valid_rows
-from bert_tasks.encoder.heads import PretrainingOutput, VocabularyOutput
+from bert_tasks.encoder.heads import HiddenStatesHead, PretrainingOutput, VocabularyOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
 from bert_tasks.export.exported import GRAPHS, RECORD, GraphModel, input_names, names_other_file, output_names
 from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
+from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.inputs import Data, load_table, load_trained
 from bert_tasks.model.pretrained import check_one_task, saved_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import check_new_folder, check_writable, new_folder, sha256, weights_write_error
 from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.base import Feature, Prediction, Task
+from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.multitask.head import SharedOutput
 from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.tasks.shared.hf_config import HFConfig
@@ -116,7 +118,8 @@ def export(
         output: a new or empty folder, or with ``overwrite`` an earlier export of a graph.
         data: rows to verify the graph on; required for int8.
         task: the task of a folder that does not state one, a task class, or the name of one of several tasks. Without
-            it a graph has the heads of all tasks, and its outputs are ``NAME.logits``.
+            it a graph has the heads of all tasks, and its outputs are ``NAME.logits``. ``embedding`` exports the
+            encoder alone, with the output ``last_hidden_state``, which transformers.js pools.
         settings: fields of the task to change, if ``model`` is loaded here.
         revision: the revision of a name on the hub.
         adapter: a folder of adapters to add to the weights of ``model``, see ``TaskModel.from_pretrained``.
@@ -150,7 +153,11 @@ def export(
     check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     _check_output(target, overwrite=overwrite)
     with new_folder(target, suffix=".exporting") as folder:
-        loaded = load_trained(model, data=data, reading=how, **loading)
+        loaded = (
+            _encoder(model, to, loading)
+            if task == Embedding.name
+            else load_trained(model, data=data, reading=how, **loading)
+        )
         dtypes = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if dtypes:
             raise UsageError(f"the weights are {', '.join(dtypes)}, expected float32: convert the model with .float()")
@@ -175,6 +182,16 @@ def export(
         }
         _write(loaded, content, record, folder, target)
     return Export(folder=target, record=record)
+
+
+def _encoder(model: TaskModel | str | Path, to: str, loading: Mapping[str, Any]) -> TaskModel:
+    """Returns an encoder as a model whose logits are the states of the last layer."""
+    if isinstance(model, TaskModel) or to != "onnx" or loading["settings"] or loading["adapter"] is not None:
+        onnx = argument("to", "onnx")
+        raise UsageError(f"the encoder of a folder is exported with {onnx}, without settings and adapters")
+    loaded = Encoder.from_pretrained(model, revision=loading["revision"]).embedding_model(pooling="mean", prompt="")
+    loaded.head = HiddenStatesHead(width=loaded.config.hidden_size)
+    return loaded
 
 
 def _export_weights(model: TaskModel, target: Path) -> Export:

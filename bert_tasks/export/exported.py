@@ -30,6 +30,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256
 from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.base import PredictionT, Task
+from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.multitask.head import SharedHeads, SharedLayout, SharedOutput
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.variables import disable_telemetry
@@ -67,6 +68,8 @@ def output_names(model: TaskModel) -> tuple[str, ...]:
 
 
 def _outputs_of(task: Task) -> tuple[str, ...]:
+    if isinstance(task, Embedding):
+        return ("last_hidden_state",)
     return ("start_logits", "end_logits") if HFConfig.of(task).head == "span" else ("logits",)
 
 

@@ -116,6 +116,18 @@ def test_what_is_written(case: Case) -> None:
     ]
 
 
+def test_an_encoder_alone(case: Case, tmp_path: Path) -> None:
+    """For programs that pool the states. Its folder is no model of a task."""
+    base = case.source.parent / "base"
+    made = export(base, to="onnx", task="embedding", output=tmp_path / "encoder", data=[{"text": "a b"}])
+    assert (made.record["outputs"], made.record["parity"]["rows"]) == (["last_hidden_state"], 1)
+    with pytest.raises(CheckpointError, match="which is not built in"):
+        predict(made.folder, ["a b"])
+    for options in ({"to": "int8", "data": ["a b"]}, {"to": "onnx", "settings": {"pooling": "cls"}}):
+        with pytest.raises(UsageError, match="the encoder of a folder is exported with to='onnx', without settings"):
+            export(base, task="embedding", output=tmp_path / "other", **options)
+
+
 def test_the_sizes_of_a_batch_are_free(case: Case) -> None:
     for value in (*case.graph.graph.input, *case.graph.graph.output):
         assert [size.dim_param for size in value.type.tensor_type.shape.dim][:2] == ["batch", "sequence"]

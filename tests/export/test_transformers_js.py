@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.export import export
 from bert_tasks.inference import predict
+from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Task
 from support.small_checkpoints import save_checkpoint
@@ -105,3 +106,15 @@ def test_masks(saved: Any, tmp_path: Path) -> None:
     best = prediction.masks[0][:3]
     assert [one["token"] for one in answer] == [candidate.token for candidate in best]
     assert [one["score"] for one in answer] == pytest.approx([candidate.score for candidate in best], abs=1e-4)
+
+
+def test_vectors(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "base", "bert", wordpiece_tokenizer, wide=True)
+    exported = export(tmp_path / "base", to="onnx", task="embedding", output=tmp_path / "exported")
+    assert exported.record["outputs"] == ["last_hidden_state"]
+    request: dict[str, Any] = {"pooling": "mean", "normalize": True}
+    answers = answers_of("feature-extraction", exported.folder, [[text] for text in TEXTS], **request)
+    vectors = [list(answer["ort_tensor"]["cpuData"].values()) for answer in answers]
+    expected = Encoder.from_pretrained(tmp_path / "base").embed(TEXTS)
+    for vector, other in zip(vectors, expected, strict=True):
+        assert vector == pytest.approx(list(other), abs=1e-4)
