@@ -102,14 +102,15 @@ def check_new_folder(target: Path) -> None:
 
 
 def flush_files(folder: Path) -> None:
-    """Flushes the files of a folder to the disk, with the mode of the umask, which safetensors ignores."""
+    """Flushes a folder and its content to the disk, files with the mode of the umask, which safetensors ignores."""
     probe = folder / ".mode"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
     probe.unlink()
-    for file in filter(Path.is_file, folder.iterdir()):
-        file.chmod(mode)
-        sync(file)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+        sync(path)
     sync(folder)
 
 

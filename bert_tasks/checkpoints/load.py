@@ -62,7 +62,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"{folder}: out of memory while the weights were read ({reason}). Choose a smaller model or a larger "
             "machine. If the files are not that large, they are damaged: download them again"
         ) from error
-    if (folder / "model.onnx").exists():
+    if (folder / "export.json").exists():
         raise CheckpointError(
             f"{folder}: an exported model, which predict and evaluate run; it has no weights to train, inspect or "
             "export again: use the model that it was made from"

@@ -345,6 +345,8 @@ def serve(
 
     Example: bert-tasks serve runs/first/model --port 8000
 
+    Example: bert-tasks serve ENCODER --task embedding
+
     Example: bert-tasks serve BASE --adapter mood=runs/mood/adapter --adapter topic=runs/topic/adapter
     """
     from bert_tasks.serving import Limits, serve

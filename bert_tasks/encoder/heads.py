@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from bert_tasks.encoder.config import EncoderConfig, TokenPooling
 from bert_tasks.encoder.dropout import Dropout
@@ -192,18 +191,35 @@ class PoolingHead(Head):
         return logits
 
 
+class HiddenStatesHead(Head):
+    """The states of the tokens themselves, for graphs whose users pool them. ``width``: H."""
+
+    per_token = True
+
+    def __init__(self, *, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    @property
+    def num_logits(self) -> int:
+        return self.width
+
+    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
+        """``[N, H] -> [N, H]``"""
+        return hidden
+
+
 class EmbeddingHead(Head):
     """One vector per sequence from the states of its tokens, without parameters.
 
     Args:
         width: numbers of a vector, H.
         depth: the layer whose states are read, as how many run; 0: the embeddings of the tokens.
-        normalize: scale each vector to length 1 in the L2 norm.
     """
 
-    def __init__(self, *, width: int, pooling: Literal["mean", "cls", "max"], normalize: bool, depth: int) -> None:
+    def __init__(self, *, width: int, pooling: Literal["mean", "cls", "max"], depth: int) -> None:
         super().__init__()
-        self.width, self.pooling, self.normalize, self.depth = width, pooling, normalize, depth
+        self.width, self.pooling, self.depth = width, pooling, depth
 
     @property
     def num_logits(self) -> int:
@@ -218,7 +234,7 @@ class EmbeddingHead(Head):
             hidden = reduce_rows(hidden, layout, self.pooling)
         elif not self.depth:
             hidden = hidden.index_select(0, select_first_tokens(layout).rows)
-        return F.normalize(hidden, dim=-1) if self.normalize else hidden
+        return hidden
 
 
 class PerTokenHead(Head):

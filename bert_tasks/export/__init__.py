@@ -23,18 +23,20 @@ from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.validator import valid_rows
-from bert_tasks.encoder.heads import PretrainingOutput, VocabularyOutput
+from bert_tasks.encoder.heads import HiddenStatesHead, PretrainingOutput, VocabularyOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
-from bert_tasks.export.exported import GRAPH, RECORD, GraphModel, input_names, names_other_file, output_names
+from bert_tasks.export.exported import GRAPHS, RECORD, GraphModel, input_names, names_other_file, output_names
 from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
+from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.inputs import Data, load_table, load_trained
 from bert_tasks.model.pretrained import check_one_task, saved_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import check_new_folder, check_writable, new_folder, sha256, weights_write_error
 from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.base import Feature, Prediction, Task
+from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.multitask.head import SharedOutput
 from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.tasks.shared.hf_config import HFConfig
@@ -74,8 +76,8 @@ class Export:
             return [f"{record['architecture']} with {counted(record['labels'], 'label')}", f"exported: {self.folder}"]
         parity = record["parity"]
         lines = [
-            f"{GRAPH}: {record['bytes']:,} bytes, opset {record['opset']}, {', '.join(record['inputs'])} -> "
-            f"{', '.join(record['outputs'])}",
+            f"{GRAPHS[record['to']]}: {record['bytes']:,} bytes, opset {record['opset']}, "
+            f"{', '.join(record['inputs'])} -> {', '.join(record['outputs'])}",
             f"float32 graph: {counted(parity['sequences'], 'sequence')} of {parity['shortest']} to {parity['longest']} "
             f"tokens in batches of 1 and 7, largest difference {parity['max_difference']:.2g}, "
             f"allowed {parity['allowed']:.2g}",
@@ -116,7 +118,8 @@ def export(
         output: a new or empty folder, or with ``overwrite`` an earlier export of a graph.
         data: rows to verify the graph on; required for int8.
         task: the task of a folder that does not state one, a task class, or the name of one of several tasks. Without
-            it a graph has the heads of all tasks, and its outputs are ``NAME.logits``.
+            it a graph has the heads of all tasks, and its outputs are ``NAME.logits``. ``embedding`` exports the
+            encoder alone, with the output ``last_hidden_state``, which transformers.js pools.
         settings: fields of the task to change, if ``model`` is loaded here.
         revision: the revision of a name on the hub.
         adapter: a folder of adapters to add to the weights of ``model``, see ``TaskModel.from_pretrained``.
@@ -150,7 +153,11 @@ def export(
     check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     _check_output(target, overwrite=overwrite)
     with new_folder(target, suffix=".exporting") as folder:
-        loaded = load_trained(model, data=data, reading=how, **loading)
+        loaded = (
+            _encoder(model, to, loading)
+            if task == Embedding.name
+            else load_trained(model, data=data, reading=how, **loading)
+        )
         dtypes = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if dtypes:
             raise UsageError(f"the weights are {', '.join(dtypes)}, expected float32: convert the model with .float()")
@@ -177,6 +184,16 @@ def export(
     return Export(folder=target, record=record)
 
 
+def _encoder(model: TaskModel | str | Path, to: str, loading: Mapping[str, Any]) -> TaskModel:
+    """Returns an encoder as a model whose logits are the states of the last layer."""
+    if isinstance(model, TaskModel) or to != "onnx" or loading["settings"] or loading["adapter"] is not None:
+        onnx = argument("to", "onnx")
+        raise UsageError(f"the encoder of a folder is exported with {onnx}, without settings and adapters")
+    loaded = Encoder.from_pretrained(model, revision=loading["revision"]).embedding_model(pooling="mean", prompt="")
+    loaded.head = HiddenStatesHead(width=loaded.config.hidden_size)
+    return loaded
+
+
 def _export_weights(model: TaskModel, target: Path) -> Export:
     """Saves a model whose head transformers has."""
     check_one_task(model.task)
@@ -192,7 +209,7 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
     """Refuses an output folder before any work is done for it."""
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file, expected a folder for the exported model")
-    existing = {path.name for path in target.iterdir()} if target.is_dir() else set()
+    existing = _file_names(target) if target.is_dir() else set()
     if existing and RECORD not in existing:
         raise UsageError(
             f"{target} is not empty and contains no export (it contains {min(existing)}): choose another folder"
@@ -212,6 +229,11 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
     check_writable(target.absolute().parent)
 
 
+def _file_names(folder: Path) -> set[str]:
+    """Returns the files of a folder and of its folders, relative to it."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
 def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: Path, target: Path) -> None:
     outside = {f"head.{name}": tensor.detach().cpu() for name, tensor in model.head.outside_graph.items()}
     try:
@@ -222,9 +244,10 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: 
             tokenizer=model.require_tokenizer(),
             head_tensors=outside if outside else None,
         )
-        (folder / GRAPH).write_bytes(content)
-        files = sorted(path.name for path in folder.iterdir())
-        text = json.dumps({**record, "files": files}, indent=2, ensure_ascii=False)
+        graph = folder / GRAPHS[record["to"]]
+        graph.parent.mkdir()
+        graph.write_bytes(content)
+        text = json.dumps({**record, "files": sorted(_file_names(folder))}, indent=2, ensure_ascii=False)
         (folder / RECORD).write_text(text + "\n", "utf-8")
     except OSError as error:
         reason = weights_write_error(error, target.parent, len(content))

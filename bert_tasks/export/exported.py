@@ -30,6 +30,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256
 from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.base import PredictionT, Task
+from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.multitask.head import SharedHeads, SharedLayout, SharedOutput
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.variables import disable_telemetry
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 RECTANGLE_TOKENS = 512
-GRAPH, RECORD = "model.onnx", "export.json"
+RECORD = "export.json"
+# What ``export`` writes -> its file, where transformers.js looks for the dtypes "fp32" and "q8"
+# (https://huggingface.co/docs/transformers.js/guides/dtypes).
+GRAPHS = {"onnx": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
 _MAX_RECORD_BYTES = 2**20
 # Settings that the graph depends on.
 _FIXED = frozenset({"crf", "labels", "pooling", "problem_type"})
@@ -64,6 +68,8 @@ def output_names(model: TaskModel) -> tuple[str, ...]:
 
 
 def _outputs_of(task: Task) -> tuple[str, ...]:
+    if isinstance(task, Embedding):
+        return ("last_hidden_state",)
     return ("start_logits", "end_logits") if HFConfig.of(task).head == "span" else ("logits",)
 
 
@@ -275,7 +281,7 @@ class ExportedModel(FixedModel[PredictionT]):
             count, expected = count if isinstance(count, int) else None, head.num_logits
             if count != expected:
                 raise CheckpointError(
-                    f"{path}: {GRAPH} returns {count} logits, but config.json states {expected} labels"
+                    f"{path}: the graph returns {count} logits, but config.json states {expected} labels"
                 )
         shapes = {f"head.{name}": tensor.shape for name, tensor in model.head.outside_graph.items()}
         if shapes:
@@ -292,15 +298,18 @@ class ExportedModel(FixedModel[PredictionT]):
 
 def _checked_graph(path: Path) -> bytes:
     """The content of the graph's file, after checking its digest and that it contains all of its tensors."""
-    digest = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES).get("sha256")
-    content = checked_file(path, GRAPH).read_bytes()
-    if sha256(content) != digest:
+    record = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES)
+    name = next((file for form, file in GRAPHS.items() if form == record.get("to")), None)
+    if name is None:
+        raise CheckpointError(f"{path / RECORD}: 'to' is not one of {', '.join(GRAPHS)}: export the model again")
+    content = checked_file(path, name).read_bytes()
+    if sha256(content) != record.get("sha256"):
         raise CheckpointError(
-            f"{path / GRAPH}: damaged or changed, its sha256 is not the one in {RECORD}: export the model again"
+            f"{path / name}: damaged or changed, its sha256 is not the one in {RECORD}: export the model again"
         )
     if names_other_file(content):
         raise CheckpointError(
-            f"{path / GRAPH}: values of the graph may be in another file (external data), which is not supported, "
+            f"{path / name}: values of the graph may be in another file (external data), which is not supported, "
             "because a graph could name any file of this machine: export the model again"
         )
     return content

@@ -1,9 +1,11 @@
 """Embedding of the texts of files, tables and streams, which are read, resumed and written as predictions are."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
+from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import UsageError
@@ -12,7 +14,27 @@ from bert_tasks.inference.prediction import predict_file
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.precision import DType
-from bert_tasks.tasks.embedding import Embedding, EmbeddingPooling
+from bert_tasks.model.pretrained import typed_fields
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks.embedding import Embedding, EmbeddingPooling, EmbeddingPrediction
+
+SETTINGS = ("pooling", "normalize", "layer", "max_length", "prompt")  # arguments of ``Encoder.embed``
+
+
+def load_embedder(
+    model: str | Path, *, settings: Mapping[str, Any] | None, revision: str | None
+) -> TaskModel[EmbeddingPrediction]:
+    """Loads an encoder, or the encoder of a trained model, as a model that predicts embeddings.
+
+    Raises:
+        UsageError: A setting is not one of `SETTINGS`, or has another type.
+        CheckpointError: See ``Encoder.embed``.
+    """
+    options = {} if settings is None else dict(settings)
+    unknown = next((name for name in options if name not in SETTINGS), None)
+    if unknown is not None:
+        raise UsageError(f"{Embedding.name} has no setting {unknown!r}{did_you_mean(unknown, SETTINGS)}")
+    return Encoder.from_pretrained(model, revision=revision).embedding_model(**typed_fields(Embedding, options))
 
 
 def embed_file(

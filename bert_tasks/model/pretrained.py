@@ -224,18 +224,18 @@ def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapp
     base = {**implied, **stored}
     if is_own or not options:
         try:
-            task = _build(task_class, {**implied, **_typed(task_class, stored)})
+            task = _build(task_class, {**implied, **typed_fields(task_class, stored)})
         except UsageError as error:
             source = f"config.json, key {CONFIG_KEY}" if is_own else "config.json"
             raise CheckpointError(f"{folder.path}: {source}: {error}") from None
         if not options:
             return task
         base = {field.name: getattr(task, field.name) for field in fields(task)}
-    checked = _typed(task_class, options)
+    checked = typed_fields(task_class, options)
     return _build(task_class, {**HFConfig.of(task_class).compatible_fields(base, checked), **checked})
 
 
-def _typed(task: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]:
+def typed_fields(task: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the entries with values of the types of their fields."""
     checked = dict(entries)
     for name in [one.name for one in fields(task) if one.name in entries]:

@@ -53,7 +53,9 @@ def serve(
         grace: Seconds that running requests get after the signal.
         allowed_hosts: Names that the Host header may have in addition to the names of loopback, for example
             ``*.example.org``. On another address any name is accepted by default.
-        task, settings, revision, dtype: See ``inference.predict``.
+        task: ``embedding`` serves vectors of texts. For other tasks see ``inference.predict``.
+        settings, revision, dtype: See ``inference.predict``. The settings of ``embedding`` are arguments of
+            ``Encoder.embed``.
         notify: Receives a message when the server is ready, and one when it has stopped.
 
     Raises:

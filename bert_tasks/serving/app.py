@@ -19,19 +19,20 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import generate_latest
 from pydantic import TypeAdapter
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
 from bert_tasks.errors import CheckpointError, DataError, NotFiniteScoresError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
-from bert_tasks.serving.gate import DISCONNECTED, PREDICT, Gate
+from bert_tasks.serving.clients import SHAPES, Call, ClassifyRequest, Shape, Source, is_classifier, is_tei, tei_predict
+from bert_tasks.serving.gate import DISCONNECTED, PREDICT, Gate, error_response
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import (
     ADAPTER,
-    BodyReader,
     answers_schema,
     body_error,
+    check_pairs,
     option_error,
     parsed_body,
     request_schema,
@@ -61,18 +62,25 @@ def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
     title, description = f"bert-tasks: {name}", f"{model.task.name} with {name}."
     app = FastAPI(title=title, description=description, docs_url=None, redoc_url=None)
 
+    @app.exception_handler(StarletteHTTPException)
+    async def http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        return error_response(request.scope, error)
+
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": "internal error; see the log of the server"}, 500)
+        return error_response(request.scope, HTTPException(500, "internal error; see the log of the server"))
 
     @app.exception_handler(NotFiniteScoresError)
     async def not_finite(request: Request, error: NotFiniteScoresError) -> JSONResponse:
         detail = "the model gave a score that is not a finite number; there is no prediction"
-        return JSONResponse({"detail": detail}, 500)
+        return error_response(request.scope, HTTPException(500, detail))
 
     gate.metrics.queue_depth.set_function(lambda: sum(batcher.waiting for _, batcher in served.values()))
     gate.metrics.ready.set_function(lambda: not gate.draining())
-    _add_predict(app, served, gate.limits)
+    answer = _Answers(served, gate.limits, name)
+    _add_predict(app, served, answer)
+    for shape in SHAPES:
+        _add_shape(app, served, answer, shape)
     _add_state(app, served, gate, name)
     return app
 
@@ -94,63 +102,102 @@ def _request_tasks(model: TaskModel) -> list[Task]:
     return [model.task]
 
 
-def _add_predict(app: FastAPI, served: Served, limits: Limits) -> None:
+def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
     adapters, models = [*filter(None, served)], [model for model, _ in served.values()]
     rows = Card.of(models[0].task).example_rows
     examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
     pointer = f"#/paths/{PREDICT.replace('/', '~1')}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
     tasks = [(task, each.columns) for each in models for task in _request_tasks(each)]
-    schemas = {type(task): request_schema(task, limits, columns, adapters) for task, columns in tasks}
-    schema = TypeAdapter(reduce(or_, schemas.values())).json_schema(ref_template=pointer)
-    content = {"application/json": {"schema": schema, "examples": examples}}
-    readers = {
-        id(model): BodyReader(model.task, limits, model.columns, has_adapters=bool(adapters)) for model in models
+    schemas: dict[Any, Any] = {
+        type(task): request_schema(task, answer.limits, columns, adapters) for task, columns in tasks
     }
-    threads = asyncio.Lock()
+    if any(is_classifier(model) for model in models):
+        schemas[ClassifyRequest] = ClassifyRequest
+    schema = TypeAdapter(reduce(or_, schemas.values())).json_schema(ref_template=pointer)
 
-    def read(body: bytes, content_type: str) -> tuple[Batcher, Task | None, list[Row], bool]:
-        content, name = parsed_body(body, content_type), None
-        if adapters and isinstance(content, dict):
-            name = content.pop(ADAPTER, None)
-        model, batcher = _named(served, name, "body")
-        task = requested_labels(content, model, limits)
-        if task is None:
-            return batcher, None, *readers[id(model)].rows(content)
-        rows, several = BodyReader(task, limits, model.columns, has_adapters=bool(adapters)).rows(content)
-        if len(rows) * len(task.labels) > limits.rows:
-            raise body_error((), f"{len(rows)} rows x {len(task.labels)} labels, at most {limits.rows} pairs are read")
-        return batcher, task, rows, several
+    def read(content: Any, source: Source) -> Call:
+        if is_tei(content):
+            return tei_predict(content, source)
+        task = requested_labels(content, source.model, source.limits)
+        rows, several = source.reader(task).rows(content)
+        check_pairs(rows, source.model.task if task is None else task, source.limits)
 
-    async def call(body: bytes, work: Callable[[], T]) -> T:
-        """Works for large bodies in a thread, one at a time: each holds the interpreter's lock for long."""
-        if len(body) <= _LARGE_BODY:
-            return work()
-        async with threads:
-            return await asyncio.to_thread(work)
+        def respond(predictions: Sequence[Prediction], _: int) -> Any:
+            answers = [prediction.to_json() for prediction in predictions]
+            return {"predictions": answers} if several else answers[0]
+
+        return Call(rows=rows, respond=respond, task=task)
 
     @app.post(
         PREDICT,
         summary="Predict one row, or several",
         response_model=answers_schema(*(model.task for model in models)),
         responses={status: {"description": text} for status, text in _ERRORS.items()},
-        openapi_extra={"requestBody": {"content": content, "required": True}},
+        openapi_extra=_body_schema(schema, examples=examples),
     )
     async def predict(request: Request, explain: bool = False) -> Response:
         """With `explain=true` the prediction for one row has an `explanation`, if the model has explanations."""
+        return await answer.to(request, read, explain=explain)
+
+
+def _add_shape(app: FastAPI, served: Served, answer: "_Answers", shape: Shape) -> None:
+    @app.post(
+        shape.path,
+        summary=shape.summary,
+        response_model=shape.response,
+        responses={status: {"description": text} for status, text in _ERRORS.items()},
+        openapi_extra=_body_schema(shape.request.model_json_schema()),
+        include_in_schema=any(shape.problem(model) is None for model, _ in served.values()),
+    )
+    async def predict_in_shape(request: Request) -> Response:
+        return await answer.to(request, shape.call)
+
+
+def _body_schema(schema: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"requestBody": {"content": {"application/json": {"schema": schema, **more}}, "required": True}}
+
+
+class _Answers:
+    """The responses to requests for predictions.
+
+    Args:
+        served, limits, name: See ``build_app``.
+    """
+
+    def __init__(self, served: Served, limits: Limits, name: str) -> None:
+        self.limits, self._served, self._name = limits, served, name
+        self._threads = asyncio.Lock()
+
+    async def to(self, request: Request, read: Callable[[Any, Source], Call], *, explain: bool = False) -> Response:
+        """Reads a request, predicts its rows, and returns the response."""
         body, content_type = request.scope["body"], request.headers.get("content-type", "")
-        batcher, task, rows, several = await call(body, lambda: read(body, content_type))
-        problem = batcher.no_explanations if task is None else "predictions of labels in a request are not explained"
-        if len(rows) > 1:
-            problem = f"one row can be explained, the request has {len(rows)}; send a request for each of them"
+        batcher, call = await self._work(body, lambda: self._read(body, content_type, read))
+        is_other = call.task is not None
+        problem = "predictions of labels in a request are not explained" if is_other else batcher.no_explanations
+        if len(call.rows) > 1:
+            problem = f"one row can be explained, the request has {len(call.rows)}; send a request for each of them"
         if explain and problem is not None:
             raise HTTPException(422, [{"loc": ["query", "explain"], "msg": problem, "type": "value_error"}])
-        predictions = await _answers(request, batcher.answer(rows, explain=explain, task=task), limits)
+        predicting = batcher.answer(call.rows, explain=explain, task=call.task, check=call.count)
+        predictions = await _answers(request, predicting, self.limits)
+        content = await self._work(body, lambda: encoded(call.respond(predictions, call.tokens)))
+        return Response(content, media_type="application/json")
 
-        def encode() -> bytes:
-            answers = [prediction.to_json() for prediction in predictions]
-            return encoded({"predictions": answers} if several else answers[0])
+    def _read(self, body: bytes, content_type: str, read: Callable[[Any, Source], Call]) -> tuple[Batcher, Call]:
+        content, name = parsed_body(body, content_type), None
+        has_adapters = any(self._served)
+        if has_adapters and isinstance(content, dict):
+            name = content.pop(ADAPTER, None)
+        model, batcher = _named(self._served, name, "body")
+        source = Source(name=self._name, model=model, limits=self.limits, has_adapters=has_adapters)
+        return batcher, read(content, source)
 
-        return Response(await call(body, encode), media_type="application/json")
+    async def _work(self, body: bytes, work: Callable[[], T]) -> T:
+        """Works for large bodies in a thread, one at a time: each holds the interpreter's lock for long."""
+        if len(body) <= _LARGE_BODY:
+            return work()
+        async with self._threads:
+            return await asyncio.to_thread(work)
 
 
 def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:

@@ -104,7 +104,12 @@ class Batcher:
             executor.shutdown(wait=False, cancel_futures=True)
 
     async def answer(
-        self, rows: Sequence[Row], *, explain: bool = False, task: Task | None = None
+        self,
+        rows: Sequence[Row],
+        *,
+        explain: bool = False,
+        task: Task | None = None,
+        check: Callable[[Sequence[Feature]], None] = lambda features: None,
     ) -> Sequence[Prediction]:
         """One prediction per validated row, in row order. Cancelling it removes the request from the queue.
 
@@ -112,6 +117,7 @@ class Batcher:
             rows: Rows of the task.
             explain: Whether the predictions have explanations.
             task: A task that reads the logits of the model in another way. Default: the task of the model.
+            check: Called with the features before the request waits for the model. Its errors are raised.
 
         Raises:
             QueueFullError: Too many other requests are waiting.
@@ -119,7 +125,7 @@ class Batcher:
         if (self._explanations if explain else self.waiting) >= self._max_queue:
             raise QueueFullError
         if not explain:
-            return await self._predicted(rows, self._model.task if task is None else task)
+            return await self._predicted(rows, self._model.task if task is None else task, check)
         self._explanations += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(
@@ -128,7 +134,9 @@ class Batcher:
         finally:
             self._explanations -= 1
 
-    async def _predicted(self, rows: Sequence[Row], task: Task) -> Sequence[Prediction]:
+    async def _predicted(
+        self, rows: Sequence[Row], task: Task, check: Callable[[Sequence[Feature]], None]
+    ) -> Sequence[Prediction]:
         loop, model = asyncio.get_running_loop(), self._model
         request = _Request(rows=rows, task=task, arrived=loop.time(), answer=loop.create_future())
         request.answer.add_done_callback(retrieve_exception)  # the client may disconnect before it fails
@@ -137,6 +145,7 @@ class Batcher:
             request.features = await loop.run_in_executor(
                 self._tokenizing, checked_features, task, rows, model.require_tokenizer(), model.config
             )
+            check(request.features)
             self._requests.append(request)
             self._arrived.set()
             return await request.answer

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.exceptions import HTTPException
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bert_tasks.serving.limits import Limits
 
-PREDICT = "/predict"
+PREDICT, OPENAI, EMBED, RERANK, HUB = PATHS = ("/predict", "/v1/embeddings", "/embed", "/rerank", "/")  # of predictions
 DISCONNECTED = 499  # the status that is counted for a client that did not wait
 _HEADERS = {
     b"cache-control": b"no-store",
@@ -23,12 +24,28 @@ _HEADERS = {
 }
 
 
+def error_response(scope: Mapping[str, Any], error: HTTPException) -> JSONResponse:
+    """The response to a failure, in the form that the clients of the path read."""
+    status, detail = error.status_code, cast("Any", error.detail)  # starlette declares a text
+    content = {"detail": detail}
+    if scope["method"] == "POST" and scope["path"] in PATHS and scope["path"] != PREDICT:
+        fault = detail[0] if isinstance(detail, list) else {"loc": (), "msg": detail}
+        key = ".".join(map(str, fault["loc"][1:]))
+        message = f"{key}: {fault['msg']}" if key else fault["msg"]
+        names = {429: "overloaded"}.get(status, "validation" if status < 500 else "backend")
+        content = {"error": message, "error_type": names}
+        if scope["path"] == OPENAI:
+            name = "invalid_request_error" if status < 500 else "server_error"
+            content = {"error": {"message": message, "type": name, "param": key if key else None, "code": None}}
+    return JSONResponse(content, status, error.headers)
+
+
 class ServerMetrics:
     """The Prometheus metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        requests = ("bert_tasks_requests", "Requests to /predict by status; 499: the client disconnected.")
+        requests = ("bert_tasks_requests", "Requests for predictions by status; 499: the client disconnected.")
         self._requests = Counter(*requests, ["status"], registry=registry)
         self._rows = Counter("bert_tasks_rows", "Rows that were predicted.", registry=registry)
         latency = ("bert_tasks_request_seconds", "Seconds from the headers of a request to the end of its response.")
@@ -42,7 +59,7 @@ class ServerMetrics:
         self.answered = 0
 
     def request(self, status: int, seconds: float) -> None:
-        """Counts a request to /predict."""
+        """Counts a request for predictions."""
         self._requests.labels(str(status)).inc()
         self._seconds.observe(seconds)
         self.answered += status == 200
@@ -85,7 +102,7 @@ class Gate:
         except ClientDisconnect:
             return
         finally:
-            if scope["path"] == PREDICT:
+            if scope["method"] == "POST" and scope["path"] in PATHS:
                 self.metrics.request(status, time.perf_counter() - started)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +114,7 @@ class Gate:
             else:  # what is left to receive is that the client disconnects
                 await self.app({**scope, "body": await self._body(scope, receive)}, receive, send)
         except HTTPException as error:
-            await JSONResponse({"detail": error.detail}, error.status_code, error.headers)(scope, receive, send)
+            await error_response(scope, error)(scope, receive, send)
         except asyncio.CancelledError:  # the grace period is over; nothing follows
             response = JSONResponse({"detail": "the server has stopped"}, 503, {"connection": "close"})
             await response(scope, receive, send)

@@ -61,10 +61,14 @@ class BodyReader:
             if key != INPUTS:
                 path = key[:_LONGEST_KEY].encode(errors="replace").decode()  # never half a character
                 raise body_error((path,), f"no other key may be beside {INPUTS}")
-        rows, most = content[INPUTS], self._limits.rows
+        return self.several(content[INPUTS], INPUTS), True
+
+    def several(self, rows: Any, key: str) -> list[Row]:
+        """The rows of a list, which the body has under a key."""
+        most = self._limits.rows
         if not isinstance(rows, list) or not 0 < len(rows) <= most:
-            raise body_error((INPUTS,), f"expected a list of 1 to {most} rows")
-        return [self._row(row, (INPUTS, number)) for number, row in enumerate(rows)], True
+            raise body_error((key,), f"expected a list of 1 to {most} rows")
+        return [self._row(row, (key, number)) for number, row in enumerate(rows)]
 
     def _row(self, content: Any, path: tuple[str | int, ...]) -> Row:
         if not isinstance(content, dict):
@@ -108,6 +112,12 @@ def requested_labels(content: Any, model: TaskModel, limits: Limits) -> ZeroShot
     if length > limits.characters:
         raise body_error(("hypothesis",), f"{length} characters, at most {limits.characters} are read")
     return task
+
+
+def check_pairs(rows: Sequence[Row], task: Task, limits: Limits) -> None:
+    """Raises the response to a request whose rows and labels are too many pairs."""
+    if isinstance(task, ZeroShotClassification) and len(rows) * len(task.labels) > limits.rows:
+        raise body_error((), f"{len(rows)} rows x {len(task.labels)} labels, at most {limits.rows} pairs are read")
 
 
 def option_error(error: BertTasksError) -> HTTPException:

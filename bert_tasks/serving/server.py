@@ -23,7 +23,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.errors import CheckpointError, NoHeadError, NotFiniteScoresError, UsageError
+from bert_tasks.errors import CheckpointError, NoHeadError, NotFiniteScoresError, UsageError, argument
+from bert_tasks.inference.embedding import load_embedder
 from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import ForwardFn, TaskModel
@@ -32,6 +33,7 @@ from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.gate import Gate, ServerMetrics
 from bert_tasks.serving.limits import Limits
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.shared.card import Card
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -155,8 +157,16 @@ def load_warm(
     Raises:
         CheckpointError: The model cannot be loaded, or its scores are not finite.
     """
-    options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
-    loaded = load_trained(model, reading=ReadOptions(), **options)
+    options: dict[str, Any] = {"settings": settings, "revision": revision}
+    if task == Embedding.name:
+        if adapter is not None or dtype == "int8":
+            raise UsageError("an encoder that embeds texts is served in float32 or bf16, without adapters")
+        loaded: TaskModel = load_embedder(model, **options)
+    else:
+        try:
+            loaded = load_trained(model, reading=ReadOptions(), task=task, adapter=adapter, **options)
+        except NoHeadError as error:
+            raise NoHeadError(f"{error}. To serve vectors of texts, use {argument('task', Embedding.name)}") from None
     loaded.to(default_device())
     for other in earlier:
         loaded.share_weights(other)

@@ -1,10 +1,11 @@
 """Embeddings: a vector for each text, from the hidden states of an encoder. No recipe trains this task.
 
-Shape legend: H hidden.
+Shape legend: S samples (rows), H hidden.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
@@ -13,11 +14,11 @@ from numpy.typing import NDArray
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import UsageError
-from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, float_list
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads
+from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, torch
 from bert_tasks.tasks.shared.rendering import Rendering
 
 EmbeddingPooling = Literal["mean", "cls", "max"]
@@ -38,11 +39,16 @@ class EmbeddingFormats(Card, Rendering, HFConfig):
     """Embeddings on cards, in files of predictions and in a config of transformers."""
 
     pipeline_tag: ClassVar[str] = "feature-extraction"
+    hub_parameters: ClassVar[Mapping[str, Any]] = MappingProxyType({"normalize": bool})
+    hub_nests: ClassVar[bool] = True
     row_formats: ClassVar[tuple[str, ...]] = ("jsonl", "parquet", "npy")
 
     @property
     def entries(self) -> dict[str, Any]:
         return {}
+
+    def hub_answer(self, prediction: EmbeddingPrediction, parameters: Mapping[str, Any]) -> list[float]:
+        return float_list(prediction.embedding)
 
     def vector_columns(self, config: EncoderConfig) -> Mapping[str, int]:
         return {"embedding": config.hidden_size}
@@ -84,14 +90,16 @@ class Embedding(Task[EmbeddingPrediction]):
         ]
 
     def head(self, config: EncoderConfig) -> Head:
-        return heads.EmbeddingHead(
-            width=config.hidden_size, pooling=self.pooling, normalize=self.normalize, depth=self.depth
-        )
+        return heads.EmbeddingHead(width=config.hidden_size, pooling=self.pooling, depth=self.depth)
 
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[EmbeddingPrediction]:
-        return [EmbeddingPrediction(embedding=vector.float().numpy()) for vector in compact]
+        if not rows:
+            return []
+        vectors = torch.stack(list(compact)).float()  # [S, H]
+        vectors = F.normalize(vectors, dim=-1) if self.normalize else vectors
+        return [EmbeddingPrediction(embedding=vector) for vector in vectors.numpy()]
 
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
         _refuse_training()

@@ -34,8 +34,9 @@ HYPOTHESIS = "This example is {}."  # the default of transformers' pipeline
 
 
 class ZeroShotFormats(TextFormats):
-    """What a request to the server must not hold."""
+    """What a request to the server must not hold, and the form of its response."""
 
+    hub_nests: ClassVar[bool] = False
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"text_pair": "a text with labels has no second text: leave out text_pair"}
     )

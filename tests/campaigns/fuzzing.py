@@ -29,7 +29,7 @@ from onnx import TensorProto, helper
 
 from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.errors import BertTasksError, DataError
-from bert_tasks.export.exported import GRAPH, INPUTS, RECORD, ExportedModel
+from bert_tasks.export.exported import GRAPHS, INPUTS, RECORD, ExportedModel
 from bert_tasks.export.graph import OPSET
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
@@ -240,8 +240,9 @@ def saved_export(folder: Path) -> Path:
 
 
 def _write_graph(folder: Path, content: bytes) -> None:
-    (folder / GRAPH).write_bytes(content)
-    (folder / RECORD).write_text(json.dumps({"sha256": sha256(content).hexdigest()}), "utf-8")
+    (folder / GRAPHS["onnx"]).parent.mkdir(exist_ok=True)
+    (folder / GRAPHS["onnx"]).write_bytes(content)
+    (folder / RECORD).write_text(json.dumps({"to": "onnx", "sha256": sha256(content).hexdigest()}), "utf-8")
 
 
 def loaders(folder: Path) -> Mapping[str, Target]:
@@ -250,7 +251,7 @@ def loaders(folder: Path) -> Mapping[str, Target]:
     runs = {f"run {path.name}": Target(path.read_bytes(), _checkpoint_file(path.name)) for path in run.iterdir()}
     models = {f"model {path.name}": Target(path.read_bytes(), _model_file(path.name)) for path in model.iterdir()}
     exports = {
-        f"export {GRAPH}": Target((export / GRAPH).read_bytes(), _exported_graph),
+        "export model.onnx": Target((export / GRAPHS["onnx"]).read_bytes(), _exported_graph),
         f"export {RECORD}": Target((export / RECORD).read_bytes(), _export_record),
     }
     return {**runs, **models, **exports}

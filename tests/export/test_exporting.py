@@ -93,11 +93,14 @@ def test_an_exported_model_is_the_same_whatever_was_drawn_before(case: Case) -> 
 def test_what_is_written(case: Case) -> None:
     folder, record = case.exported.folder, case.exported.record
     stored = json.loads((folder / "export.json").read_text())
-    assert stored == {**record, "files": sorted({path.name for path in folder.iterdir()} - {"export.json"})}
+    assert stored == {
+        **record,
+        "files": sorted({path.relative_to(folder).as_posix() for path in folder.rglob("*.*")} - {"export.json"}),
+    }
     assert stored["files"] == [
-        "config.json", "model.onnx", "task_head.safetensors", "tokenizer.json", "tokenizer_config.json"
+        "config.json", "onnx/model.onnx", "task_head.safetensors", "tokenizer.json", "tokenizer_config.json"
     ]  # fmt: skip
-    content = (folder / "model.onnx").read_bytes()
+    content = (folder / "onnx/model.onnx").read_bytes()
     assert (record["bytes"], record["sha256"]) == (len(content), sha256(content).hexdigest())
     parity = record["parity"]
     assert parity["max_difference"] <= parity["allowed"] == 1e-5 * max(1.0, parity["largest_logit"])
@@ -106,7 +109,23 @@ def test_what_is_written(case: Case) -> None:
     assert {"bert-tasks", "torch", "onnx", "onnxruntime", "onnxscript"} == set(record["versions"])
     assert str(folder.parent).encode() not in content
     assert not list(folder.parent.glob(".*"))
-    assert [line.partition(":")[0] for line in case.exported.lines()] == ["model.onnx", "float32 graph", "exported"]
+    assert [line.partition(":")[0] for line in case.exported.lines()] == [
+        "onnx/model.onnx",
+        "float32 graph",
+        "exported",
+    ]
+
+
+def test_an_encoder_alone(case: Case, tmp_path: Path) -> None:
+    """For programs that pool the states. Its folder is no model of a task."""
+    base = case.source.parent / "base"
+    made = export(base, to="onnx", task="embedding", output=tmp_path / "encoder", data=[{"text": "a b"}])
+    assert (made.record["outputs"], made.record["parity"]["rows"]) == (["last_hidden_state"], 1)
+    with pytest.raises(CheckpointError, match="which is not built in"):
+        predict(made.folder, ["a b"])
+    for options in ({"to": "int8", "data": ["a b"]}, {"to": "onnx", "settings": {"pooling": "cls"}}):
+        with pytest.raises(UsageError, match="the encoder of a folder is exported with to='onnx', without settings"):
+            export(base, task="embedding", output=tmp_path / "other", **options)
 
 
 def test_the_sizes_of_a_batch_are_free(case: Case) -> None:
@@ -162,20 +181,23 @@ def test_an_exported_model_is_nothing_else(case: Case, tmp_path: Path) -> None:
 
 def test_a_damaged_folder_is_refused(case: Case, tmp_path: Path) -> None:
     folder = copied(case.exported.folder, tmp_path / "cut")
-    content = (folder / "model.onnx").read_bytes()
-    (folder / "model.onnx").write_bytes(content[:-100])
+    content = (folder / "onnx/model.onnx").read_bytes()
+    (folder / "onnx/model.onnx").write_bytes(content[:-100])
     with pytest.raises(CheckpointError, match=r"model\.onnx: damaged or changed"):
         predict(folder, SENTENCES)
     record = json.loads((folder / "export.json").read_text())
     (folder / "export.json").write_text(json.dumps({**record, "sha256": sha256(content[:-100]).hexdigest()}))
     with pytest.raises(CheckpointError, match="onnxruntime rejects the graph"):
         predict(folder, SENTENCES)
-    (folder / "model.onnx").write_bytes(b"\x08\x08")  # a graph with a version and nothing else
+    (folder / "onnx/model.onnx").write_bytes(b"\x08\x08")  # a graph with a version and nothing else
     (folder / "export.json").write_text(json.dumps({**record, "sha256": sha256(b"\x08\x08").hexdigest()}))
     with pytest.raises(CheckpointError, match="onnxruntime rejects the graph"):
         predict(folder, SENTENCES)
-    (folder / "model.onnx").unlink()
+    (folder / "onnx/model.onnx").unlink()
     with pytest.raises(CheckpointError, match="No such file"):
+        predict(folder, SENTENCES)
+    (folder / "export.json").write_text(json.dumps({**record, "to": ["onnx"]}))
+    with pytest.raises(CheckpointError, match=r"export\.json: 'to' is not one of onnx, int8: export the model again"):
         predict(folder, SENTENCES)
     other = copied(case.exported.folder, tmp_path / "labels")
     entry = json.loads((other / "config.json").read_text())["bert_tasks"]
@@ -187,14 +209,14 @@ def test_a_damaged_folder_is_refused(case: Case, tmp_path: Path) -> None:
 def test_a_graph_reads_no_other_file(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime opens what the graph names, here beside the process; a matching sha256 says nothing about it."""
     folder = copied(case.exported.folder, tmp_path / "external")
-    graph = ModelProto.FromString((folder / "model.onnx").read_bytes())
+    graph = ModelProto.FromString((folder / "onnx/model.onnx").read_bytes())
     tensor = max(graph.graph.initializer, key=lambda one: len(one.raw_data))
     (tmp_path / "elsewhere.bin").write_bytes(tensor.raw_data)
     set_external_data(tensor, "elsewhere.bin")
     tensor.ClearField("raw_data")
-    (folder / "model.onnx").write_bytes(graph.SerializeToString())
+    (folder / "onnx/model.onnx").write_bytes(graph.SerializeToString())
     record = json.loads((folder / "export.json").read_text())
-    digest = sha256((folder / "model.onnx").read_bytes()).hexdigest()
+    digest = sha256((folder / "onnx/model.onnx").read_bytes()).hexdigest()
     (folder / "export.json").write_text(json.dumps({**record, "sha256": digest}))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match=r"model\.onnx: values of the graph may be in another file"):
@@ -272,6 +294,7 @@ def test_int8_is_verified_by_its_predictions(
     assert 0.95 <= int8["kept"] <= 1
     assert made.record["parity"]["max_difference"] < 1e-4 < int8["max_difference"] < 1
     assert any(line.startswith("int8 graph: ") for line in made.lines())
+    assert [path.name for path in (made.folder / "onnx").iterdir()] == ["model_quantized.onnx"]
     same = [one.tags for one in predict(made.folder, SENTENCES)]
     expected = [one.tags for one in predict(case.model, SENTENCES)]
     equal = [a == b for x, y in zip(same, expected, strict=True) for a, b in zip(x, y, strict=True)]
@@ -322,16 +345,16 @@ def test_an_existing_folder(case: Case, tmp_path: Path, again: Callable[..., Exp
     target = tmp_path / "there"
     target.mkdir()
     again(target)  # empty: taken
-    inode = (target / "model.onnx").stat().st_ino
+    inode = (target / "onnx/model.onnx").stat().st_ino
     with pytest.raises(UsageError, match="already holds an export: choose another folder, or replace it"):
         again(target)
-    assert (target / "model.onnx").stat().st_ino == inode
+    assert (target / "onnx/model.onnx").stat().st_ino == inode
     (target / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"holds an export and other files \(mine\.txt\)"):
         again(target, overwrite=True)
     (target / "mine.txt").unlink()
     again(target, overwrite=True)
-    assert (target / "model.onnx").stat().st_ino != inode
+    assert (target / "onnx/model.onnx").stat().st_ino != inode
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
     with pytest.raises(UsageError, match="is not empty and contains no export"):
         again(case.source, overwrite=True)
@@ -356,7 +379,7 @@ def test_nothing_is_left_of_what_fails(
         with pytest.raises(KeyboardInterrupt):
             again(tmp_path / target, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-    assert sha256((tmp_path / "kept" / "model.onnx").read_bytes()).hexdigest() == kept
+    assert sha256((tmp_path / "kept" / "onnx/model.onnx").read_bytes()).hexdigest() == kept
 
 
 @pytest.fixture
@@ -383,7 +406,7 @@ def test_modes_follow_the_umask(mask: int, mode: int, tmp_path: Path, again: Cal
         folder = again(tmp_path / "onnx").folder
     finally:
         os.umask(before)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {mode}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*.*")} == {mode}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o777 & ~mask
 
 

@@ -77,7 +77,7 @@ def check(exported: Export, model: TaskModel) -> None:
     parity = exported.record["parity"]
     assert (parity["rows"], parity["shortest"], parity["longest"]) == (200, 1, 512)
     assert parity["max_difference"] <= TOLERANCE * max(1.0, parity["largest_logit"])
-    session = onnxruntime.InferenceSession(exported.folder / "model.onnx")
+    session = onnxruntime.InferenceSession(exported.folder / "onnx/model.onnx")
     names = [node.name for node in session.get_inputs()]
     for batch in rectangles(model):
         feed = dict(zip(("input_ids", "attention_mask", "token_type_ids"), batch, strict=True))

@@ -122,7 +122,6 @@ BAD_BODIES: list[tuple[bytes, dict[str, str]]] = [
     (b'{"text": ["a"]}', {"body.text": NOT_A_TEXT}),
     (b'{"inputs": []}', {"body.inputs": ONE_TO_THREE}),
     (b'{"inputs": null}', {"body.inputs": ONE_TO_THREE}),
-    (b'{"inputs": "a"}', {"body.inputs": ONE_TO_THREE}),
     (b'{"inputs": [{"text": "a"}, 5]}', {"body.inputs.1": NO_OBJECT}),
     (b'{"inputs": [{"text": "a"}], "text": "b"}', {"body.text": "no other key may be beside inputs"}),
     (b'{"inputs": [], "' + b"k" * 300 + b'": 1}', {f"body.{'k' * 100}": "no other key may be beside inputs"}),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, pairwise
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from bert_tasks.data.columns import Column, Row
@@ -104,12 +105,18 @@ class TokenFormats(Card, Rendering, WeightedConfig):
     file_formats: ClassVar[tuple[str, ...]] = (".conll", ".conllu", ".txt")
     renders_labels: ClassVar[bool] = True
     pipeline_tag: ClassVar[str] = "token-classification"
+    hub_parameters: ClassVar[Mapping[str, Any]] = MappingProxyType({"aggregation_strategy": Literal["simple", "first"]})
 
     example_rows: ClassVar[Sequence[Row]] = (
         {"words": ["Ada", "Lovelace", "met", "Charles", "Babbage", "in", "London", "in", "1833", "."]},
         {"words": ["The", "European", "Commission", "met", "in", "Brussels", "on", "Monday", "."]},
         {"words": ["Please", "book", "a", "table", "at", "Luigi", "'s", "for", "four", "on", "Friday", "evening", "."]},
     )
+
+    def hub_answer(self, prediction: TokenPrediction, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The entities. The tag of a word is the tag of its first sub-word, whatever the strategy."""
+        entities: list[dict[str, Any]] = prediction.to_json()["entities"]
+        return entities
 
     def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
         """Counts words that ``render`` changes. Tags are not changed: they would be other classes.

@@ -1,0 +1,462 @@
+"""Clients of other servers: the openai library, huggingface_hub's InferenceClient, and requests of TEI's clients."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import jsonschema
+import numpy as np
+import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.errors import NoHeadError, UsageError
+from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.serving.limits import Limits
+from bert_tasks.serving.server import load_warm
+from support.servers import SLOW, Application, application, listening
+from support.small_checkpoints import save_checkpoint
+from support.task_examples import TEXTS
+
+ModelOf = Callable[[str], TaskModel]
+
+
+@pytest.fixture(scope="module")
+def encoder(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encoder")
+    save_checkpoint(folder, "bert", wordpiece_tokenizer, wide=True)
+    return folder
+
+
+def loaded(folder: Path, **settings: Any) -> TaskModel:
+    return load_warm(folder, task="embedding", settings=settings, revision=None, dtype="float32")[0]
+
+
+@pytest.fixture(scope="module")
+def embedder(encoder: Path) -> TaskModel:
+    return loaded(encoder)
+
+
+@pytest.fixture(scope="module")
+def vectors(encoder: Path) -> Any:
+    return Encoder.from_pretrained(encoder).embed(TEXTS)
+
+
+@pytest.fixture(scope="module")
+def nli(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> TaskModel:
+    folder, labels = tmp_path_factory.mktemp("nli"), ("contradiction", "neutral", "entailment")
+    save_checkpoint(folder, "bert", wordpiece_tokenizer, head="sequence", labels=labels, wide=True)
+    return TaskModel.from_pretrained(folder, task="pair-classification")
+
+
+def posted(model: TaskModel, *requests: tuple[str, Any], **options: Any) -> list[httpx2.Response]:
+    """The responses to requests, each a path and a content."""
+
+    async def run() -> list[httpx2.Response]:
+        async with application(model, **options) as served:
+            return [await served.client.post(path, json=content) for path, content in requests]
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """huggingface_hub sends requests, here to this machine alone."""
+    from huggingface_hub import close_session, constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    close_session()
+    yield
+    close_session()
+
+
+# The hub's inference API.
+
+
+def test_the_client_of_the_hub(
+    model_of: ModelOf, embedder: TaskModel, vectors: Any, nli: TaskModel, online: None
+) -> None:
+    kinds = ("single", "token", "span", "masked", "regression")
+    models = [*map(model_of, kinds), embedder, nli]
+    with listening(models) as urls:
+        single, token, span, masked, regression, embedding, pairs = (InferenceClient(url) for url in urls)
+        (prediction,) = models[0].predict(TEXTS[:1])
+        scores = sorted(prediction.scores.items(), key=lambda item: -item[1])
+        answer = single.text_classification(TEXTS[0])
+        assert [(one.label, one.score) for one in answer] == [
+            (name, pytest.approx(score, abs=1e-4)) for name, score in scores
+        ]
+        assert len(single.text_classification(TEXTS[0], top_k=2)) == 2
+
+        (number,) = regression.text_classification(TEXTS[0])
+        assert (number.label, number.score) == (
+            "LABEL_0",
+            pytest.approx(models[4].predict(TEXTS[:1])[0].score, abs=1e-4),
+        )
+
+        for text in TEXTS:
+            (tags,) = models[1].predict([text])
+            entities = token.token_classification(text, aggregation_strategy="simple")
+            expected = [(one.entity_group, one.word, one.start, one.end) for one in tags.entities]
+            assert [(one.entity_group, one.word, one.start, one.end) for one in entities] == expected
+            assert [one.score for one in entities] == pytest.approx([one.score for one in tags.entities], abs=1e-4)
+
+        row = {"question": "who was told", "context": TEXTS[1]}
+        (best,) = models[2].predict([row])
+        found: Any = span.question_answering(**row)
+        assert (found.answer, found.start, found.end) == (best.answer, best.start, best.end)
+        assert found.score == pytest.approx(best.score, abs=1e-4)
+        several: Any = span.question_answering(**row, top_k=2)
+        assert [one.answer for one in several] == [one.text for one in best.n_best[:2]]
+
+        (masks,) = models[3].predict(["a cold [MASK] brought rain"])
+        filled = masked.fill_mask("a cold [MASK] brought rain", top_k=3)
+        assert [one.token_str for one in filled] == [one.token_str for one in masks.masks[0][:3]]
+
+        assert embedding.feature_extraction(TEXTS[0]) == pytest.approx(vectors[:1], abs=1e-5)
+        longer = embedding.feature_extraction(TEXTS[0], normalize=False)
+        assert np.linalg.norm(longer) != pytest.approx(1, abs=0.1)
+        assert longer / np.linalg.norm(longer) == pytest.approx(vectors[:1], abs=1e-5)
+        similar = embedding.sentence_similarity(TEXTS[0], list(TEXTS[1:4]))
+        assert similar == pytest.approx(list(vectors[1:4] @ vectors[0]), abs=1e-5)
+        assert embedding.sentence_similarity(TEXTS[0], []) == []
+
+        labels = ["the weather", "food"]
+        zero_shot = nli.zero_shot(labels, hypothesis="It is about {}.", multi_label=True).predict(TEXTS[2])[0].scores
+        elements = pairs.zero_shot_classification(
+            TEXTS[2], labels, multi_label=True, hypothesis_template="It is about {}."
+        )
+        assert {one.label: one.score for one in elements} == pytest.approx(zero_shot, abs=1e-4)
+
+        with pytest.raises(HfHubHTTPError, match="top_k: Input should be greater than or equal to 1"):
+            single.text_classification(TEXTS[0], top_k=0)
+
+
+def test_lists_of_inputs_have_lists_of_answers(model_of: ModelOf) -> None:
+    single, several, rows = posted(
+        model_of("token"),
+        ("/", {"inputs": TEXTS[1]}),
+        ("/", {"inputs": [TEXTS[1], {"words": TEXTS[1].split()}], "options": {"wait_for_model": True}}),
+        ("/", {"inputs": {"text": TEXTS[1]}, "parameters": {"aggregation_strategy": None}}),
+    )
+    assert single.json() == rows.json()
+    first, second = several.json()
+    assert [one["word"] for one in first] == [one["word"] for one in second] == [one["word"] for one in single.json()]
+    (two,) = posted(model_of("masked"), ("/", {"inputs": "a [MASK] wind brought [MASK]"}))
+    assert [len(candidates) for candidates in two.json()] == [5, 5]
+
+
+# OpenAI's embeddings.
+
+
+def test_the_openai_library(embedder: TaskModel, vectors: Any) -> None:
+    openai = pytest.importorskip("openai", reason="openai is not installed")
+    with listening([embedder]) as (url,):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        response = client.embeddings.create(model="any", input=list(TEXTS))  # the library asks for base64
+        assert np.array([one.embedding for one in response.data]) == pytest.approx(vectors, abs=1e-5)
+        single = client.embeddings.create(model="any", input=TEXTS[0], encoding_format="float")
+        assert single.data[0].embedding == pytest.approx(list(vectors[0]), abs=1e-5)
+        with pytest.raises(openai.UnprocessableEntityError, match="expected a list of 1 to 64 rows"):
+            client.embeddings.create(model="any", input=[])
+
+
+def test_embeddings_in_the_forms_of_openai_and_tei(embedder: TaskModel, vectors: Any) -> None:
+    texts = list(TEXTS)
+    numbers, encoded, single, tei, raw = posted(
+        embedder,
+        ("/v1/embeddings", {"input": texts, "model": "m", "user": "u"}),
+        ("/v1/embeddings", {"input": texts, "model": "m", "encoding_format": "base64"}),
+        ("/embed", {"inputs": TEXTS[0], "truncate": True, "truncation_direction": "Right"}),
+        ("/embed", {"inputs": texts}),
+        ("/embed", {"inputs": texts, "normalize": False}),
+    )
+    content = numbers.json()
+    assert (content["object"], content["model"]) == ("list", "tests/model")
+    assert [(one["object"], one["index"]) for one in content["data"]] == [("embedding", i) for i in range(len(TEXTS))]
+    assert np.array([one["embedding"] for one in content["data"]]) == pytest.approx(vectors, abs=1e-5)
+    tokens = sum(len(embedder.require_tokenizer()(text)["input_ids"]) for text in TEXTS)
+    assert content["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    decoded = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in encoded.json()["data"]]
+    assert np.stack(decoded) == pytest.approx(vectors, abs=1e-5)
+    assert np.array(single.json()) == pytest.approx(vectors[:1], abs=1e-5)
+    assert np.array(tei.json()) == pytest.approx(vectors, abs=1e-5)
+    lengths = np.linalg.norm(np.array(raw.json()), axis=1, keepdims=True)
+    assert np.array(raw.json()) / lengths == pytest.approx(vectors, abs=1e-5)
+    assert abs(lengths - 1).min() > 0.1
+
+
+def test_settings_of_an_embedding(encoder: Path) -> None:
+    (response,) = posted(loaded(encoder, pooling="cls", normalize=False), ("/embed", {"inputs": TEXTS[0]}))
+    expected = Encoder.from_pretrained(encoder).embed(TEXTS[:1], pooling="cls", normalize=False)
+    assert np.array(response.json()) == pytest.approx(expected, abs=1e-4)
+    for wrong, message in (
+        ({"poolin": "cls"}, "did you mean 'pooling'"),
+        ({"max_length": "a"}, "max_length is 'a'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            loaded(encoder, **wrong)
+    with pytest.raises(UsageError, match="served in float32 or bf16"):
+        load_warm(encoder, task="embedding", settings=None, revision=None, dtype="int8")
+    with pytest.raises(NoHeadError, match="To serve vectors of texts, use task='embedding'"):
+        load_warm(encoder, task=None, settings=None, revision=None, dtype="float32")
+
+
+# TEI: rerank and predict.
+
+
+def test_texts_are_sorted_by_their_scores(model_of: ModelOf) -> None:
+    query, texts = TEXTS[0], list(TEXTS[1:6])
+    rows = [{"text": query, "text_pair": text} for text in texts]
+    request = {"query": query, "texts": texts}
+    for kind in ("pair", "pair regression"):
+        model = model_of(kind)
+        plain, named, raw = posted(
+            model,
+            ("/rerank", request),
+            ("/rerank", {**request, "return_text": True, "truncate": True}),
+            ("/rerank", {**request, "raw_scores": True}),
+        )
+        predictions = model.predict(rows)
+        logits = [
+            one.score if kind == "pair regression" else np.log(one.scores["yes"] / one.scores["no"])
+            for one in predictions
+        ]
+        order = sorted(range(len(texts)), key=lambda index: -logits[index])
+        assert [rank["index"] for rank in plain.json()] == [rank["index"] for rank in raw.json()] == order
+        expected = [1 / (1 + np.exp(-logits[index])) for index in order]
+        assert [rank["score"] for rank in plain.json()] == pytest.approx(expected, abs=1e-4)
+        assert [rank["score"] for rank in raw.json()] == pytest.approx([logits[index] for index in order], abs=1e-3)
+        assert [rank["text"] for rank in named.json()] == [texts[index] for index in order]
+        assert "text" not in plain.json()[0]
+
+
+def test_predict_in_the_form_of_tei(model_of: ModelOf) -> None:
+    text, listed, batch = posted(
+        model_of("single"),
+        ("/predict", {"inputs": TEXTS[0]}),
+        ("/predict", {"inputs": [TEXTS[0]]}),
+        ("/predict", {"inputs": [[TEXTS[0]], [TEXTS[1]]], "raw_scores": False, "truncate": True}),
+    )
+    (prediction,) = model_of("single").predict(TEXTS[:1])
+    assert {one["label"]: one["score"] for one in text.json()} == pytest.approx(prediction.scores, abs=1e-4)
+    assert [one["score"] for one in text.json()] == pytest.approx(
+        sorted(prediction.scores.values(), reverse=True), abs=1e-4
+    )
+    assert [one["label"] for one in listed.json()] == [one["label"] for one in text.json()]
+    assert [len(answer) for answer in batch.json()] == [3, 3]
+    pair, pairs = posted(
+        model_of("pair"),
+        ("/predict", {"inputs": [TEXTS[0], TEXTS[1]]}),
+        ("/predict", {"inputs": [[TEXTS[0], TEXTS[1]]]}),
+    )
+    (expected,) = model_of("pair").predict([(TEXTS[0], TEXTS[1])])
+    assert {one["label"]: one["score"] for one in pair.json()} == pytest.approx(expected.scores, abs=1e-4)
+    assert [one["label"] for one in pairs.json()[0]] == [one["label"] for one in pair.json()]
+
+
+# Errors.
+
+LONG = "word " * 60
+SMALL = Limits(rows=3, characters=400, timeout=SLOW.timeout)
+NO_VECTORS = "the model does not embed texts. Serve an encoder with --task embedding"
+NO_SCORES = "the model needs one score, or two labels, for a pair of texts"
+TOO_LONG = "tokens too long. Shorten it, or set truncate to true"
+EXTRA = "Extra inputs are not permitted"
+WRONG: list[tuple[str, str, Any, str]] = [
+    # the model, the path, the content, the message
+    ("embedder", "/v1/embeddings", {}, "input: Field required"),
+    ("embedder", "/v1/embeddings", [], "expected an object, sent as application/json"),
+    ("embedder", "/v1/embeddings", {"input": 5}, "input: Input should be a valid list"),
+    ("embedder", "/v1/embeddings", {"input": [[1, 2]]}, "input.0: Input should be a valid string"),
+    ("embedder", "/v1/embeddings", {"input": []}, "input: expected a list of 1 to 3 rows"),
+    ("embedder", "/v1/embeddings", {"input": ["a"] * 4}, "input: expected a list of 1 to 3 rows"),
+    ("embedder", "/v1/embeddings", {"input": "a" * 401}, "input.0.text: 401 characters, at most 400 are read"),
+    ("embedder", "/v1/embeddings", {"input": "a", "dimensions": 5}, f"dimensions: {EXTRA}"),
+    (
+        "embedder",
+        "/v1/embeddings",
+        {"input": "a", "encoding_format": "int8"},
+        "encoding_format: Input should be 'float' or 'base64'",
+    ),
+    ("embedder", "/embed", {"inputs": ["a", None]}, "inputs.1: Input should be a valid string"),
+    ("embedder", "/embed", {"inputs": "a", "normalize": 1}, "normalize: Input should be a valid boolean"),
+    (
+        "embedder",
+        "/embed",
+        {"inputs": ["a", LONG], "truncate": False},
+        f"a text is 14 {TOO_LONG}",
+    ),
+    ("embedder", "/rerank", {"query": "a", "texts": ["b"]}, NO_SCORES),
+    ("embedder", "/", {"inputs": "a", "dimensions": 5}, f"dimensions: {EXTRA}"),
+    ("embedder", "/", {"inputs": {"source_sentence": "a"}}, "sentences: Field required"),
+    ("embedder", "/", {"inputs": {"sentence": "a"}}, "inputs.0.text: missing text. The row has 'sentence'."),
+    (
+        "single",
+        "/v1/embeddings",
+        {"input": "a"},
+        NO_VECTORS,
+    ),
+    ("single", "/embed", {"inputs": "a"}, NO_VECTORS),
+    ("single", "/rerank", {"query": "a", "texts": ["b"]}, NO_SCORES),
+    ("pair", "/rerank", {"query": "a", "texts": []}, "texts: expected a list of 1 to 3 rows"),
+    ("pair", "/rerank", {"query": "a", "texts": "b"}, "texts: Input should be a valid list"),
+    ("pair", "/rerank", {"texts": ["b"]}, "query: Field required"),
+    ("pair", "/", {"inputs": ["a", "b"]}, "inputs: row 0: expected a mapping such as "),
+    ("single", "/", {}, "inputs: Field required"),
+    ("single", "/", {"inputs": 5}, "inputs: row 0: expected a mapping such as "),
+    ("single", "/", {"inputs": []}, "inputs: expected a list of 1 to 3 rows"),
+    ("single", "/", {"inputs": "a", "parameters": {"function_to_apply": "none"}}, f"function_to_apply: {EXTRA}"),
+    ("single", "/", {"inputs": "a", "parameters": {"top_k": "2"}}, "top_k: Input should be a valid integer"),
+    (
+        "single",
+        "/",
+        {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
+        "labels: the model needs a label that begins with 'entail'. Its labels: low, mid, high",
+    ),
+    ("single", "/", {"inputs": LONG, "parameters": {"truncate": False}}, f"a text is 38 {TOO_LONG}"),
+    (
+        "token",
+        "/",
+        {"inputs": "a", "parameters": {"aggregation_strategy": "none"}},
+        "aggregation_strategy: Input should be 'simple' or 'first'",
+    ),
+    (
+        "masked",
+        "/",
+        {"inputs": "a [MASK]", "parameters": {"top_k": 6}},
+        "top_k: Input should be less than or equal to 5",
+    ),
+    ("masked", "/", {"inputs": "a [MASK]", "parameters": {"targets": ["b"]}}, f"targets: {EXTRA}"),
+    ("span", "/", {"inputs": "a"}, "inputs: row 0: expected a mapping such as "),
+    ("choice", "/", {"inputs": "a"}, "the hub has no form for multiple-choice. Send rows to /predict"),
+]
+
+
+@pytest.mark.parametrize("name", sorted({name for name, *_ in WRONG}))
+def test_wrong_requests(name: str, model_of: ModelOf, embedder: TaskModel) -> None:
+    cases = [(path, content, message) for of, path, content, message in WRONG if of == name]
+    model = embedder if name == "embedder" else model_of(name)
+    responses = posted(model, *((path, content) for path, content, _ in cases), limits=SMALL)
+    for (path, content, message), response in zip(cases, responses, strict=True):
+        body = response.json()
+        assert response.status_code == 422, (path, content)
+        if path == "/v1/embeddings":
+            assert (body["error"]["type"], body["error"]["code"]) == ("invalid_request_error", None)
+            key = body["error"]["param"]
+            assert message.startswith(f"{key}: ") if key else ": " not in message
+            body = body["error"] | {"error": body["error"]["message"]}
+        else:
+            assert set(body) == {"error", "error_type"}
+            assert body["error_type"] == "validation"
+        assert body["error"] == message or (message.endswith("such as ") and body["error"].startswith(message)), body
+
+
+def test_tei_predict_has_the_errors_of_rows(model_of: ModelOf) -> None:
+    contents = [
+        {"inputs": ["a", "b", "c"]},
+        {"inputs": ["a", "b"]},
+        {"inputs": [["a"], []]},
+        {"inputs": "a", "raw_scores": True},
+    ]
+    responses = posted(model_of("single"), *(("/predict", content) for content in contents))
+    assert [response.status_code for response in responses] == [422] * 4
+    assert "--task pair-classification" in responses[1].json()["detail"][0]["msg"]
+    message = "expected a text, a list of one or two texts, or a list of such lists"
+    for response in (responses[0], responses[2]):
+        (fault,) = response.json()["detail"]
+        assert (fault["loc"], fault["msg"]) == (["body", "inputs"], message)
+    (tags,) = posted(model_of("token"), ("/predict", {"inputs": "a b"}))
+    assert tags.json()["detail"][0]["msg"] == "texts without columns are for classifiers, not for token-classification"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+TEXT = st.text(st.characters(), max_size=9)
+KEYS = st.sampled_from(["inputs", "input", "query", "texts", "parameters", "normalize", "truncate", "top_k", "options"])
+PAYLOADS = VALUES | st.dictionaries(KEYS, VALUES | TEXT | st.lists(TEXT, max_size=3), max_size=4)
+
+
+@pytest.mark.parametrize("kind", ["embedder", "pair", "token"])
+def test_any_payload_gets_200_or_4xx(kind: str, model_of: ModelOf, embedder: TaskModel) -> None:
+    async def ask(served: Application) -> None:
+        loop = asyncio.get_running_loop()
+
+        @settings(max_examples=100, deadline=None, database=None, derandomize=True)
+        @given(st.sampled_from(["/", "/embed", "/rerank", "/v1/embeddings", "/predict"]), PAYLOADS)
+        def send(path: str, content: Any) -> None:
+            request = served.client.post(
+                path, content=json.dumps(content).encode(), headers={"content-type": "application/json"}
+            )
+            response = asyncio.run_coroutine_threadsafe(request, loop).result()
+            assert response.status_code == 200 or 400 <= response.status_code < 500
+            json.loads(response.content)
+
+        await asyncio.to_thread(send)
+
+    async def run() -> None:
+        async with application(embedder if kind == "embedder" else model_of(kind)) as served:
+            await ask(served)
+
+    asyncio.run(run())
+
+
+def test_limits_hold(embedder: TaskModel) -> None:
+    limits = Limits(body_bytes=100, queue=1, timeout=SLOW.timeout)
+
+    async def run() -> list[httpx2.Response]:
+        async with application(embedder, limits=limits, max_wait=0.2) as served:
+            large = await served.client.post("/embed", json={"inputs": "a" * 200})
+            unread = await served.client.post("/embed", content=b"{", headers={"content-type": "application/json"})
+            many = await asyncio.gather(*(served.client.post("/v1/embeddings", json={"input": "a"}) for _ in range(3)))
+            text = (await served.client.get("/metrics")).text
+            assert 'bert_tasks_requests_total{status="413"} 1.0' in text
+            assert 'bert_tasks_requests_total{status="429"} 2.0' in text
+            return [large, unread, *sorted(many, key=lambda response: response.status_code)]
+
+    large, unread, good, full, _ = asyncio.run(run())
+    assert large.json() == {"error": "the body is larger than 100 bytes", "error_type": "validation"}
+    assert unread.json() == {"error": "1: not JSON from this character on", "error_type": "validation"}
+    assert (good.status_code, full.status_code, full.headers["retry-after"]) == (200, 429, "1")
+    assert full.json()["error"]["message"].startswith("the queue is full (1 request)")
+
+
+@pytest.mark.parametrize(
+    ("kind", "paths"), [("embedder", {"/v1/embeddings", "/embed", "/"}), ("pair", {"/rerank", "/"}), ("choice", set())]
+)
+def test_the_document_describes_the_paths(kind: str, paths: set[str], model_of: ModelOf, embedder: TaskModel) -> None:
+    examples = {
+        "/v1/embeddings": {"input": "a", "model": "b"},
+        "/embed": {"inputs": ["a"]},
+        "/rerank": {"query": "a", "texts": ["b"]},
+        "/": {"inputs": {"text": "a", "text_pair": "b"}, "parameters": {"truncate": True}},
+    }
+
+    async def ask(served: Application) -> None:
+        documented = (await served.client.get("/openapi.json")).json()["paths"]
+        names = {path for path, methods in documented.items() if "post" in methods}
+        assert names == {"/predict", *paths}
+        schema = documented["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert ("ClassifyRequest" in schema["$defs"]) == (kind == "pair")
+        for path in paths:
+            schema = documented[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            jsonschema.Draft202012Validator.check_schema(schema)
+            jsonschema.validate(examples[path], schema)
+            assert (await served.client.post(path, json=examples[path])).status_code == 200
+
+    async def run() -> None:
+        async with application(embedder if kind == "embedder" else model_of(kind)) as served:
+            await ask(served)
+
+    asyncio.run(run())
