@@ -47,7 +47,7 @@ gpu:  ## the tests on a CUDA device, with the torch and transformers of $(PYTHON
 engines: $(DEPENDENCIES)dev $(DEPENDENCIES)engines $(PACKAGE) build/testrun  ## the tests and the how-to of Ray Data and Spark (700 MB; Java)
 	$(PYTEST) -m "slow and not gpu" -k batch_engines
 
-faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its figures go to docs/reliability
+faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its figures go to tests/campaigns/results
 	$(CAMPAIGN).faults
 
 fuzz: $(DEPENDENCIES)dev $(DEPENDENCIES)fuzz $(PACKAGE)  ## edited files and requests, 9 groups of 7 minutes; figures as above

@@ -1,4 +1,4 @@
-"""Runs the fault suite at full length and writes what it found: a JSON for each class, and docs/reliability.md.
+"""Runs the fault suite at full length and writes results/: a JSON for each class, and RELIABILITY.md.
 
     PYTHONPATH=tests python -m campaigns.faults                 # all classes
     PYTHONPATH=tests python -m campaigns.faults kills ranks     # some
@@ -21,7 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDER, DOCUMENT = ROOT / "docs" / "reliability", ROOT / "docs" / "reliability.md"
+FOLDER = Path(__file__).with_name("results")
+DOCUMENT = FOLDER / "RELIABILITY.md"
 VERSIONS = ("bert-tasks", "torch", "transformers", "accelerate", "safetensors")
 
 
@@ -195,18 +196,21 @@ def commit() -> str:
     """The commit, marked where the tree differs from it in more than the documents that this writes."""
     head, changed = (
         subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-        for command in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", ".", ":!docs"])
+        for command in (
+            ["rev-parse", "--short", "HEAD"],
+            ["status", "--porcelain", "--", ".", ":!docs", f":!{FOLDER.relative_to(ROOT)}"],
+        )
     )
     return f"{head}-dirty" if changed else head
 
 
 def document() -> str:
-    """docs/reliability.md, from the JSON files."""
+    """RELIABILITY.md, from the JSON files."""
     lines = [
         "# Reliability",
         "",
         "What holds under faults, the tests that prove it, and what they found at full length. Written by `make",
-        "faults`, `make fuzz` and `make mutants` from `docs/reliability/*.json`, which hold command, commit and",
+        "faults`, `make fuzz` and `make mutants` from the JSON files of this folder, which hold command, commit and",
         "versions.",
         "",
     ]

@@ -3,7 +3,7 @@ come out, and none of their messages acts on a terminal.
 
     PYTHONPATH=tests python -m campaigns.fuzzing --seconds 420    # of each group of targets
 
-The figures go to docs/reliability/fuzz.json.
+The figures go to results/fuzz.json.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python -m campaigns.guided_fuzzing --seconds 420    # of each group of targets
 
-The figures go to docs/reliability/guided.json.
+The figures go to results/guided.json.
 
 Every target runs in a process of its own, because libFuzzer ends the process that it runs in. What breaks one stays
 in a file whose name is printed. Needs the extra ``fuzz``.

@@ -7,7 +7,7 @@
 A fault is drawn by its seed, put into a copy of the package, and the tests of that part of the package run on the copy:
 first those of the module, then those of its folder, then those of the folders that use it most. It is killed if a test
 fails or the time is up. What survives is a missing test, or a fault that changes nothing anybody can see: these are
-listed with the reason in ``equivalent_mutants.toml``. The figures of all packages go to docs/reliability/mutants.json.
+listed with the reason in ``equivalent_mutants.toml``. The figures of all packages go to results/mutants.json.
 
 mutmut (3.8) and cosmic-ray (8.7) were looked at and not taken. mutmut puts all faults of a function beside it and
 switches between them in forked processes, so that sources, signatures and pickled names are no longer those that the

@@ -1,4 +1,4 @@
-"""docs/reliability.md is what the JSON files say, and names tests that exist."""
+"""RELIABILITY.md is what the JSON files say, and names tests that exist."""
 
 import json
 from pathlib import Path

@@ -264,7 +264,13 @@ def cli_page() -> str:
     parts += [
         "Exit codes: 0 ok, 1 internal error, 2 usage or recipe, 3 data, 4 model or checkpoint, 5 diverged, 143 or"
     ]
-    parts += ["130 stopped by SIGTERM or SIGINT after saving.", "", "## bert-tasks", "", f"{group.help}", ""]
+    parts += [
+        "130 stopped by SIGTERM or SIGINT after saving. If memory is used up, the code is 4.",
+        "",
+        "Results go to standard output, everything else to standard error. Output to a pipe has no colours and no",
+        "control characters. `NO_COLOR=1` disables colours.",
+    ]
+    parts += ["", "## bert-tasks", "", f"{group.help}", ""]
     parts.append(_parameters(group))
     for name, command in commands(group).items():
         parts += ["", f"## bert-tasks {name}", "", _command_text(command.help), ""]
