@@ -250,6 +250,21 @@ def test_arguments_of_the_comparison_exist() -> None:
     assert named - fields == set()
 
 
+def test_the_page_on_installing_lists_every_extra_with_its_packages_and_the_minimum_versions() -> None:
+    project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
+    text = read(DOCS / "how_to" / "install.md")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, flags=re.MULTILINE))
+    extras = {
+        name: ", ".join(sorted(re.split(r"[\[>=]", requirement)[0] for requirement in requirements))
+        for name, requirements in project["optional-dependencies"].items()
+    }
+    assert rows == {name: packages for name, packages in extras.items() if name not in {"dev", "fuzz"}}
+    assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in text
+    for name in ("torch", "transformers"):
+        (minimum,) = [value.partition(">=")[2] for value in project["dependencies"] if re.match(rf"{name}>=", value)]
+        assert f"{name} {minimum} or newer" in text
+
+
 def test_guarantees_name_tests_that_exist() -> None:
     rows = re.findall(r"^\| (?!guarantee|-)(.*) \|$", read(DOCS / "guarantees.md"), flags=re.MULTILINE)
     assert len(rows) > 8
