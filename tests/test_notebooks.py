@@ -1,0 +1,62 @@
+"""The notebooks run from the first cell to the last one, and are stored without outputs."""
+
+import ast
+import json
+import shutil
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+IDS = [path.name for path in NOTEBOOKS]
+
+
+def cells(notebook: Path, cell_type: str) -> list[dict[str, Any]]:
+    content: dict[str, Any] = json.loads(notebook.read_text(encoding="utf-8"))
+    return [cell for cell in content["cells"] if cell["cell_type"] == cell_type]
+
+
+def source(cell: dict[str, Any]) -> str:
+    return "".join(cell["source"])
+
+
+def run_cell(code: str, name: str, module: types.ModuleType) -> str:
+    """Runs a cell, and returns the HTML of its last expression. Raises what the cell raises."""
+    tree = ast.parse(code, name)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), vars(module))
+    if last is None:
+        return ""
+    assert isinstance(last, ast.Expr)
+    value = eval(compile(ast.Expression(last.value), name, "eval"), vars(module))
+    return str(value._repr_html_())
+
+
+def test_the_first_notebook_is_tested() -> None:
+    assert IDS == ["first_model.ipynb"]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=IDS)
+def test_notebook_has_no_outputs_and_few_cells(notebook: Path) -> None:
+    code = cells(notebook, "code")
+    assert [cell for cell in code if cell["outputs"] or cell["execution_count"] is not None] == []
+    assert 8 <= len(code) + len(cells(notebook, "markdown")) <= 10
+
+
+@pytest.mark.slow
+def test_first_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = ROOT / "notebooks" / "first_model.ipynb"
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("__notebook__")
+    code = map(source, cells(notebook, "code"))
+    rows, metrics, predictions, report, explanation = (run_cell(text, notebook.name, module) for text in code)
+    assert "<table" in rows
+    assert "accuracy" in metrics
+    assert vars(module)["result"].metrics["accuracy"] > 0.85
+    assert predictions.count("<tr>") == 4  # the names of the columns, and three texts
+    assert report.startswith("<iframe")
+    assert "nobody" in explanation
