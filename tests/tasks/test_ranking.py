@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from sentence_transformers import CrossEncoder
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -31,6 +30,7 @@ from support.process_scenarios import graded
 from support.small_checkpoints import save_checkpoint
 from support.training_runs import batches, distance, load_model, make_steps, walk, weights_of
 
+LIBRARY = "sentence_transformers"
 LOSSES: tuple[RankingLoss, ...] = ("ranknet", "listnet", "lambda")
 Groups = list[tuple[list[float], list[float]]]  # the scores and the grades of each
 
@@ -278,7 +278,8 @@ def test_rank_equals_cross_encoder(
         config = json.loads((tmp_path / "saved" / "config.json").read_text("utf-8"))
         config["sentence_transformers"] = {"activation_fn": f"torch.nn.modules.linear.{activation}"}
         (tmp_path / "saved" / "config.json").write_text(json.dumps(config), "utf-8")
-    model, other = TaskModel.from_pretrained(tmp_path / "saved"), CrossEncoder(str(tmp_path / "saved"))
+    model = TaskModel.from_pretrained(tmp_path / "saved")
+    other = pytest.importorskip(LIBRARY).CrossEncoder(str(tmp_path / "saved"))
     for options in ({}, {"top_k": 2}, {"return_documents": True}):
         ours, theirs = (each.rank(QUERY, DOCUMENTS, **options) for each in (model, other))
         assert [{**entry, "score": 0} for entry in ours] == [{**entry, "score": 0} for entry in theirs]
@@ -294,7 +295,8 @@ def test_two_labels_rank_by_the_probability_of_the_second(
     save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="sequence", labels=("no", "yes"), wide=True)
     model = TaskModel.from_pretrained(tmp_path, task="pair-classification")
     pairs = [(QUERY, document) for document in DOCUMENTS]
-    theirs = CrossEncoder(str(tmp_path)).predict(pairs, apply_softmax=True)[:, 1]
+    cross_encoder = pytest.importorskip(LIBRARY).CrossEncoder(str(tmp_path))
+    theirs = cross_encoder.predict(pairs, apply_softmax=True)[:, 1]
     ours = model.rank(QUERY, DOCUMENTS)
     assert [entry["corpus_id"] for entry in ours] == (-theirs).argsort(kind="stable").tolist()
     assert [entry["score"] for entry in ours] == pytest.approx(sorted(theirs.tolist(), reverse=True), abs=1e-5)
