@@ -27,21 +27,21 @@ LINES = {
     "inference": (1801, 1150),
     "recipe": (1598, 1000),
     "init": (776, 650),
-    "model": (2660, 1950),
+    "model": (2697, 1950),
     "export": (885, 700),
-    "tasks": (8763, 4900),
+    "tasks": (9005, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
     "families": (2000, 1250),
-    "metrics": (1249, 1000),
-    "data": (6307, 2900),
+    "metrics": (1264, 1000),
+    "data": (6328, 2900),
     "encoder": (3317, 2300),
     "foundations": (901, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 44_830  # of 29,000
-TOTAL_STATEMENTS = 25_345  # of 15,800
+TOTAL_LINES = 45_145  # of 29,000
+TOTAL_STATEMENTS = 25_516  # of 15,800
 TASK_MEMBERS = 14
 
 

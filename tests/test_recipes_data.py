@@ -83,9 +83,10 @@ def test_tags_are_counted_in_the_readme(name: str) -> None:
     assert f"{counts.total()} " in described()[name][2]
 
 
-def test_the_two_files_of_answers_share_no_question() -> None:
-    train, validation = (csv_rows(f"custom/{name}.csv") for name in ("answers", "answers_validation"))
-    assert not {row["question"] for row in train} & {row["question"] for row in validation}
+@pytest.mark.parametrize(("name", "column"), [("answers", "question"), ("search", "query")])
+def test_the_two_files_of_groups_share_no_question(name: str, column: str) -> None:
+    train, validation = (csv_rows(f"custom/{file}.csv") for file in (name, f"{name}_validation"))
+    assert not {row[column] for row in train} & {row[column] for row in validation}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

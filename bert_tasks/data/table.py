@@ -7,7 +7,7 @@ the rows and the tokenizer.
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -241,6 +241,7 @@ def tokenizer_content(tokenizer: Any) -> str:
 
 
 Numbers = NDArray[np.int64]
+SampleUnit = Literal["row", "window", "group"]
 Item = TypeVar("Item")
 
 # What a batch is made of, and what decoding needs.
@@ -259,17 +260,18 @@ _FOR_DECODING = ("row", "gather_positions", "word_ids", "offsets", "head")
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Features of a table grouped into samples: a row's windows together, or each window for itself.
+    """Features of a table grouped into samples: a row's windows together, each window for itself, or groups of rows.
 
-    In memory are four arrays at most; everything else stays in the file.
+    In memory are five arrays at most; everything else stays in the file.
 
     Attributes:
         features: memory-mapped, in row order; ``trained`` and ``decoded`` are some of its columns.
         tokens: the number of tokens of each feature.
-        starts: index of each sample's first feature, and the number of features at the end.
+        starts: index of each sample's first feature in ``order``, and the number of features at the end.
         lengths: tokens of each sample, all its windows together.
         row_starts: index of each row's first feature, and the number of features at the end.
         tables: the number of rows of each table that was joined, in order; empty for one table.
+        order: the features of all samples, one sample after another; None: as they are.
     """
 
     features: ArrowRows
@@ -280,14 +282,15 @@ class Samples:
     lengths: Numbers
     row_starts: Numbers
     tables: tuple[int, ...] = ()
+    order: Numbers | None = None
 
     @classmethod
-    def of(cls, features: ArrowRows, unit: Literal["row", "window"] = "row", *, count: int = 0) -> Self:
+    def of(cls, features: ArrowRows, unit: SampleUnit = "row", *, count: int = 0) -> Self:
         """Reads all lengths once.
 
         Args:
             features: of a table, as ``cached_features`` numbers its rows.
-            unit: what a sample is.
+            unit: what a sample is. Groups are rows until ``grouped``.
             count: of the rows. The last ones may have no feature of their own.
         """
         import pyarrow.compute
@@ -298,12 +301,10 @@ class Samples:
         return cls._of_counts(features, tokens, np.bincount(rows, minlength=count), unit)
 
     @classmethod
-    def _of_counts(
-        cls, features: ArrowRows, tokens: Numbers, counts: ArrayLike, unit: Literal["row", "window"]
-    ) -> Self:
+    def _of_counts(cls, features: ArrowRows, tokens: Numbers, counts: ArrayLike, unit: SampleUnit) -> Self:
         """``counts``: the number of features of each row."""
         row_starts = np.append(0, np.cumsum(counts, dtype=np.int64))
-        starts = row_starts if unit == "row" else np.arange(len(tokens) + 1)
+        starts = np.arange(len(tokens) + 1) if unit == "window" else row_starts
         return cls(
             features=features,
             trained=features.select_columns([name for name in _FOR_TRAINING if name in features.column_names]),
@@ -319,32 +320,52 @@ class Samples:
         counts = np.diff(self.row_starts)[rows]
         ends = np.cumsum(counts, dtype=np.int64)
         indices = np.repeat(self.row_starts[rows] - ends + counts, counts) + np.arange(counts.sum())
-        unit: Literal["row", "window"] = "row" if self.starts is self.row_starts else "window"
+        unit: SampleUnit = "row" if self.starts is self.row_starts else "window"
         return self._of_counts(self.features.select(indices), self.tokens[indices], counts, unit)
+
+    def grouped(self, groups: Sequence[Hashable]) -> Self:
+        """The same features, with all rows of a group as one sample. Groups are in the order of their first rows.
+
+        Args:
+            groups: the group of each row. Its rows need not be neighbours.
+        """
+        numbers: dict[Hashable, int] = {}
+        by_row = np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
+        by_feature = np.repeat(by_row, np.diff(self.row_starts))
+        order = np.argsort(by_feature, kind="stable")
+        starts = np.append(0, np.cumsum(np.bincount(by_feature, minlength=len(numbers)), dtype=np.int64))
+        lengths = np.diff(np.append(0, np.cumsum(self.tokens[order], dtype=np.int64))[starts])
+        return replace(self, starts=starts, lengths=lengths, order=order)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @property
     def by_table(self) -> list[Numbers]:
-        """The samples of each table that was joined."""
+        """The samples of each table that was joined. A group with rows of several tables belongs to its first row's."""
         starts = self.row_starts[np.append(0, np.cumsum(self.tables, dtype=np.int64))]
-        return np.split(np.arange(len(self)), np.searchsorted(self.starts, starts[1:-1]))
+        firsts = self.starts[:-1] if self.order is None else self.order[self.starts[:-1]]
+        tables = np.split(np.arange(len(self)), np.searchsorted(firsts, starts[1:-1]))
+        return [table for table in tables if len(table)]
 
     def indices(self, samples: Iterable[int]) -> list[int]:
         """The numbers of all features of some samples, in that order."""
-        return [i for sample in samples for i in range(self.starts[sample], self.starts[sample + 1])]
+        numbers = [i for sample in samples for i in range(self.starts[sample], self.starts[sample + 1])]
+        return numbers if self.order is None else [int(i) for i in self.order[numbers]]
 
     def rows(self, samples: Iterable[int]) -> list[int]:
         """The numbers of the rows that some samples are of, ascending, from 0."""
-        starts = self.starts[list(samples)]
-        return sorted(set((np.searchsorted(self.row_starts, starts, side="right") - 1).tolist()))
+        features = self.indices(samples)
+        return sorted(set((np.searchsorted(self.row_starts, features, side="right") - 1).tolist()))
 
     def features_of(self, samples: Iterable[int]) -> list[dict[str, Any]]:
-        """What training needs of all features of some samples, in that order. A sample that comes twice is two rows."""
+        """What training needs of all features of some samples, in that order.
+
+        ``row`` is the same for all features of a sample. A sample that comes twice is two rows.
+        """
         numbers = list(samples)
         features = self.trained[self.indices(numbers)]
-        if len(set(numbers)) == len(numbers):
+        if self.order is None and len(set(numbers)) == len(numbers):
             return features
         rows = np.repeat(np.arange(len(numbers)), np.diff(self.starts)[numbers]).tolist()
         return [{**feature, "row": row} for feature, row in zip(features, rows, strict=True)]

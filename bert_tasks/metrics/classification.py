@@ -22,6 +22,8 @@ from bert_tasks.metrics.formulas import (
     multilabel_scores,
 )
 
+NDCG, NDCG_ROWS = "ndcg@10", 10
+
 
 def classification_metrics(labels: Sequence[int], predictions: Sequence[int], names: Sequence[str]) -> dict[str, float]:
     """Metrics of one label per row. ``f1`` is the F1 of class 1 if there are two classes, else macro F1.
@@ -141,8 +143,12 @@ def _best_threshold(labels: Flags, scores: Floats) -> float:
     return float(best[np.argmin(np.abs(best - 0.5))])
 
 
-def ranking_metrics(groups: Sequence[str], relevant: Sequence[bool], scores: Sequence[float]) -> dict[str, float]:
-    """Mean average precision (``map``) and mean reciprocal rank of the first relevant row (``mrr``), both 0 to 1.
+def ranking_metrics(groups: Sequence[str], grades: Sequence[float], scores: Sequence[float]) -> dict[str, float]:
+    """Mean average precision (``map``), mean reciprocal rank of the first relevant row (``mrr``), and ``ndcg@10``.
+
+    All are 0 to 1. A row is relevant if its grade is above 0. nDCG is the sum of grade / log2(1 + rank) over the first
+    10 ranks, divided by its highest value in the group. The grade itself is the gain, as in trec_eval, scikit-learn's
+    ``ndcg_score`` and sentence-transformers' ``CrossEncoderRerankingEvaluator``.
 
     As in trec_eval, except for ties: trec_eval ranks the higher document id first, here the later row comes first, so
     that a file that lists relevant rows first gives nothing away. Groups without a relevant row do not count, as is
@@ -151,35 +157,44 @@ def ranking_metrics(groups: Sequence[str], relevant: Sequence[bool], scores: Seq
 
     Args:
         groups: what each row is a candidate for: the text or id of a question.
-        relevant: whether each row is relevant.
+        grades: how relevant each row is, from 0.
         scores: higher is better; only their order within a group matters.
 
     Raises:
         DataError: A score is NaN, or no group has a relevant row.
     """
-    values = np.asarray(scores, dtype=np.float64)
+    values, gains = np.asarray(scores, dtype=np.float64), np.asarray(grades, dtype=np.float64)
     if np.isnan(values).any():
         row = int(np.isnan(values).argmax()) + 1
         raise DataError(f"Ranking metrics: the score of row {row} is NaN, expected a number; check the model for NaN.")
-    if not any(relevant):
+    if not (gains > 0).any():
         raise DataError(
             "Ranking metrics: no group has a relevant row, so there is nothing to rank: check the group column, and "
             "that the second label means 'relevant'."
         )
     numbers: dict[str, int] = {}
     group = np.array([numbers.setdefault(name, len(numbers)) for name in groups], dtype=np.int64)
-    rows = np.arange(len(group))
-    order = np.lexsort((-rows, -values, group))  # by group, then by score and row, both from high to low
-    ordered = group[order]
-    rank = rows - np.searchsorted(ordered, ordered) + 1
-    hit = np.asarray(relevant, dtype=np.bool_)[order]
-    hit_group, hit_rank = ordered[hit], rank[hit]  # one item per relevant row
-    _, starts, sizes = np.unique(hit_group, return_index=True, return_counts=True)
+    ranked, rank = _ranked(group, values)  # the rows by group and rank
+    ideal, _ = _ranked(group, gains)
+    discounts = np.where(rank <= NDCG_ROWS, 1 / np.log2(1 + rank), 0.0)
+    dcg, best = (np.bincount(group[rows], weights=gains[rows] * discounts) for rows in (ranked, ideal))
+    hit = gains[ranked] > 0
+    hit_group, hit_rank = group[ranked][hit], rank[hit]  # one item per relevant row
+    names, starts, sizes = np.unique(hit_group, return_index=True, return_counts=True)
     nth = np.arange(len(hit_group)) - np.repeat(starts, sizes) + 1
     average_precision = np.add.reduceat(nth / hit_rank, starts) / sizes  # [G]
     reciprocal_rank = 1 / hit_rank[starts]  # [G]
     return {
         "map": float(average_precision.mean()),
         "mrr": float(reciprocal_rank.mean()),
+        NDCG: float((dcg[names] / best[names]).mean()),
         "ranked_groups": float(len(starts)),
     }
+
+
+def _ranked(group: NDArray[np.int64], values: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """``[S], [S] -> [S], [S]`` The rows by group, then by value and row, both from high to low; and their ranks."""
+    rows = np.arange(len(group))
+    order = np.lexsort((-rows, -values, group))
+    ordered = group[order]
+    return order, rows - np.searchsorted(ordered, ordered) + 1

@@ -164,3 +164,10 @@ def tokenized(table: RowTable, task: Task, model: Described) -> Samples:
             f"{table.source}: a window has {longest} tokens, the model {model.config.usable_length} positions"
         )
     return replace(samples, tables=tuple(rows for _, rows in table.joined_sources))
+
+
+def training_samples(table: RowTable, task: Task, model: Described) -> Samples:
+    """Returns the features of ``tokenized`` as training reads them: all rows of a group are one sample, if a task has
+    groups."""
+    samples, fitting = tokenized(table, task, model), Fitting.of(task)
+    return samples.grouped(fitting.groups(table)) if fitting.sample == "group" else samples

@@ -39,6 +39,7 @@ from bert_tasks.model.label_order import with_label_order
 from bert_tasks.model.pretrained import CheckpointFolder, check_fits, check_one_task, folder_task, saved_config
 from bert_tasks.model.pretrained_module import PaddedInputs, PretrainedModule, finite, padded_inputs
 from bert_tasks.tasks.base import Feature, PredictionT, Task
+from bert_tasks.tasks.reranking import rank_documents, ranking_task
 from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
@@ -575,6 +576,35 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             UsageError: the model has no tokenizer, or its task gives no logits or no explanations.
         """
         return Predictions(self.predict_rows(as_rows(inputs, self.input_columns), logits=logits, explain=explain))
+
+    def rank(
+        self, query: str, documents: Sequence[str], *, top_k: int | None = None, return_documents: bool = False
+    ) -> list[dict[str, Any]]:
+        """Returns documents by their relevance to a query, the most relevant first.
+
+        The model is one of pairs with one number, or with two labels whose second one means "relevant". Scores of a
+        number equal sentence-transformers' ``CrossEncoder.rank``, which applies a sigmoid unless config.json says
+        otherwise. Scores of two labels are probabilities.
+
+        Args:
+            query: The first text of each pair.
+            documents: The second texts.
+            top_k: Maximum number of documents to return. Default: all.
+            return_documents: Whether to return the documents themselves, as ``text``.
+
+        Returns:
+            For each document ``corpus_id``, its index in ``documents``, and ``score``. Equal scores keep their order.
+
+        Raises:
+            UsageError: The model does not rank, ``documents`` is a text, or ``top_k`` is below 1.
+
+        Example:
+            >>> model.rank("When do you open?", ["We open at ten.", "We sell bicycles."], top_k=1)
+        """
+        pairs = ranking_task(self.task, documents, top_k)
+        predictions = cast("list[SequencePrediction]", self.predict([(query, document) for document in documents]))
+        ranked = rank_documents(pairs, predictions, self.hf_config)[:top_k]
+        return [{**entry, "text": documents[entry["corpus_id"]]} if return_documents else entry for entry in ranked]
 
     def zero_shot(
         self, labels: Sequence[str] | str, *, hypothesis: str = HYPOTHESIS, multi_label: bool = False

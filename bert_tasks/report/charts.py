@@ -120,7 +120,7 @@ def display_name(key: str, sets: Sequence[str]) -> str:
 def spoken(metric: str) -> str:
     """A metric, without the name of a validation set, in words: ``overall_f1`` becomes "overall F1"."""
     names = {"rmse": "root mean squared error", "exact": "exact match", "spearmanr": "Spearman", "pearson": "Pearson"}
-    names |= {"map": "mean average precision", "mrr": "mean reciprocal rank"}
+    names |= {"map": "mean average precision", "mrr": "mean reciprocal rank", "ndcg@10": "nDCG@10"}
     return names.get(metric, metric.replace("_", " ").replace("f1", "F1").replace("matthews", "Matthews"))
 
 

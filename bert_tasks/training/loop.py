@@ -30,7 +30,7 @@ from bert_tasks.distributed import (
 )
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError, argument
 from bert_tasks.metrics.tables import SEPARATOR, metric_key, metrics_by_set, split_key
-from bert_tasks.model.features import tokenized
+from bert_tasks.model.features import tokenized, training_samples
 from bert_tasks.model.pretrained import CheckpointFolder, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.check import fitted_task
@@ -241,7 +241,7 @@ class Trainer:
         """Tokenises the rows, makes the optimizer, and begins a new run or resumes the one in the folder."""
         model, splits, run, accelerator = self.model, self.splits, self.run, self.accelerator
         with main_process_first(accelerator):
-            samples = tokenized(splits.train, model.task, model)
+            samples = training_samples(splits.train, model.task, model)
             self.validation = {
                 name: (tokenized(table, model.task, model), table) for name, table in splits.validation.items()
             }

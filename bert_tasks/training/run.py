@@ -11,7 +11,7 @@ from bert_tasks.data.checks import DataReport
 from bert_tasks.data.splits import trained_names
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import RecipeError, UsageError, argument
-from bert_tasks.model.features import tokenized
+from bert_tasks.model.features import training_samples
 from bert_tasks.model.multitask import MultiTaskModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.check import LoadedRecipe, prepare, report_on
@@ -183,7 +183,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         state = f"a run to resume from {saved[-1].name}"
     else:
         state = "a run without a checkpoint, which starts again from the beginning"
-    samples = tokenized(trainer.splits.train, model.task, model)
+    samples = training_samples(trainer.splits.train, model.task, model)
     order = SampleOrder.of(samples, optim, seed=seed)
     plan, first_row = StepPlan.of(optim, order), order.epoch(0)[0][:1]
     return DryRun(

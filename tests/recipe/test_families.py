@@ -68,7 +68,8 @@ def rows_of(recipe: Recipe) -> tuple[Sequence[Row], tuple[str, ...]]:
         case "sequence-classification" if kind == "multi_label_classification":
             return SETS, ("x", "y", "z")
         case "sequence-classification" | "pair-classification" if kind == "regression":
-            return [{**pair, **row} for pair, row in zip(PAIRS, NUMBERS, strict=True)], ()
+            pairs = enumerate(zip(PAIRS, NUMBERS, strict=True))
+            return [{**pair, **row, "label": 1 + row["label"], "group": str(i % 5)} for i, (pair, row) in pairs], ()
         case "sequence-classification" | "pair-classification":
             labels = tuple(recipe.settings.get("labels", ("low", "mid", "high")))
             rows: Sequence[Row] = CLASSES if recipe.task == "sequence-classification" else PAIRS

@@ -21,7 +21,7 @@ from bert_tasks.errors import BertTasksError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.model.features import tokenized
 from bert_tasks.recipe.schema import OptimSection, TeacherSection
-from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens, SequenceClassification
+from bert_tasks.tasks import MaskedLanguageModeling, PairClassification, ReplacedTokens, SequenceClassification
 from bert_tasks.tasks.base import Task
 from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.objectives import Objective, Supervised
@@ -43,7 +43,7 @@ from support.training_runs import (
 
 EVALUATED = (9, 1)
 MASKED = MaskedLanguageModeling(max_length=40, mlm_probability=0.3, whole_word_mask=True)
-SEVERAL_TERMS = ("nsp", "sop", "replaced tokens", "distillation", "two tasks")
+SEVERAL_TERMS = ("nsp", "sop", "replaced tokens", "distillation", "two tasks", "ranking")
 _SIZES = {
     "hidden_size": 24,
     "num_hidden_layers": 2,
@@ -150,6 +150,12 @@ def several_terms(name: str, checkpoint: Path, *, micro_batch_tokens: int = 20) 
             for i, row in enumerate(rows)
         ]
         return walked(Supervised(several).double(), rows, batch_size=4, micro_batch_tokens=micro_batch_tokens)
+    if name == "ranking":  # groups of 1 to 4 rows, some without different grades
+        ranked = PairClassification(problem_type="regression", ranking_loss="ranknet", max_length=40)
+        student, ranker = (load_model(checkpoint, ranked, seed=seed) for seed in (0, 3))
+        return walked(
+            Distillation(student, ranker).double(), graded(17), batch_size=4, micro_batch_tokens=micro_batch_tokens
+        )
     task: Task = ReplacedTokens(max_length=40)
     if name != "replaced tokens":
         task = MaskedLanguageModeling(max_length=40, mlm_probability=0.3, sentence_objective=name)  # type: ignore[arg-type]  # a str
@@ -160,6 +166,15 @@ def several_terms(name: str, checkpoint: Path, *, micro_batch_tokens: int = 20) 
     if isinstance(task, ReplacedTokens):
         objective = ReplacedTokenDetection(model, make_generator(model, seed=1))
     return walked(objective.double(), DOCUMENTS, batch_size=4, micro_batch_tokens=micro_batch_tokens)
+
+
+def graded(count: int) -> list[Row]:
+    """Pairs in groups of unequal sizes, which are not neighbours. No two are equal, so that none have equal ranks."""
+    groups = "aabcdedfbcagbdddg"
+    return [
+        {"text": group, "text_pair": f"{chr(ord('a') + i)} {row['text']}", "label": float(i * i % 5), "group": group}
+        for i, (row, group) in enumerate(zip(make_rows(count), groups, strict=True))
+    ]
 
 
 def evaluation(checkpoint: Path, count: int, task: Task = TASK) -> dict[str, Any]:

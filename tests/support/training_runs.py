@@ -14,7 +14,7 @@ from bert_tasks import TaskModel
 from bert_tasks.data.table import RowTable, Samples
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.model.features import tokenized
+from bert_tasks.model.features import training_samples
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Feature, LossTerm, Task
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
@@ -138,7 +138,7 @@ def make_steps(
     model: TaskModel, rows: list[Row], *, seed: int = 0, objective: Objective | None = None, **optim: Any
 ) -> OptimizerSteps:
     """What ``fit`` makes for its steps, of rows in memory."""
-    made = tokenized(RowTable.from_rows(rows, columns=model.task.columns), model.task, model)
+    made = training_samples(RowTable.from_rows(rows, columns=model.task.columns), model.task, model)
     return OptimizerSteps(
         objective=Supervised(model) if objective is None else objective,
         samples=RecordedSamples(**vars(made)),

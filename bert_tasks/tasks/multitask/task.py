@@ -61,7 +61,7 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
         return {_key(name, key): value for name, fields in content.items() for key, value in fields.items()}
 
     @property
-    def sample(self) -> Literal["row", "window"]:  # type: ignore[override]  # it depends on the tasks
+    def sample(self) -> Literal["row", "window", "group"]:  # type: ignore[override]  # it depends on the tasks
         """All windows of a row, which the tasks share; of one task its own sample."""
         tasks = list(self.task.tasks.values())
         return Fitting.of(tasks[0]).sample if len(tasks) == 1 else "row"
@@ -236,6 +236,8 @@ class MultiTask(Task[MultiTaskPrediction]):
                 raise ValueError(f"tasks.{name}: columns: the task reads {names}, not {unknown[0]!r}")
             if is_dynamic(task) or Fitting.of(task).generator() is not None or task.output_kind == "vocabulary":
                 raise ValueError(f"tasks.{name}: {task.name} cannot be one of several tasks")
+            if Fitting.of(task).sample == "group":
+                raise ValueError(f"tasks.{name}: a loss over groups of rows cannot be one of several tasks")
         longest = max(task.max_length for task in self.tasks.values())
         if self.max_length not in (MultiTask.max_length, longest):
             raise ValueError(

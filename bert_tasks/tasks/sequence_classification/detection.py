@@ -67,7 +67,13 @@ class TextDetection(Detection):
             values = label.names if several else tuple(sorted(value for value, _ in label.common))
             spare: tuple[tuple[str, str, str], ...] = ()
             if count == 2 and columns[0].distinct <= columns[0].rows / 2 and label.distinct == 2:  # it repeats
-                spare = (("group", names[0], "ranks the rows of each, by the second label, and reports map and mrr"),)
+                spare = (
+                    (
+                        "group",
+                        names[0],
+                        "ranks the rows of each, by the second label, and reports map, mrr and ndcg@10",
+                    ),
+                )
             others = [column for column in labels if column is not label]
             return TaskGuess(
                 task=self.task.name,

@@ -60,6 +60,7 @@ _APPLY_TO: Mapping[str, tuple[ProblemType, ...]] = {
     "calibration": ("single_label_classification",),
     **dict.fromkeys(CalibratedFitting.fields, ("single_label_classification",)),
     "thresholds": ("multi_label_classification",),
+    "ranking_loss": (_REGRESSION,),
 }
 
 

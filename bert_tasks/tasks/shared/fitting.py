@@ -17,11 +17,12 @@ class Fitting(Part):
 
     Attributes:
         fields: Names of the settings that are fitted to data and that a user never sets.
-        sample: What has one joint loss and counts for ``batch_size``: a row with all of its windows, or each window.
+        sample: What has one joint loss and counts for ``batch_size``: a row with all of its windows, each window, or
+            a group of rows with one window each.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
-    sample: ClassVar[Literal["row", "window"]] = "row"
+    sample: ClassVar[Literal["row", "window", "group"]] = "row"
 
     def settings(self) -> dict[str, Any]:
         """Returns the fields that a user sets: all fields except ``labels`` and those that are fitted to data."""
@@ -83,6 +84,10 @@ class Fitting(Part):
         Raises:
             DataError: ``Task.prepare`` would fail for these rows.
         """
+
+    def groups(self, rows: RowTable) -> Sequence[Any]:
+        """Returns the group of each row. It is called if a sample is a group."""
+        raise NotImplementedError
 
     def generator(self) -> tuple[Task, float] | None:
         """Returns the task of a smaller model that makes the inputs of training, and its width as a share."""

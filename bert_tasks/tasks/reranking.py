@@ -1,0 +1,55 @@
+"""Ranking of documents by a model of pairs, as sentence-transformers' ``CrossEncoder.rank`` does it."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from bert_tasks.errors import UsageError
+from bert_tasks.tasks.base import Task, require
+from bert_tasks.tasks.pair_classification import PairClassification
+from bert_tasks.tasks.sequence_classification.task import SequencePrediction
+from bert_tasks.tasks.shared.lazy import torch
+
+
+def ranking_task(task: Task[Any], documents: Sequence[str], top_k: int | None) -> PairClassification:
+    """Returns the task of a model that can rank these documents.
+
+    Raises:
+        UsageError: It cannot, ``documents`` is a text, or ``top_k`` is below 1.
+    """
+    reject = partial(require, error=UsageError)
+    if not isinstance(task, PairClassification) or not task.can_rank:
+        raise UsageError(
+            "rank needs a model of pair-classification with problem_type = 'regression' or two labels. Load a "
+            "CrossEncoder with task='pair-classification'"
+        )
+    reject(not isinstance(documents, str), "documents is one text, expected a list of texts")
+    reject(top_k is None or top_k >= 1, f"top_k is {top_k}, expected at least 1")
+    return task
+
+
+def rank_documents(
+    task: PairClassification, predictions: Sequence[SequencePrediction], hf_config: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Returns ``corpus_id`` and ``score`` of each prediction, the most relevant first. Equal ones keep their order.
+
+    Args:
+        task: The task of the model.
+        predictions: A prediction for each document.
+        hf_config: The config.json of the model. It may name the function that CrossEncoder applies to a single output.
+            Default: a sigmoid.
+
+    Raises:
+        UsageError: The function is neither a sigmoid nor the identity.
+    """
+    stored = hf_config.get("sentence_transformers")
+    stored = stored.get("activation_fn") if isinstance(stored, Mapping) else None
+    function = hf_config.get("sbert_ce_default_activation_function") if stored is None else stored
+    name = "Sigmoid" if function is None else str(function).rpartition(".")[2]
+    if name not in ("Sigmoid", "Identity"):
+        raise UsageError(f"config.json: activation function {function!r} is not supported. Remove it, or call predict")
+    relevance = [task.relevance(prediction) for prediction in predictions]
+    scores = torch.tensor(relevance)
+    scores = scores if task.labels or name == "Identity" else scores.sigmoid()
+    order = sorted(range(len(relevance)), key=lambda number: -relevance[number])  # the sigmoid of large numbers is 1
+    return [{"corpus_id": number, "score": scores[number].item()} for number in order]
