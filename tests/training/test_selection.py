@@ -73,8 +73,8 @@ def test_the_best_has_the_highest_value_then_the_lowest_loss_then_came_first(eva
 
 
 def test_what_counts_faults_is_declared_by_the_task():
-    assert metric_metadata(TASK, RunSection(), SETS)["lower_is_better"] == ["loss"]
-    assert metric_metadata(TAGGER, RunSection(), SETS)["lower_is_better"] == ["invalid_transitions", "loss"]
+    assert metric_metadata(TASK, RunSection(), SETS)["lower_is_better"] == ["ece", "loss"]
+    assert metric_metadata(TAGGER, RunSection(), SETS)["lower_is_better"] == ["ece", "invalid_transitions", "loss"]
 
 
 def test_sets_whose_names_begin_alike_are_told_apart_in_the_run_and_its_report(checkpoint, tmp_path):
