@@ -27,7 +27,7 @@ LINES = {
     "inference": (1801, 1150),
     "recipe": (1598, 1000),
     "init": (776, 650),
-    "model": (2697, 1950),
+    "model": (2698, 1950),
     "export": (885, 700),
     "tasks": (9005, 4900),
     "checkpoints": (2214, 1450),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_145  # of 29,000
-TOTAL_STATEMENTS = 25_516  # of 15,800
+TOTAL_LINES = 45_146  # of 29,000
+TOTAL_STATEMENTS = 25_517  # of 15,800
 TASK_MEMBERS = 14
 
 

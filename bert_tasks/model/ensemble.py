@@ -145,7 +145,8 @@ def _fitted_to_folds(folder: Path) -> dict[str, Any]:
         CheckpointError: The file is damaged.
     """
     fitted = read_json(folder / FOLDS, max_bytes=MAX_CONFIG_BYTES).get("fitted", {})
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in fitted.items()}
+    entries = fitted.items() if isinstance(fitted, dict) else [("", None)]
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in entries}
     numbers = [number for value in values.values() for number in (value if isinstance(value, tuple) else (value,))]
     if not set(values) <= set(CalibratedFitting.fields) or not all(type(number) is float for number in numbers):
         raise CheckpointError(f"{folder / FOLDS}: damaged: run the command that trained the folds again")
