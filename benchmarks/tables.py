@@ -252,7 +252,7 @@ def distillation(runs: Lines) -> list[str]:
         means = [difference(student, peer) for peer in (alone, teacher)]
         scores = map(seeds, (teacher, alone, student))
         rows.append([label, *scores, *means, " and ".join(map(number, speeds))])
-    head = ["score", "teacher", "layers alone", "student", "less layers alone", "less teacher", "rows/s"]
+    head = ["score", "teacher", "layers alone", "student", "student - alone", "student - teacher", "rows/s"]
     return table(head, *rows)
 
 
