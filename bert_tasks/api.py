@@ -1,4 +1,4 @@
-"""``fit`` and ``train`` as users call them: training, then the model card and the report."""
+"""``fit`` and ``train`` for users, with the model card and the report."""
 
 import inspect
 import logging
@@ -144,7 +144,7 @@ def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: boo
 
 
 def write_after_run(folder: Path, *, report: bool, **options: Any) -> Path | None:
-    """Writes the cards of the finished runs in a folder, and the report, on the first process.
+    """Writes the cards and the report of finished runs, on the first process.
 
     A failure is only a warning, because the runs are complete and saved. The next call writes the files again.
 
@@ -217,7 +217,7 @@ def _load_splits(
 
 
 def _is_by_task(train: Data | Mapping[str, Data]) -> TypeIs[Mapping[str, Data]]:
-    """Returns True for a mapping from tasks to rows. A DatasetDict of `datasets` is a mapping, too, but from splits."""
+    """Returns True for a mapping from tasks to rows. A DatasetDict maps from splits."""
     return isinstance(train, Mapping) and not type(train).__module__.startswith("datasets.")
 
 

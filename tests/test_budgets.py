@@ -18,15 +18,15 @@ from support.sources import Source, package_sources
 LINES = {
     "cli": (1505, 1000),
     "api": (269, 250),
-    "report": (1997, 1700),
-    "cards": (544, 380),
-    "serving": (1569, 800),
-    "glue_submission": (126, 150),
-    "experiments": (1634, 1200),
-    "training": (4029, 2700),
-    "inference": (1801, 1150),
-    "recipe": (1598, 1000),
-    "init": (776, 650),
+    "report": (2077, 1700),
+    "cards": (561, 380),
+    "serving": (1621, 800),
+    "glue_submission": (131, 150),
+    "experiments": (1647, 1200),
+    "training": (4161, 2700),
+    "inference": (1826, 1150),
+    "recipe": (1649, 1000),
+    "init": (800, 650),
     "model": (2698, 1950),
     "export": (885, 700),
     "tasks": (9005, 4900),
@@ -40,7 +40,7 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_146  # of 29,000
+TOTAL_LINES = 45_545  # of 29,000
 TOTAL_STATEMENTS = 25_517  # of 15,800
 TASK_MEMBERS = 14
 

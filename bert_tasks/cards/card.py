@@ -1,9 +1,9 @@
-"""The model card: README.md beside a trained model, as the hub reads it.
+"""The model card, which is README.md in the folder of a trained model.
 
-Owns what a card says and when a README.md may be replaced; the text and its order are in the template ``card.md``. All
-of it comes from the files of the run: nothing is guessed, and what nobody stated is called unknown. The same run always
-gives the same card, and paths of the machine become file names. Text that others wrote stays text, on one line,
-whatever Markdown or HTML it holds.
+Owns what a card says and when a README.md may be replaced. The template ``card.md`` holds the text and its order. All
+facts come from the files of the run. Facts that are not in these files are called unknown. The same run always gives
+the same card, and paths of the machine become file names. Text from others is shown as plain text on one line, whatever
+Markdown or HTML it holds.
 """
 
 import json
@@ -49,8 +49,8 @@ class FinishedRun:
 
     Attributes:
         metadata, summary, config: run.json and metrics.json of the run, and config.json of the model.
-        recipe: the resolved recipe without paths; None for a run that ``fit`` made.
-        task: with its settings; None if it is not built in.
+        recipe: The resolved recipe without paths. None for a run of ``fit``.
+        task: The task with its settings. None if it is not built in.
     """
 
     metadata: Mapping[str, Any]
@@ -65,7 +65,7 @@ class FinishedRun:
 
     @property
     def entry(self) -> Mapping[str, Any]:
-        """Our key of config.json: task, settings, thresholds."""
+        """The entry of bert_tasks in config.json, with task, settings and thresholds."""
         entry = self.config.get(CONFIG_KEY, {})
         return entry if isinstance(entry, Mapping) else {}
 
@@ -87,7 +87,7 @@ class FinishedRun:
 
     @property
     def base(self) -> Mapping[str, Any]:
-        """Name, revision and commit of the weights that training began with, as far as they are known."""
+        """Name, revision and commit of the initial weights, as far as they are known."""
         return {"name": None, "revision": None, "commit": None, **self.metadata.get("model", {})}
 
     @property
@@ -96,7 +96,7 @@ class FinishedRun:
 
     @property
     def base_name(self) -> str | None:
-        """The base's name if it says something to others: a hub id or a package, never a folder."""
+        """The base's name if it is a hub id or a package. None for a folder."""
         name = str(self.base["name"])
         return name if self.is_hub_base or name.startswith(PACKAGE) else None
 
@@ -119,7 +119,10 @@ class FinishedRun:
         return splits
 
     def metrics_on(self, split: str) -> tuple[Metrics, Metrics]:
-        """The metrics of a split without its name: over all classes, each number once, and of single ones."""
+        """Returns the metrics of a split without its name, over all classes and of each.
+
+        Each number over all classes is returned once.
+        """
         metrics = metrics_of_set(self.summary["metrics"], split.removeprefix("validation").removeprefix("_"))
         numbers = {name: math.nan if value is None else value for name, value in metrics.items()}
         table = MetricTable(overall=numbers) if self.task is None else Report.of(self.task).table(numbers)
@@ -163,13 +166,19 @@ def _recipe(path: Path) -> dict[str, Any] | None:
 
 
 def visible(text: str) -> str:
-    """The text on one line: line ends, control characters and marks of direction as their escapes."""
+    """Returns the text on one line.
+
+    Escapes line ends, control characters and marks of direction.
+    """
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
 
 
 def plain(value: object) -> str:
-    """Text that Markdown and HTML show as it is; not for the start of a line, where other characters count too."""
+    """Escapes text so that Markdown and HTML show it unchanged.
+
+    Do not use it at the start of a line, where other characters count too.
+    """
     return _MARKS.sub(r"\\\1", visible(str(value)).translate(_HTML))
 
 
@@ -189,15 +198,15 @@ def code(language: str, text: str) -> str:
 def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licence: str | None = None) -> Path:
     """Writes the card of a finished run into its model folder.
 
-    A card of ours is replaced; one that was edited, or another README.md, is not.
+    Replaces a generated card. Does not replace an edited card or another README.md.
 
     Args:
-        languages: ISO codes of the texts, such as "en"; None: as in the card that is replaced, if it states any.
-        licence: of the model, as the hub names it (apache-2.0); None likewise.
+        languages: ISO codes of the texts, such as "en". Default: the languages of the card that is replaced, if any.
+        licence: Licence of the model, as the hub names it (apache-2.0). Default: the licence of the replaced card.
 
     Raises:
-        UsageError: there is no finished run, or there is a README.md that is not ours.
-        CheckpointError: the model cannot be read or the card cannot be written.
+        UsageError: There is no finished run, or README.md was not generated.
+        CheckpointError: The model cannot be read or the card cannot be written.
     """
     folder = Path(run)
     finished, path = read_run(folder), folder / outputs.MODEL / CARD
@@ -217,7 +226,10 @@ def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licen
 
 
 def card_text(run: FinishedRun, fields: Mapping[str, Any]) -> str:
-    """The whole card. ``stated``: what only a person can say, ``language`` and ``license``."""
+    """Returns the whole card.
+
+    ``stated`` holds ``language`` and ``license``, which only a person can set.
+    """
     from huggingface_hub import ModelCard
 
     results = [(name, split, *run.metrics_on(name)) for name, split in run.splits.items() if name != "train"]
@@ -254,7 +266,7 @@ def card_text(run: FinishedRun, fields: Mapping[str, Any]) -> str:
 
 @cache
 def _template() -> Template:
-    """The template of a card; what it shows as text must pass ``plain``."""
+    """Returns the template of a card. Text that it shows must pass ``plain``."""
     templates = Environment(
         loader=PackageLoader("bert_tasks.cards", ""), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
@@ -279,7 +291,10 @@ def _stated(path: Path) -> dict[str, Any]:
 
 
 def _header(run: FinishedRun, fields: Mapping[str, Any], results: Sequence[Any]) -> Any:
-    """The metadata of the card, with the metrics that are scores: no loss, no count, no threshold."""
+    """Returns the metadata of the card, with the metrics that are scores.
+
+    Losses, counts and thresholds are not scores.
+    """
     from huggingface_hub import EvalResult, ModelCardData
 
     scores = []

@@ -1,4 +1,7 @@
-"""Standard input, whose rows come one by one and cannot be read twice: read as they come, or from a stored copy."""
+"""Standard input, whose rows come one by one and cannot be read twice.
+
+They are read as they come, or from a stored copy.
+"""
 
 import io
 import os
@@ -38,7 +41,7 @@ def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
 
 
 def _stream_format(model: TaskModel) -> StreamFormat:
-    """The format that the first line shows, unless it is the header of a table with the model's columns."""
+    """Returns the format of the first line, unless it is a header of model columns."""
     inputs = [column.name for column in model.input_columns]
     headers = {header for name in inputs for header in (name, model.columns.get(name, name))}
     return StreamFormat(name=STDIN_NAME, headers=headers, texts=tuple(text_columns(model.input_columns)))
@@ -55,7 +58,7 @@ def has_descriptor(source: IO[bytes]) -> bool:
 
 @contextmanager
 def stored_input(source: IO[bytes]) -> Iterator[Path]:
-    """A file with the content of standard input, in the cache, as long as it is needed; memory does not grow."""
+    """Stores standard input in a file of the cache while it is needed, to save memory."""
     with NamedTemporaryFile(dir=cache_folder(None, "input")) as file:
         try:
             shutil.copyfileobj(source, file)
@@ -103,7 +106,9 @@ def stream_rows(
     keep_columns: PassthroughColumns,
     before_wait: Callable[[], None],
 ) -> Iterator[tuple[Iterator[Row], Mapping[str, str]]]:
-    """Opens rows that come one by one, validated; a row that cannot be used has its ``ROW_ERROR``.
+    """Opens rows that come one by one, validated.
+
+    A row that cannot be used has its ``ROW_ERROR``.
 
     Returns:
         The rows, which carry ``keep_columns`` along, and the task's columns -> the source's, if they differ.

@@ -1,4 +1,7 @@
-"""``bert-tasks init``: samples a data file, asks each task whether its columns fit, and writes a recipe."""
+"""``bert-tasks init`` samples a data file and writes a recipe for it.
+
+It asks each task whether the file's columns fit.
+"""
 
 from bert_tasks.init.recipe import RecipeDraft, guess_task, init_recipe
 

@@ -1,4 +1,4 @@
-"""The errors of a recipe: one problem per key, with the line or the option that set it."""
+"""The errors of a recipe, one per key, with the line or option that set it."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,14 +41,17 @@ _LONGEST_VALUE = 60
 
 
 class Problem(NamedTuple):
-    """An error at a key; ``path`` may end in a key that is missing."""
+    """An error at a key. ``path`` may end in a key that is missing."""
 
     path: KeyPath
     text: str
 
 
 def recipe_error(problems: Iterable[Problem], *, file: str, text: str, options: Mapping[KeyPath, str]) -> RecipeError:
-    """Returns one error with all problems, each at the line or the option that set its key or the table around it."""
+    """Returns one error with the lines or options of all problems.
+
+    A missing key has the line of the table around it.
+    """
     sources = {path: (line, f"{file}:{line}") for path, line in key_lines(text).items()}
     sources |= {path: (sys.maxsize, option) for path, option in options.items()}
     lines = []
@@ -60,14 +63,14 @@ def recipe_error(problems: Iterable[Problem], *, file: str, text: str, options: 
 
 
 def nearest_or_all(word: str, names: Iterable[str]) -> str:
-    """The end of a message: the most similar known word, or all known words."""
+    """Returns the end of a message, with the most similar or all known words."""
     names = list(names)
     nearest = did_you_mean(word, names)
     return f"; known: {', '.join(names)}" if names and not nearest else nearest
 
 
 def hf_hint(name: str, keys: Iterable[str]) -> str:
-    """The end of a message: what does the same as an argument of transformers, or the most similar known word."""
+    """Returns a hint for an argument of transformers, or the most similar known word."""
     ours = HF_ARGUMENTS.get(name)
     if ours is None:
         return nearest_or_all(name, keys)
@@ -120,7 +123,7 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known_keys: KnownK
 
 
 def unknown_key(path: KeyPath, known_keys: KnownKeys, *, is_table: bool = False) -> str:
-    """The message for a key that is not known at its place, with the key that was probably meant."""
+    """Returns the message for an unknown key, with the key that was probably meant."""
     section, key = _dotted(path[:-1]), str(path[-1])
     home = next((name for name, keys in known_keys.items() if key in keys and name != section), None)
     if home is not None:

@@ -1,4 +1,4 @@
-"""TOML: the line of each key, the text of plain values, and a recipe's document with overrides."""
+"""TOML with the line of each key, plain values, and overrides of a recipe."""
 
 import copy
 import json
@@ -37,7 +37,10 @@ _SOURCE_KEYS = (*DATA_SOURCES, "config", "revision", "validation")
 
 
 def parse_document(text: str) -> Document:
-    """Parses a TOML text. Raises TOMLDecodeError also for integers of more than 64 bits, and for deep nesting."""
+    """Parses a TOML text.
+
+    Raises TOMLDecodeError also for integers of more than 64 bits, and for deep nesting.
+    """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -79,7 +82,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _first_path(document: Document) -> tuple[str, ...]:
-    """Returns the keys of nested tables with one key each, as the keys of a single key-value pair."""
+    """Returns the keys of nested tables with one key each."""
     path, value = list[str](), document
     while isinstance(value, dict) and len(value) == 1:
         ((key, value),) = value.items()
@@ -88,7 +91,10 @@ def _first_path(document: Document) -> tuple[str, ...]:
 
 
 def parse_value(text: str) -> Any:
-    """The value of a TOML literal, or the text itself if it is none. Dates stay text, because no setting is a date."""
+    """Returns the value of a TOML literal, or the text itself if it is none or a date.
+
+    No setting is a date.
+    """
     try:
         document = parse_document(f"value = {text}")
     except tomllib.TOMLDecodeError as error:
@@ -110,7 +116,7 @@ def literal(value: object) -> str:
 
 
 class Override(NamedTuple):
-    """A key that an option sets; ``option`` is what the user wrote."""
+    """A key that an option sets. ``option`` is what the user wrote."""
 
     option: str
     path: tuple[str, ...]
@@ -118,7 +124,11 @@ class Override(NamedTuple):
 
 
 def read_text(file: Path) -> str:
-    """The text of a recipe. Raises RecipeError if it cannot be read, or is larger than any recipe, as a device is."""
+    """Returns the text of a recipe.
+
+    Raises:
+        RecipeError: It cannot be read, or is larger than any recipe, as a device is.
+    """
     try:
         with file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)
@@ -156,9 +166,10 @@ def parse_override(text: str) -> Override:
 
 
 def combined(document: Document, folder: Path, changes: Sequence[Override]) -> Document:
-    """The file's document with the overrides; every path becomes absolute from the place where it was written.
+    """Returns the file's document with the overrides and absolute paths.
 
-    An override that sets another kind of source of data removes the document's.
+    A path in the file is relative to the file. An override that sets another source of data removes the document's
+    source.
     """
     layers = [(copy.deepcopy(document), folder)]
     for change in changes:
@@ -192,7 +203,7 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
 
 
 def section_of(document: Document, *names: str) -> Document:
-    """Returns a section of a document, or of a section of it; an empty one if there is none."""
+    """Returns a section of a document or section, or an empty one if there is none."""
     for name in names:
         section = document.get(name)
         document = section if isinstance(section, dict) else {}

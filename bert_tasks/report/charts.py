@@ -1,6 +1,7 @@
-"""The charts of a run (learning curves and calibration), and where a chart's values are in its picture.
+"""The charts of a run, and the positions of a chart's values in its picture.
 
-Every chart says in words what it shows. The SVG is in ``templates/charts.html``.
+The charts are learning curves and calibration. Each says in words what it shows. The SVG is in
+``templates/charts.html``.
 """
 
 import math
@@ -48,7 +49,10 @@ def coordinate(value: float) -> str:
 
 
 def overall_metrics(run: Run) -> dict[str, float | None]:
-    """The recorded metrics, each number once, without metrics of single classes. All metrics for an unknown task."""
+    """Returns the recorded metrics without metrics of single classes.
+
+    Each number is returned once. For an unknown task, returns all metrics.
+    """
     if run.task is None:
         return dict(run.metrics)
     numbers = {name: math.nan if value is None else value for name, value in run.metrics.items()}
@@ -61,9 +65,9 @@ def overall_metrics(run: Run) -> dict[str, float | None]:
 
 
 def drawn_metrics(run: Run) -> list[str]:
-    """The keys of the metrics that are drawn and tabled: first the one that the best model was chosen by.
+    """Returns the keys of the metrics to draw, with the best model's metric first.
 
-    Of several validation sets one metric each.
+    Several validation sets have one metric each.
     """
     best_set, best = run.best_metric
     keys = [metric_key(best_set, best)] if best in run.metrics_of(best_set) and best != LOSS else []
@@ -77,7 +81,7 @@ def drawn_metrics(run: Run) -> list[str]:
 
 
 def loss_chart(run: Run) -> Chart | None:
-    """Training loss, with its terms if there are several, at the logged steps; validation loss at the evaluations."""
+    """Draws the training loss with its terms, and the validation loss."""
     steps = [event for event in run.events if event["event"] == "step"]
     train = [(event["step"], event.get("loss")) for event in steps]
     lines = [Line(name="training", points=train, style=0, marked=False)] if train else []
@@ -112,20 +116,29 @@ def runs_chart(runs: Sequence[Run], key: str) -> Chart | None:
 
 
 def display_name(key: str, sets: Sequence[str]) -> str:
-    """A key in words: ``dev_ood/overall_f1`` becomes "overall F1 on dev_ood"."""
+    """Returns a key in words.
+
+    For example, ``dev_ood/overall_f1`` becomes "overall F1 on dev_ood".
+    """
     name, metric = split_key(key, sets)
     return f"{spoken(metric)} on {name}" if name else spoken(metric)
 
 
 def spoken(metric: str) -> str:
-    """A metric, without the name of a validation set, in words: ``overall_f1`` becomes "overall F1"."""
+    """Returns a metric without the name of a validation set in words.
+
+    For example, ``overall_f1`` becomes "overall F1".
+    """
     names = {"rmse": "root mean squared error", "exact": "exact match", "spearmanr": "Spearman", "pearson": "Pearson"}
     names |= {"map": "mean average precision", "mrr": "mean reciprocal rank", "ndcg@10": "nDCG@10"}
     return names.get(metric, metric.replace("_", " ").replace("f1", "F1").replace("matthews", "Matthews"))
 
 
 def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, from_zero: bool) -> Chart | None:
-    """Lines over the steps of training; None without points. ``run``: marks the step of its best model."""
+    """Draws lines over the steps of training. Returns None without points.
+
+    ``run`` marks the step of its best model.
+    """
     values = [y for line in lines for _, y in line.points if y is not None]
     if not values:
         return None
@@ -149,7 +162,9 @@ def _points(run: Run, metric: str) -> list[Point]:
 def calibration_chart(
     calibration: Calibration, confidence_in: str, *, uncalibrated: Calibration | None = None, fitted_on: str = ""
 ) -> Chart:
-    """The accuracy of predictions by their confidence; a point's area is the number of predictions.
+    """Draws the accuracy of predictions by their confidence.
+
+    The area of a point is its number of predictions.
 
     Args:
         calibration: The reliability diagram.

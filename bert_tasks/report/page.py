@@ -84,7 +84,7 @@ def run_page(
 
 
 def _fold_rows(folds: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Returns the name of each metric, and its cells: over all rows, mean, standard deviation, and of each fold."""
+    """Returns each metric's name, total, mean, standard deviation and fold values."""
     rows = []
     for name, metric in folds["metrics"].items():
         values = [metric["pooled"], *(fold["metrics"].get(name) for fold in folds["runs"])]
@@ -150,14 +150,17 @@ def _f1_table(name: str, results: Sequence[Results], share: int) -> dict[str, An
 
 
 def _most_frequent(table: Sequence[ScoreRow], share: int) -> list[ScoreRow]:
-    """Returns the rows of the most frequent labels, in the order of the table, if it has one part of ``share``."""
+    """Returns the rows of the most frequent labels, in the order of the table.
+
+    Only a table with one part of ``share`` has most frequent labels.
+    """
     most = max(1, _MOST_LABELS // share)
     frequent = {row.name for row in sorted(table, key=lambda row: -row.count)[:most]}
     return [row for row in table if row.name in frequent]
 
 
 def _set_section(run: Run, name: str, results: Results, share: int) -> dict[str, Any]:
-    """Returns a validation set: its title, results, charts and what to know about them."""
+    """Returns a validation set with its title, results, charts and notes."""
     best_set, best = run.best_metric
     headline = dict(results.headline)
     if best_set == name and best not in results.estimates and run.summary is not None:
@@ -187,7 +190,10 @@ def _set_section(run: Run, name: str, results: Results, share: int) -> dict[str,
 
 
 def _file_section(on_file: FileResults, share: int) -> dict[str, Any]:
-    """Returns the same of a file, on whose rows nothing was chosen, with the scores by its columns."""
+    """Returns the section of a file on which nothing was chosen.
+
+    It has the scores by the file's columns.
+    """
     name, results = cut(Path(on_file.source).name, _MOST_NAME), on_file.results
     content: dict[str, Any] = {"results": None, "headline": {}, "charts": (), "is_perfect": False}
     if results is not None:
@@ -203,7 +209,10 @@ def _file_section(on_file: FileResults, share: int) -> dict[str, Any]:
 
 
 def _result_content(results: Results, fitted_on: str, share: int) -> dict[str, Any]:
-    """Returns the results, as far as there is room, and their charts; ``fitted_on``: where values were fitted."""
+    """Returns the results that fit on the page, with their charts.
+
+    ``fitted_on`` says which rows values were fitted on.
+    """
     sections, table = results.sections, _most_frequent(results.table, share)
     examples = sections.examples
     if examples is not None:
@@ -265,9 +274,9 @@ def page_environment() -> Environment:
 
 
 def number(value: float | None, percent: bool | None = None) -> str:
-    """One decimal on a scale of 0 to 100, three on a scale of 0 to 1; which it is, if not given, the value says.
+    """Formats with one decimal on a scale of 0 to 100, and three on a scale of 0 to 1.
 
-    A whole number without a scale is a count, and has no decimals.
+    The value decides the scale if it is not set. A whole number without a scale is a count, and has no decimals.
     """
     if value is None or value != value:
         return _NOTHING
@@ -278,7 +287,10 @@ def number(value: float | None, percent: bool | None = None) -> str:
 
 
 def signed(value: float) -> str:
-    """A contribution to a logit with its sign: three decimals, of a small one two digits."""
+    """Formats a contribution to a logit with its sign and three decimals.
+
+    A small contribution has two digits.
+    """
     text = f"{value:+.3f}" if abs(value) >= 0.01 else f"{value:+.2g}"
     return text.replace("-", "\N{MINUS SIGN}")
 
@@ -289,7 +301,7 @@ def title_case(text: str) -> str:
 
 
 def p_value(value: float | None) -> str:
-    """Three decimals; a dash where there is none."""
+    """Formats a p-value with three decimals, or a dash if there is none."""
     if value is None:
         return _NOTHING
     return "< 0.001" if value < 0.001 else f"{value:.3f}"

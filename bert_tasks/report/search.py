@@ -1,4 +1,7 @@
-"""The page about a hyper-parameter search, from its ``search.json``: best values, fresh seeds, importance, trials."""
+"""The page about a hyper-parameter search, from its ``search.json``.
+
+It shows the best values, fresh seeds, the importance of each hyper-parameter, and the trials.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

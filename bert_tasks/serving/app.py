@@ -1,6 +1,6 @@
-"""The HTTP interface of a loaded model: the routes, their documentation, the page, and the response to each failure.
+"""The HTTP routes of a loaded model, their documentation, the page and errors.
 
-A failure is a status and one sentence; what a client sent is never sent back.
+The response to a failure is a status and one sentence. It never contains what a client sent.
 """
 
 import asyncio
@@ -57,7 +57,10 @@ _ERRORS = {
 
 
 def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
-    """The application. It has no interactive documentation, which would load scripts from other sites."""
+    """Builds the application, without interactive documentation.
+
+    FastAPI's interactive documentation would load scripts from other sites.
+    """
     model, _ = _named(served, None, "query")
     title, description = f"bert-tasks: {name}", f"{model.task.name} with {name}."
     app = FastAPI(title=title, description=description, docs_url=None, redoc_url=None)
@@ -86,7 +89,7 @@ def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
 
 
 def _named(served: Served, name: object, location: str) -> tuple[TaskModel, Batcher]:
-    """Returns the model that a request chooses. Default: the first one."""
+    """Returns the model that a request chooses, or by default the first one."""
     if name is None:
         return next(iter(served.values()))
     if not isinstance(name, str) or name not in served:
@@ -96,7 +99,10 @@ def _named(served: Served, name: object, location: str) -> tuple[TaskModel, Batc
 
 
 def _request_tasks(model: TaskModel) -> list[Task]:
-    """Returns the task of a model and, if the model knows entailment, the task of labels in a request."""
+    """Returns the model's task, and the task of labels in a request.
+
+    The second needs a model that knows entailment.
+    """
     with suppress(CheckpointError, UsageError):
         return [model.task, zero_shot_task(model.task, model.hf_config, ["label"])]
     return [model.task]
@@ -193,7 +199,10 @@ class _Answers:
         return batcher, read(content, source)
 
     async def _work(self, body: bytes, work: Callable[[], T]) -> T:
-        """Works for large bodies in a thread, one at a time: each holds the interpreter's lock for long."""
+        """Works for large bodies in a thread, one body at a time.
+
+        Each holds the interpreter's lock for long.
+        """
         if len(body) <= _LARGE_BODY:
             return work()
         async with self._threads:
@@ -260,7 +269,10 @@ def encoded(content: Any) -> bytes:
 async def _answers(
     request: Request, predictions: Coroutine[Any, Any, Sequence[Prediction]], limits: Limits
 ) -> Sequence[Prediction]:
-    """The predictions. If the client disconnects or time is up first, the request is removed from the queue."""
+    """Returns the predictions.
+
+    If the client disconnects or time is up first, the request is removed from the queue.
+    """
     answer = asyncio.ensure_future(predictions)
     answer.add_done_callback(retrieve_exception)
     gone = asyncio.ensure_future(request.receive())

@@ -1,4 +1,4 @@
-"""Requests of clients of other servers: OpenAI's embeddings, text-embeddings-inference (TEI), the hub's inference API.
+"""Requests of clients of OpenAI, text-embeddings-inference (TEI) and the hub.
 
 Sources:
     https://platform.openai.com/docs/api-reference/embeddings
@@ -131,7 +131,7 @@ def _as_sequences(value: Any) -> Any:
 
 
 class ClassifyRequest(_TEIRequest):
-    """A text, a list of one text or of the two texts of a pair, or a list of such lists."""
+    """A text, a list of one text or of the two texts of a pair, or a list of lists."""
 
     inputs: Annotated[
         list[list[str]], BeforeValidator(_as_sequences, json_schema_input_type=str | list[str] | list[list[str]])
@@ -140,7 +140,7 @@ class ClassifyRequest(_TEIRequest):
 
 
 class HubRequest(BaseModel):
-    """An input, or a list of them: a text, or a row of the task. ``options`` are not read."""
+    """A text, a row of the task, or a list of them. ``options`` are not read."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -169,7 +169,10 @@ class Rank(TypedDict):
 
 
 def _validated(model: type[ModelT], content: Any) -> ModelT:
-    """Returns the request of a content, or raises the response that names its first error without its value."""
+    """Returns the request of a content.
+
+    Raises the response that names its first error without its value.
+    """
     if not isinstance(content, dict):
         raise body_error((), "expected an object, sent as application/json")
     try:
@@ -223,12 +226,18 @@ def _embed(content: Any, source: Source) -> Call:
 
 
 def _with_norm(task: Task, normalize: bool | None) -> Task:
-    """Returns a task that embeds with or without vectors of length 1, and any other task unchanged."""
+    """Returns an embedding task with or without vectors of length 1.
+
+    Returns any other task unchanged.
+    """
     return task if normalize is None or not isinstance(task, Embedding) else replace(task, normalize=normalize)
 
 
 def _rerank(content: Any, source: Source) -> Call:
-    """TEI reranks with models of one score only. With two labels the score belongs to the second one."""
+    """Reads TEI's form of ``/rerank``, which needs a model of one score.
+
+    With two labels the score is the score of the second label.
+    """
     request = _validated(RerankRequest, content)
 
     def score(prediction: Any) -> float:
@@ -249,7 +258,10 @@ def _rerank(content: Any, source: Source) -> Call:
 
 
 def is_tei(content: Any) -> bool:
-    """Returns True if the body of ``/predict`` has TEI's form: ``inputs`` that are texts or lists, not rows."""
+    """Returns True if the body of ``/predict`` has TEI's form.
+
+    Its ``inputs`` are then texts or lists, not rows.
+    """
     inputs = content.get(INPUTS) if isinstance(content, Mapping) else None
     return isinstance(inputs, str | list) and len(inputs) > 0 and isinstance(inputs[0], str | list)
 
@@ -275,7 +287,10 @@ def tei_predict(content: Any, source: Source) -> Call:
 
 
 def _hub(content: Any, source: Source) -> Call:
-    """The parameters are below ``parameters``, but for feature extraction they are beside ``inputs``."""
+    """Reads the hub's form of a request, with its options below ``parameters``.
+
+    The options of feature extraction are next to ``inputs``.
+    """
     request = _validated(HubRequest, content)
     parameters = {**request.parameters, **(request.model_extra if request.model_extra is not None else {})}
     parameters = {name: value for name, value in parameters.items() if value is not None}
@@ -304,7 +319,10 @@ def _hub(content: Any, source: Source) -> Call:
 
 
 def _zero_shot(parameters: dict[str, Any], source: Source) -> Task:
-    """Returns the task of the candidate labels in the parameters, which it removes, or the model's task."""
+    """Removes the candidate labels from the parameters and returns their task.
+
+    Without candidate labels, returns the model's task.
+    """
     if "candidate_labels" not in parameters:
         return source.model.task
     names = {"candidate_labels": LABELS, "hypothesis_template": "hypothesis", "multi_label": "multi_label"}
@@ -347,7 +365,7 @@ class Shape:
     problem: Callable[[TaskModel], str | None]
 
     def call(self, content: Any, source: Source) -> Call:
-        """Returns the call of a request, or raises the response to a request that cannot be answered."""
+        """Returns the call of a request, or raises the response to an invalid request."""
         problem = self.problem(source.model)
         if problem is not None:
             raise body_error((), problem)

@@ -1,4 +1,4 @@
-"""The layer of the server around the application: limits of bodies, security headers and counters for Prometheus."""
+"""Limits of bodies, security headers and Prometheus counters of the server."""
 
 import asyncio
 import time
@@ -72,7 +72,7 @@ class ServerMetrics:
 
 
 class Gate:
-    """An ASGI application around another one, ``app``, which is set when the model has been loaded.
+    """An ASGI application around ``app``, which is set when the model has been loaded.
 
     ``draining`` returns True after the server has been asked to stop. Each response then closes its connection.
     """
@@ -120,7 +120,10 @@ class Gate:
             await response(scope, receive, send)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """Returns the whole body. A body that is too large is read to its end, so its sender reads the response."""
+        """Returns the whole body.
+
+        A body that is too large is read to its end, so its sender reads the response.
+        """
         most, seconds = self.limits.body_bytes, self.limits.timeout
         body, is_too_large = bytearray(), False
         try:

@@ -1,6 +1,7 @@
-"""The body of a request, read as rows: JSON, then the row validator that files and rows in memory pass through, too.
+"""Reads the body of a request as rows.
 
-Reading stops at the first invalid row, and its error never repeats a value.
+The body is JSON. Its rows pass through the validator of files and of rows in memory. Reading stops at the first invalid
+row, and its error never repeats a value.
 """
 
 import gc
@@ -91,7 +92,7 @@ class BodyReader:
 
 
 def requested_labels(content: Any, model: TaskModel, limits: Limits) -> ZeroShotClassification | None:
-    """Removes the labels of a request and their options from it, and returns the task that predicts them.
+    """Removes the labels of a request and their options, and returns their task.
 
     Returns None for a request without labels, or with labels in a column that the model's task has.
     """
@@ -127,14 +128,17 @@ def option_error(error: BertTasksError) -> HTTPException:
 
 
 def _length(value: Any) -> int:
-    """The number of characters of a value, or of items if they are more; of a row of a task the largest number."""
+    """Returns the number of characters of a value, or of its items if they are more.
+
+    For a row of a task, returns the largest number.
+    """
     if isinstance(value, Mapping):
         return max(map(_length, value.values()), default=0)
     return len(value) if isinstance(value, str) else max(len(value), sum(map(len, value)))
 
 
 def parsed_body(body: bytes, content_type: str) -> Any:
-    """Returns the content of a body, or raises the response to a body that is not JSON."""
+    """Returns the content of a body, or raises the response to invalid JSON."""
     if not re.fullmatch(r"application/(.+\+)?json", content_type.partition(";")[0].strip().lower()):
         raise body_error((), _NO_OBJECT)
     gc.disable()  # JSON has no cycles; for its many lists the whole memory would be searched for some, again and again
@@ -154,7 +158,7 @@ def body_error(path: Sequence[str | int], message: str) -> HTTPException:
 
 
 def answers_schema(*tasks: Task) -> Any:
-    """The type of the answers to one row and to a list of rows, for the OpenAPI document."""
+    """Returns the type of the answers to a row and to rows, for OpenAPI."""
     prediction_types: list[Any] = [Rendering.of(task).prediction_type for task in tasks]
     for number, each in enumerate(prediction_types):
         try:
@@ -175,7 +179,10 @@ def source_columns(task: Task) -> list[Column]:
 def request_schema(
     task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({}), adapters: Sequence[str] = ()
 ) -> Any:
-    """The type of a request for the OpenAPI document: one row, or ``{"inputs": [rows]}``. See ``BodyReader``."""
+    """Returns the type of a request for OpenAPI, one row or ``{"inputs": [rows]}``.
+
+    See ``BodyReader``.
+    """
     columns = source_columns(task)
     fields: dict[str, Any] = {}
     for column in columns:

@@ -1,1 +1,4 @@
-"""Fine-tuning: the loop, its optimizer, the order of samples, and what a run leaves on disk."""
+"""Fine-tuning.
+
+Holds the loop, its optimizer, the order of samples, and the files of a run.
+"""

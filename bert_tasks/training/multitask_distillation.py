@@ -1,4 +1,4 @@
-"""Distillation of several tasks: each task learns from its own labels and its own teacher.
+"""Distillation of several tasks, each with its own labels and its own teacher.
 
 The teachers are the heads of one model of several tasks, or models of one task each, for some of the tasks.
 """
@@ -40,7 +40,7 @@ Teacher = TaskModel | str | Path | Mapping[str, TaskModel | str | Path]
 
 
 class MultiTaskDistillation(Distillation):
-    """The losses of several tasks, and how far the logits of each task are from the logits of its teacher.
+    """The losses of several tasks and the distances of their logits from teachers.
 
     The terms of a task with a teacher are the terms of ``Distillation``, times the weight of the task. A task without a
     teacher learns from its labels only. States and relations are not compared.

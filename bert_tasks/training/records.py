@@ -1,4 +1,4 @@
-"""The JSON files that runs and experiments leave in their folders, and how a later command reads them.
+"""The JSON files of runs and experiments that later commands read.
 
 Each class lists the fields of a file that commands read, with their types. Any other field may hold anything.
 """
@@ -163,7 +163,7 @@ class SearchRecord(_Record):
 
 
 class StateRecord(_Record):
-    """The progress of a run in a checkpoint; see ``TrainerState``."""
+    """The progress of a run in a checkpoint. See ``TrainerState``."""
 
     model_config = ConfigDict(extra="forbid")
     step: Count
@@ -182,7 +182,11 @@ class StateRecord(_Record):
 
 
 def read_record(path: Path, record: type[BaseModel], *, remedy: str) -> dict[str, Any]:
-    """Returns the content of a file. Raises UsageError if a field is damaged, with what to do about it (``remedy``)."""
+    """Returns the content of a file.
+
+    Raises:
+        UsageError: A field is damaged. ``remedy`` says what to do.
+    """
     try:
         content = read_json(path, max_bytes=_MOST_BYTES)
         check_record(content, record)
@@ -193,7 +197,7 @@ def read_record(path: Path, record: type[BaseModel], *, remedy: str) -> dict[str
 
 
 def check_record(content: object, record: type[BaseModel]) -> None:
-    """Raises ValueError if a field is missing or has another type; the message names it."""
+    """Raises ValueError with the name of a field that is missing or has another type."""
     try:
         record.model_validate(content)
     except ValidationError as error:

@@ -1,8 +1,8 @@
 """The state of a run, its result, and what a run writes into its folder.
 
 Owns ``TrainerState``, its translation to and from the ``RunState`` of a checkpoint, ``RunFolder``, and the content of
-run.json. A run needs no loader state: the order of the samples and the random numbers of a step are functions of seed,
-epoch and step.
+run.json. A run needs no loader state, because the order of the samples and the random numbers of a step are functions
+of seed, epoch and step.
 """
 
 import copy
@@ -57,15 +57,15 @@ def _from_json(metrics: Mapping[str, float | None]) -> dict[str, float]:
 
 @dataclass(kw_only=True)
 class TrainerState:
-    """The progress of a run; checkpoints store it.
+    """The progress of a run, which checkpoints store.
 
     Attributes:
         task: The task of the best evaluation, with its tuned thresholds.
-        step: Optimizer steps completed; ``evaluated_step``: the steps before the last evaluation.
+        step: Number of completed optimizer steps. ``evaluated_step`` is the number before the last evaluation.
         best, last: Metrics of the best and of the last evaluation.
-        best_value, best_loss: Rank of the best model; see ``rank_of``.
-        best_step: Optimizer steps of the best model; 0: there is none yet.
-        best_collapse: Collapse of the best model on the validation set that its metric belongs to; see `Report`.
+        best_value, best_loss: Rank of the best model (see ``rank_of``).
+        best_step: Optimizer steps of the best model. 0 if there is none yet.
+        best_collapse: Collapse of the best model on the validation set that its metric belongs to (see `Report`).
         since_best: Evaluations since the best one.
         seconds: Time spent on training, without evaluation and saving.
         overflows: Consecutive steps that fp16 skipped.
@@ -94,9 +94,9 @@ class TrainerState:
         task: Task,
         collapse: str | None,
     ) -> bool:
-        """Adds the evaluation after ``step``; True if it is the best so far. Of equal ones the first is the best.
+        """Adds the evaluation after ``step``. Returns True if it is the first best so far.
 
-        ``rank``: see ``rank_of``. ``task`` is the task as this evaluation tuned it.
+        ``rank`` is the result of ``rank_of``. ``task`` is the task as this evaluation tuned it.
         """
         value, loss = rank
         is_best = (value, -loss) > (self.best_value, -self.best_loss) or not self.best
@@ -112,12 +112,16 @@ class TrainerState:
         self.stopped = patience is not None and self.since_best >= patience
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as JSON, which has no NaN and no infinity: null stands for them."""
+        """Returns the state as JSON, with null for NaN and infinity."""
         stored = outputs.finite({name: value for name, value in vars(self).items() if name != "task"})
         return {**stored, "tuned": Fitting.of(self.task).values()}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
-        """Loads what ``state_dict`` returned. Raises ValueError if it is damaged; the message names the field."""
+        """Loads what ``state_dict`` returned.
+
+        Raises:
+            ValueError: A field is damaged. The message has its name.
+        """
         check_record(stored, StateRecord)
         values, task_class = copy.deepcopy(dict(stored)), type(self.task)
         tuned = values.pop("tuned")
@@ -139,15 +143,15 @@ class FitResult:
     """The result of a run, as in ``metrics.json``.
 
     Attributes:
-        metrics: Metrics of the best model on the validation rows; ``last_metrics``: of the last evaluation.
+        metrics: Metrics of the best model on the validation rows. ``last_metrics`` are of the last evaluation.
         best_step, steps: Optimizer steps until the best model, and in all.
-        train_seconds: Without evaluation and saving.
+        train_seconds: Duration without evaluation and saving.
         task: The task of the best model, with its tuned thresholds.
-        validation_sets: The names of the validation sets, with which their metrics begin; a single one may be "".
+        validation_sets: The names of the validation sets, with which their metrics begin. A single name may be "".
         collapse: What the best model predicts for every row if it does so although the labels differ, such as "predicts
-            'calm' for every row"; else None. On the validation set whose metric picks the best model.
+            'calm' for every row". Else None. Refers to the validation set whose metric picks the best model.
         notes: Sentences that a reader of the metrics must know.
-        reused: The run was complete already; nothing was trained.
+        reused: Whether the run was complete already, so that nothing was trained.
     """
 
     metrics: dict[str, float]
@@ -190,14 +194,14 @@ class FitResult:
     def from_summary(
         cls, summary: Mapping[str, Any], *, output_dir: Path, task: Task, validation_sets: Sequence[str]
     ) -> Self:
-        """The result of a finished run from its ``metrics.json``, where null is a metric that is not a number."""
+        """Returns a finished run's result from ``metrics.json``, where null means NaN."""
         values = dict(summary) | {name: _from_json(summary[name]) for name in ("metrics", "last_metrics")}
         values["notes"] = tuple(summary["notes"])
         return cls(**values, output_dir=output_dir, task=task, validation_sets=tuple(validation_sets), reused=True)
 
 
 def state_dict(steps: OptimizerSteps, state: TrainerState) -> RunState:
-    """Returns the run after ``state.step`` optimizer steps, with all weights up to date.
+    """Returns the run after ``state.step`` steps, with all weights up to date.
 
     Write the tensors before the next step changes them.
     """
@@ -211,7 +215,7 @@ def state_dict(steps: OptimizerSteps, state: TrainerState) -> RunState:
 
 
 def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> None:
-    """Puts what ``state_dict`` returned into the parameters, the optimizer, the scaler and the state.
+    """Loads a ``state_dict`` into parameters, optimizer, scaler and state.
 
     Raises:
         CheckpointError: It belongs to another model, or is damaged.
@@ -273,7 +277,11 @@ class RunFolder:
 
     @on_main_process
     def existing_run(self) -> ExistingRun | None:
-        """Returns the run in the folder. Raises UsageError if it is damaged, or has other settings or rows."""
+        """Returns the run in the folder.
+
+        Raises:
+            UsageError: The run is damaged, or has other settings or rows.
+        """
         metadata = outputs.read_run_metadata(self.path)
         if metadata is None:
             return None
@@ -283,7 +291,10 @@ class RunFolder:
 
     @on_main_process
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Writes what the run is made of. run.json comes first: without it the folder does not count as a run's."""
+        """Writes the settings and inputs of the run.
+
+        run.json comes first, because it marks the folder as a run's.
+        """
         outputs.write_json(self.path / outputs.RUN, {**metadata, "settings": self.settings})
         if self.recipe_text is not None:
             outputs.write_text(self.path / outputs.RECIPE, self.recipe_text)
@@ -329,7 +340,7 @@ class RunFolder:
 
     @on_main_process
     def rewind(self, loaded: RunState | None, state: TrainerState, steps: OptimizerSteps) -> list[str]:
-        """Cuts the files back to the step from which the run is resumed. Returns notes for people.
+        """Cuts the files back to the step from which the run is resumed. Returns notes.
 
         ``model/`` may be from after that step, so it is written again from the best checkpoint.
         """
@@ -355,7 +366,7 @@ class RunFolder:
 
     @on_main_process
     def save_checkpoint(self, steps: OptimizerSteps, state: TrainerState, *, seed: int, keep_last: int) -> Path:
-        """Writes a checkpoint of the run, whose weights are up to date, and returns its folder."""
+        """Writes a checkpoint of the run with up-to-date weights. Returns its folder."""
         order = steps.order
         epoch = order.epoch_of(state.step)
         batches = order.batches(order.first_step(epoch), state.step)
@@ -377,7 +388,7 @@ class RunFolder:
 
     @on_main_process
     def publish(self, task: Task, adapters: Adapters | None) -> None:
-        """Writes the model as it is now, with the task tuned on validation, to ``model/``; its adapters if asked to."""
+        """Writes the present model, with the tuned task, or its adapters to ``model/``."""
         self._publish(task, adapters)
 
     def _publish(self, task: Task, adapters: Adapters | None) -> None:
@@ -406,7 +417,7 @@ def run_environment(accelerator: Accelerator, task: Task) -> dict[str, Any]:
 
 
 def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict[str, Any]:
-    """Returns the content of run.json: what bit-equal results depend on, and what a reader of the metrics must know."""
+    """Returns run.json, with all that bit-equal results and readers of metrics need."""
     model, task = steps.objective.model, steps.objective.model.task
     vocabulary, adapters = steps.optimizer.vocabulary, steps.optimizer.adapters
     rows = None if vocabulary is None else {"trained": len(vocabulary.ids), "all": model.config.vocab_size}
@@ -430,7 +441,7 @@ def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict
 
 
 def start_notes(steps: OptimizerSteps, splits: Splits, attention: str) -> Iterator[str]:
-    """Yields sentences for people: what begins, and what may be unexpected in the data."""
+    """Yields sentences about what begins, and what may be unexpected in the data."""
     accelerator, objective, optimizer = steps.accelerator, steps.objective, steps.optimizer
     model = objective.model
     yield (
