@@ -1,4 +1,6 @@
-"""What a generator and a discriminator give for a batch: tokens are drawn, and told from the original ones (ELECTRA).
+"""The outputs of a generator and of a discriminator for a batch (ELECTRA).
+
+The generator draws tokens, and the discriminator tells them from the original tokens.
 
 Shape legend: B sequences, N tokens, R masked tokens, V vocabulary.
 """
@@ -15,14 +17,14 @@ from bert_tasks.model.task_model import ForwardFn
 
 
 def replaced_token_output(batch: PackedBatch, *, generator: ForwardFn, discriminator: ForwardFn) -> ReplacedTokenOutput:
-    """Runs the generator on masked tokens, and the discriminator on the tokens that it draws.
+    """Runs the generator on masked tokens, and the discriminator on drawn tokens.
 
-    No token depends on the batch or process that it is in: one uniform number for each masked token, which the task
-    draws, decides which token the generator puts there. No gradient goes through the draw.
+    No token depends on its batch or process. The task draws one uniform number for each masked token, which decides the
+    token of the generator. No gradient goes through the draw.
 
     Args:
-        batch: prepared by a task with a generator.
-        generator, discriminator: what runs a batch; logits in half precision become float32.
+        batch: Prepared by a task with a generator.
+        generator, discriminator: What runs a batch. Logits in half precision become float32.
     """
     generated = float32(generator(batch))
     masked, labels = batch.layout.gather_positions, batch.labels.long()  # [R]
