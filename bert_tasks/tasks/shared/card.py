@@ -1,4 +1,4 @@
-"""What the server and model cards show of a task: examples, the name on the hub, limits."""
+"""Examples, the name on the hub and limits of a task for server and model cards."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,7 +1,7 @@
-"""The report of tasks that predict one thing for a row: a class, several labels, a number or a choice.
+"""The report of predictions of a class, labels, a number or a choice for a row.
 
-``Task.output_kind`` says which of them. Predictions have the fields of the hub's pipelines: ``label``, ``labels``,
-``score`` and ``scores``.
+``Task.output_kind`` says which of them. Predictions have the fields of the hub's pipelines, which are ``label``,
+``labels``, ``score`` and ``scores``.
 
 Shape legend: L labels.
 """
@@ -44,7 +44,7 @@ Pairs = Sequence[tuple[Row, Any]]
 
 
 class RowReport(Report):
-    """What a report shows of tasks that predict a class, several labels, a number or a choice for a row."""
+    """The report of a class, several labels, a number or a choice for a row."""
 
     lower_is_better: ClassVar[frozenset[str]] = frozenset({ECE})
 
@@ -73,7 +73,7 @@ class RowReport(Report):
         return f"{', '.join(map(repr, decision))} for every row" if decision else "no label for any row"
 
     def collapse(self, predictions: Sequence[Any], rows: Sequence[Row]) -> str | None:
-        """Numbers count as equal if they differ by less than a hundredth of the range of the labels."""
+        """Numbers are equal if they differ by less than 1/100 of the range of the labels."""
         if self.task.output_kind != "value":
             return super().collapse(predictions, rows)
         pairs = labelled(rows, predictions, self.column)
@@ -83,7 +83,7 @@ class RowReport(Report):
         return f"predicts a number close to {sum(numbers) / len(numbers):.4g} for every row"
 
     def same(self, predictions: Sequence[Any], others: Sequence[Any]) -> list[bool]:
-        """A number stays the same if it moves by at most 0.1 standard deviations of the numbers.
+        """A number stays the same if it moves by at most 0.1 standard deviations.
 
         Raises:
             DataError: All predicted numbers are alike.
@@ -120,7 +120,7 @@ class RowReport(Report):
         )
 
     def candidates(self, row: Row, prediction: Any) -> tuple[tuple[str, float], ...]:
-        """Returns the best predictions for a row with their probabilities, to be shown beside a mistake."""
+        """Returns the best predictions for a row with their probabilities."""
         return ()
 
     def _class_sections(self, pairs: Pairs) -> ReportSections:
@@ -258,7 +258,7 @@ def _text(label: Any) -> str:
 
 
 def _coverage(scores: Sequence[float], correct: Sequence[bool]) -> tuple[Chart, ...]:
-    """Returns the accuracy of the most confident predictions over their share of all rows."""
+    """Returns the accuracy of the most confident predictions over their share of rows."""
     if not scores:
         return ()
     accuracies = [accuracy for _, accuracy in coverage_curve(scores, correct)]
@@ -276,7 +276,7 @@ def _coverage(scores: Sequence[float], correct: Sequence[bool]) -> tuple[Chart, 
 
 
 def _scatter(labels: Sequence[float], numbers: Sequence[float]) -> tuple[Chart, Chart]:
-    """Returns predictions over labels and errors over predictions, of a random choice if there are very many rows."""
+    """Returns predictions over labels and errors over predictions of some rows."""
     pairs = list(zip(labels, numbers, strict=True))
     if len(pairs) > MOST_SCATTERED:
         numbers_shown = np.random.default_rng(_SEED).choice(len(pairs), MOST_SCATTERED, replace=False)

@@ -1,4 +1,4 @@
-"""Whether rows seem to be questions with a context that holds their answers."""
+"""Detects rows of questions with a context that holds their answers."""
 
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
@@ -30,7 +30,7 @@ _Spans = tuple[ColumnProfile, ColumnProfile, ColumnProfile]  # question, context
 
 
 class SpanDetection(Detection):
-    """How ``init`` recognises rows of span extraction."""
+    """Detects rows of span extraction for ``init``."""
 
     row_needs: ClassVar[str] = "a question, its context, and answers that are copied from it"
     has_dense_labels: ClassVar[bool] = True
@@ -90,7 +90,7 @@ def _names(spans: _Spans) -> dict[str, str]:
 
 
 def _usual(spans: _Spans) -> list[bool]:
-    """Which of the columns have usual names."""
+    """Returns the columns with usual names."""
     return [column.known in names for column, names in zip(spans, (QUESTION_NAMES, _CONTEXTS, _ANSWERS), strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""What a report shows of span extraction: scores by kind of question, the threshold of "no answer", questions."""
+"""The report of span extraction by kind of question, with the null threshold."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -43,14 +43,14 @@ class _Question(NamedTuple):
 
 
 class SpanReport(Report):
-    """What a report shows of span extraction."""
+    """The report of span extraction."""
 
     neutral_metrics: ClassVar[frozenset[str]] = frozenset(
         {"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"}
     )
 
     def table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
+        """Adds rows for ``version_2_with_negative``'s questions with and without answer."""
         kinds = [kind for kind in ("HasAns", "NoAns") if f"{kind}_total" in metrics]
         key = "{}_{}".format
         table = metric_table(metrics, kinds, key, word="questions", columns=("exact", "f1"), support="total")
@@ -193,7 +193,7 @@ def _example(question: _Question) -> Example:
 
 
 def _excerpt(question: _Question) -> tuple[Segment, ...]:
-    """The context around the first label and the prediction, cut where one begins or ends."""
+    """Returns the context, cut where the label and the prediction begin and end."""
     context: str = question.row["context"]
     label: tuple[int, int] | None = None
     if question.labels:

@@ -1,4 +1,4 @@
-"""What a report shows of token classification: entities, or tags where the labels mark none."""
+"""The report of token classification with entities, or with tags without entities."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -39,7 +39,7 @@ class _Sentence(NamedTuple):
 
 
 class TokenReport(Report):
-    """What a report shows of token classification."""
+    """The report of token classification."""
 
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"invalid_transitions", ECE})
 
@@ -48,7 +48,7 @@ class TokenReport(Report):
         return label_scheme(self.task.labels) == "raw"
 
     def table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """A row for each entity type, or for each tag where the labels mark no entities."""
+        """A row for each entity type, or for each tag if the labels mark no entities."""
         names = [name.removesuffix("_number") for name in metrics if name.endswith("_number")]
         word = "tag" if self._is_raw else "type"
         return metric_table(metrics, names, "{}_{}".format, word=word, support="number")
@@ -108,7 +108,7 @@ def _type(tag: str) -> str:
 
 
 def _sentence(row: Row, prediction: Any, *, raw: bool) -> _Sentence:
-    """Entities; of raw tags the words on which label and prediction differ."""
+    """Returns entities, or for raw tags the words with different label and prediction."""
     sides = row["tags"], prediction.tags
     if raw:
         differing = [i for i, (label, tag) in enumerate(zip(*sides, strict=True)) if label != tag]
@@ -127,7 +127,7 @@ def _sentence(row: Row, prediction: Any, *, raw: bool) -> _Sentence:
 
 
 def _examples(sentences: Sequence[_Sentence], names: Sequence[str]) -> Examples:
-    """Sentences with mistakes, the most confident first, and a few with correct entities."""
+    """Returns sentences with mistakes, the most confident first, and some without."""
     wrong = sorted(
         (sentence for sentence in sentences if not sentence.result.is_correct),
         key=lambda sentence: -sentence.result.score,
@@ -168,7 +168,7 @@ def _segments(
     both: frozenset[Span],
     is_label: bool,
 ) -> tuple[Segment, ...]:
-    """The shown words with the spans of one side; a span that the other side has too is correct."""
+    """Returns the words with the spans of a side. Spans on both sides are correct."""
     segments, position = [Segment(text="…")] if shown.start else [], shown.start
 
     def add_words(end: int) -> None:
