@@ -177,7 +177,7 @@ def _failures_logged(file: str) -> Iterator[None]:
 
 
 def _teacher_names(teacher: Teacher | None) -> Any:
-    """Returns what stands for a teacher in a recipe."""
+    """Returns the names of a teacher, or of teachers by task, for a recipe."""
     if teacher is None or isinstance(teacher, Mapping):
         return None if teacher is None else {task: _teacher_names(model) for task, model in teacher.items()}
     return "a model in memory" if isinstance(teacher, TaskModel) else str(teacher)
@@ -187,7 +187,8 @@ def _split_arguments(settings: Mapping[str, object]) -> tuple[ReadOptions, dict[
     """Returns how to read the data, and the other settings of ``fit``.
 
     Raises:
-        UsageError: An argument is unknown. The message suggests ours for one of transformers', or a similar name.
+        UsageError: An argument is unknown. The message suggests a key for an argument of transformers, or a similar
+            name.
     """
     keys, options = fit_keys(), ReadingArguments.__annotations__
     names = [*inspect.signature(fit).parameters, *keys, *options]

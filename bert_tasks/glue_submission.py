@@ -1,7 +1,4 @@
-"""Predictions of test rows in the format of GLUE's server.
-
-Each set of test rows has one file.
-"""
+"""Predictions in the format of GLUE's server, a file for each set of test rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -17,19 +17,19 @@ from support.sources import Source, package_sources
 # several modules of the top level.
 LINES = {
     "cli": (1505, 1000),
-    "api": (269, 250),
-    "report": (2077, 1700),
-    "cards": (561, 380),
-    "serving": (1621, 800),
-    "glue_submission": (131, 150),
-    "experiments": (1647, 1200),
-    "training": (4161, 2700),
-    "inference": (1826, 1150),
-    "recipe": (1649, 1000),
-    "init": (800, 650),
-    "model": (2698, 1950),
-    "export": (885, 700),
-    "tasks": (9005, 4900),
+    "api": (270, 250),
+    "report": (1999, 1700),
+    "cards": (541, 380),
+    "serving": (1576, 800),
+    "glue_submission": (128, 150),
+    "experiments": (1638, 1200),
+    "training": (4058, 2700),
+    "inference": (1811, 1150),
+    "recipe": (1609, 1000),
+    "init": (779, 650),
+    "model": (2714, 1950),
+    "export": (887, 700),
+    "tasks": (9052, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
     "families": (2000, 1250),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_545  # of 29,000
-TOTAL_STATEMENTS = 25_517  # of 15,800
+TOTAL_LINES = 45_277  # of 29,000
+TOTAL_STATEMENTS = 25_516  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -82,7 +82,7 @@ class FinishedRun:
 
     @property
     def has_hf_head(self) -> bool:
-        """Whether transformers gives the same answers from the model's folder."""
+        """Whether transformers computes the same predictions from the model's folder."""
         return self.head is not None and "labels" not in self.entry
 
     @property
@@ -131,15 +131,7 @@ class FinishedRun:
 
 
 def read_run(folder: Path) -> FinishedRun:
-    """What the files of a run say.
-
-    Args:
-        folder: the output folder of the run.
-
-    Raises:
-        UsageError: the folder holds no finished run, or its files are damaged.
-        CheckpointError: its model cannot be read, or the folder holds several runs.
-    """
+    """Reads the files of a run."""
     metadata, summary = outputs.read_run_metadata(folder), outputs.read_summary(folder)
     if metadata is None:
         model_folder(folder)  # raises an error that says so if the folder holds several runs
@@ -166,19 +158,13 @@ def _recipe(path: Path) -> dict[str, Any] | None:
 
 
 def visible(text: str) -> str:
-    """Returns the text on one line.
-
-    Escapes line ends, control characters and marks of direction.
-    """
+    """Returns the text on one line, with escaped line ends and control characters."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
 
 
 def plain(value: object) -> str:
-    """Escapes text so that Markdown and HTML show it unchanged.
-
-    Do not use it at the start of a line, where other characters count too.
-    """
+    """Escapes Markdown and HTML in text. Do not use it at the start of a line."""
     return _MARKS.sub(r"\\\1", visible(str(value)).translate(_HTML))
 
 
@@ -226,10 +212,7 @@ def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licen
 
 
 def card_text(run: FinishedRun, fields: Mapping[str, Any]) -> str:
-    """Returns the whole card.
-
-    ``stated`` holds ``language`` and ``license``, which only a person can set.
-    """
+    """Returns the card. ``stated`` has the ``language`` and ``license`` of a person."""
     from huggingface_hub import ModelCard
 
     results = [(name, split, *run.metrics_on(name)) for name, split in run.splits.items() if name != "train"]
@@ -291,10 +274,7 @@ def _stated(path: Path) -> dict[str, Any]:
 
 
 def _header(run: FinishedRun, fields: Mapping[str, Any], results: Sequence[Any]) -> Any:
-    """Returns the metadata of the card, with the metrics that are scores.
-
-    Losses, counts and thresholds are not scores.
-    """
+    """Returns the card's metadata with scores, but no loss, count or threshold."""
     from huggingface_hub import EvalResult, ModelCardData
 
     scores = []

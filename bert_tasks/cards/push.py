@@ -51,7 +51,7 @@ class Push:
         return {**vars(self), "folder": str(self.folder)}
 
     def lines(self) -> list[str]:
-        """The files with their sizes and where they go, for a terminal."""
+        """Returns the files with their sizes and their target, for a terminal."""
         lines = [f"{size:>14,}  {name}" for name, size in self.files.items()]
         lines.append(f"{sum(self.files.values()):>14,}  bytes in {counted(len(self.files), 'file')} from {self.folder}")
         if self.left_out:

@@ -101,10 +101,7 @@ def remove_runs(folders: Iterable[Path]) -> None:
 
 
 def check_experiment_folder(folder: Path, marks: set[str]) -> None:
-    """Raises UsageError if a folder cannot be written or holds other files.
-
-    A folder with a file of one of the names ``marks`` is a folder of the experiment.
-    """
+    """Raises UsageError if a folder is not writable or holds other files."""
     check_writable(folder)
     names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
     if names & {outputs.RUN, outputs.SUMMARY}:

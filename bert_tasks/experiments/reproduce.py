@@ -144,7 +144,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
 
 
 def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> Iterator[Difference]:
-    """What differs before training begins, as far as run.json records it."""
+    """Returns the differences before training begins, as far as run.json has them."""
     for change in outputs.environment_changes(metadata, run_environment(trainer.accelerator, trainer.model.task)):
         yield Difference(where=change.name, before=change.before, now=change.now)
     weights = weights_digest(trainer.objective.checkpoint_parameters())

@@ -33,10 +33,7 @@ _SHOWN = 3  # settings in a note
 
 @dataclass(frozen=True, kw_only=True)
 class SeedRun:
-    """One seed's run.
-
-    If the run diverged, ``result`` is None and ``failure`` says at which step.
-    """
+    """One seed's run. ``result`` is None and ``failure`` set if the run diverged."""
 
     seed: int
     output_dir: Path
@@ -45,7 +42,7 @@ class SeedRun:
 
     @property
     def collapse(self) -> str | None:
-        """What the best model predicts for every row. See `FitResult`."""
+        """The best model's prediction for every row, if it is the same. See `FitResult`."""
         return None if self.result is None else self.result.collapse
 
     def value(self, metric: str) -> float:
@@ -111,7 +108,7 @@ class SeedsResult:
 
     @property
     def faults(self) -> list[str]:
-        """How many runs diverged or collapsed, and what that does to the statistics."""
+        """The number of diverged or collapsed runs, and the effect on the statistics."""
         faults = [f"{self._counted(self.failed)} diverged and are not counted"] if self.failed else []
         if self.collapsed:
             left, rest = self.metrics_without_collapsed.get(self.metric), "no other is left"

@@ -169,10 +169,7 @@ class Study:
             self._storage.set_trial_state_values(self._trial._trial_id, *ended)
 
     def importance(self) -> dict[str, float]:
-        """Returns each key's share in the variance of scores, if there are several keys.
-
-        The method is fANOVA (Hutter et al. 2014).
-        """
+        """Returns each key's share in the scores' variance (fANOVA, Hutter et al. 2014)."""
         from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
         if len(self.search.space) < 2 or sum(trial.score is not None for trial in self.trials) < 2:

@@ -147,7 +147,7 @@ class BatchPredictor:
     threads: int
 
     def output_schema(self, batch: "pyarrow.Schema") -> "pyarrow.Schema":
-        """The columns of what is returned for batches with these columns."""
+        """Returns the columns of the result for batches with these columns."""
         import pyarrow
 
         kept = [batch.field(name).with_name(new) for name, new in self._kept(batch.names).items()]

@@ -79,10 +79,7 @@ class WriteOptions:
 
 
 class StreamWriter:
-    """Writes rows to an open stream as they come.
-
-    The form is JSON lines, or a table with the columns of the first rows.
-    """
+    """Writes rows to a stream as JSON lines, or as a table of the first rows' columns."""
 
     def __init__(self, stream: IO[bytes], *, form: str, raw: bool) -> None:
         self._stream, self._form, self._raw = stream, form, raw
@@ -163,7 +160,7 @@ class Predicted:
         return replace(self, rows=rows, truncated=truncated, unknown=unknown)
 
     def lines(self) -> list[str]:
-        """The messages beside the number of rows."""
+        """The messages in addition to the number of rows."""
         lines = list(self.notes)
         if self.resumed:
             lines.append(f"{self.resumed} of {counted(self.rows, 'row')} had been completed by an earlier attempt")
@@ -274,7 +271,7 @@ def _linked_file(path: Path) -> Path:
 
 
 def sibling_output(path: Path, name: str) -> Path:
-    """The path of a further file that a task's format has beside the one asked for."""
+    """Returns the path of a further file of a task's format, next to the output."""
     return path.with_name(f"{path.stem}.{name}")
 
 

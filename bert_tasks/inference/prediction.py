@@ -244,10 +244,7 @@ def predict_file(
 
 
 class Chunk(NamedTuple):
-    """Predictions of neighbouring rows as JSON lines.
-
-    A format of a task needs all rows, so its chunks hold pairs instead.
-    """
+    """Predictions of neighbouring rows as JSON lines, or as pairs for a task's format."""
 
     counts: Predicted
     lines: bytes
@@ -384,10 +381,7 @@ class PredictionRun:
     def _predict_chunks(
         self, rows: Iterator[Row], total: int, write: Callable[[Chunk], None], completed: int = 0
     ) -> None:
-        """Predicts the remaining rows, each chunk on one process.
-
-        The first process writes the chunks in row order.
-        """
+        """Predicts the remaining rows in chunks. The first process writes them in order."""
         rank, world, size = self.accelerator.process_index, self.accelerator.num_processes, self._chunk_size
         rows = islice(rows, completed, None)
         chunks = iter(lambda: list(islice(rows, size)), [])
@@ -424,10 +418,7 @@ class PredictionRun:
             broadcast_from_main(self.accelerator, finish)
 
     def _metadata(self, table: RowTable, size: int) -> dict[str, Any]:
-        """Returns what two attempts with the same output have in common.
-
-        The number of processes does not count.
-        """
+        """Returns facts that must be equal to resume, without the number of processes."""
         writing, keep = self.writing, self.writing.keep_columns
         settings = {
             "columns": dict(self._renames),

@@ -1,7 +1,4 @@
-"""Standard input, whose rows come one by one and cannot be read twice.
-
-They are read as they come, or from a stored copy.
-"""
+"""Standard input, which is read row by row or from a stored copy."""
 
 import io
 import os

@@ -1,7 +1,4 @@
-"""``bert-tasks init`` samples a data file and writes a recipe for it.
-
-It asks each task whether the file's columns fit.
-"""
+"""``bert-tasks init`` samples a data file and writes a recipe for it."""
 
 from bert_tasks.init.recipe import RecipeDraft, guess_task, init_recipe
 

@@ -221,10 +221,7 @@ class RecipeDraft:
             yield _comment("  found in the rows; state them to fix their order and to detect misspelt labels")
 
     def _hyper_parameters(self) -> Iterator[str]:
-        """Returns the last sections.
-
-        Small files have more epochs, and small models have a higher learning rate.
-        """
+        """Returns the last sections, with more epochs for small files."""
         is_dense = any(Detection.of(TASKS[task.task]).has_dense_labels for task in self.tasks.values())
         rows = self.sample.count
         rates = (
@@ -382,10 +379,7 @@ def _best_guess(rows: Sequence[Row], names: Sequence[str], hints: UserHints) -> 
 
 
 def _are_flags(rows: Sequence[Row], names: Sequence[str]) -> bool:
-    """Returns True if almost all cells of the columns are 0 or 1.
-
-    Each column is then a label of its own.
-    """
+    """Returns True if almost all cells of each column are 0 or 1."""
     for name in names:
         cells = [with_named_cell(row, name, KINDS["labels"].join).get(name) for row in rows]
         numbers = [label_value(str(cell)) for cell in cells if cell is not None and cell != ""]
@@ -548,10 +542,7 @@ def _check_validation(path: Path, sample: FileSample, guess: TaskGuess) -> None:
 
 
 def _commands(recipe: Path) -> list[str]:
-    """Returns the next commands, quoted for a shell.
-
-    A name that starts with a dash would be read as an option.
-    """
+    """Returns the next commands, quoted for a shell, without leading dashes."""
     name = shlex.quote(f"./{recipe}" if str(recipe).startswith("-") else str(recipe))
     return [f"bert-tasks check {name}", f"bert-tasks train {name} --dry-run", f"bert-tasks train {name}"]
 

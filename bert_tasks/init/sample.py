@@ -57,10 +57,7 @@ class FileSample:
 
     @property
     def cost(self) -> tuple[bool, int]:
-        """How badly these options read a table.
-
-        Compares whether the table has a single column, and how many rows look broken.
-        """
+        """Rates these options by a table's number of columns and of broken rows."""
         width = len(self.rows[0]) if self.options.get("header") is False and self.rows else len(self.columns)
         is_single = width < 2 or len(self.faults) * 2 > self.count
         return is_single, len(self.faults) + sum("\n" in str(value) for row in self.rows for value in row.values())
@@ -125,10 +122,7 @@ def _is_windows(path: Path) -> bool:
 
 
 def _table_in_text(path: Path, options: Options) -> dict[str, Any] | None:
-    """Returns the options to read lines of text as a table.
-
-    Lines are a table if all have tabs, or if a header has a usual name.
-    """
+    """Returns table options if all lines have tabs or the header has a usual name."""
     with open_text(path, encoding=options.get("encoding"), newline="\n") as file:
         lines = [line.rstrip("\r\n") for line in islice(file, _FIRST_LINES) if line.strip()]
     for mark in _DELIMITERS if len(lines) > 1 else ():
@@ -148,10 +142,7 @@ def _detect_documents(sample: FileSample) -> FileSample:
 
 
 def _detect_header(path: Path, layout: Format, options: Options) -> FileSample:
-    """Decides whether the first line of a table is the header or a row.
-
-    It is a row if one of its values occurs later as a class.
-    """
+    """Reads the first line as the header, or as a row if its class occurs again."""
     sample = _detect_delimiter(path, layout, options)
     names = list(dict.fromkeys(name for row in sample.rows for name in row))
     # pandas counts columns without names. An index before them has the empty name.

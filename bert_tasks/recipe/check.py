@@ -63,7 +63,7 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
 
 
 def fitted_task(task: Task, splits: Splits) -> Task:
-    """Returns the task with the values that it learns from the training rows alone.
+    """Returns the task fitted to the training rows alone.
 
     Raises:
         DataError, UsageError: Rows do not fit the task.

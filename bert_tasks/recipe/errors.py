@@ -48,10 +48,7 @@ class Problem(NamedTuple):
 
 
 def recipe_error(problems: Iterable[Problem], *, file: str, text: str, options: Mapping[KeyPath, str]) -> RecipeError:
-    """Returns one error with the lines or options of all problems.
-
-    A missing key has the line of the table around it.
-    """
+    """Returns one error of all problems, each with the line or option of its key."""
     sources = {path: (line, f"{file}:{line}") for path, line in key_lines(text).items()}
     sources |= {path: (sys.maxsize, option) for path, option in options.items()}
     lines = []

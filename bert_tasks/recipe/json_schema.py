@@ -80,10 +80,7 @@ def _settings(task_class: "type[Task]") -> Schema:
 
 
 def field_descriptions(task_class: "type[Task]") -> dict[str, str]:
-    """Returns field -> its text under ``Attributes:`` in a docstring.
-
-    The docstring is the one of the class or of its nearest parent with such a text.
-    """
+    """Returns field -> its text under ``Attributes:`` of the class or nearest parent."""
     descriptions: dict[str, str] = {}
     for parent in reversed(task_class.__mro__):
         written = None if parent.__module__ == "builtins" else parent.__doc__

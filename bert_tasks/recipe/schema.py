@@ -130,7 +130,7 @@ class ModelSection(BaseModel):
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     layers: Layers | None = None
-    """Train a student that has only these layers of the checkpoint, counted from 0. "every-other" keeps layers 0, 2, 4,
+    """Train a student with only these layers of the checkpoint, counted from 0. "every-other" keeps layers 0, 2, 4,
     ...."""
     family: Annotated[str, Field(min_length=1)] | None = None
     """Train the checkpoint as a model of another family that computes the same, such as "distilbert" of a BERT."""
@@ -165,10 +165,7 @@ class ModelSection(BaseModel):
 
 
 class TeacherSection(BaseModel):
-    """A trained model of the same task that teaches the model (distillation).
-
-    The model also learns from the labels.
-    """
+    """A trained model of the same task to learn from in addition to the labels."""
 
     model_config = _CLOSED
     name: Annotated[str, Field(min_length=1)] | Annotated[dict[str, str], Field(min_length=1)]
@@ -181,7 +178,7 @@ class TeacherSection(BaseModel):
     weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of the teacher's logits in the loss, which is (1 - weight) x labels + weight x teacher."""
     hidden: Literal["none", "cosine", "mse"] = "none"
-    """Also compare the last layer's states of all tokens by their angle ("cosine") or by their mean squared difference
+    """Also compare the last layer's states of all tokens by their angle ("cosine") or mean squared difference
     ("mse")."""
     hidden_weight: NotNegative = 1.0
     """Weight of the states in the loss."""
@@ -207,7 +204,7 @@ class OptimSection(BaseModel):
     """The learning rate after the warm-up. It falls to 0 linearly or like a cosine, or is constant. With "wsd" it is
     constant and falls linearly to 0 over the last `decay_ratio` of the steps."""
     epochs: Annotated[int, Field(ge=1, le=100_000), OnResume("extending")] = 3
-    """How often each sample is used."""
+    """Number of times that each sample is used."""
     max_steps: Annotated[Count | None, OnResume("extending")] = None
     """Number of optimizer steps instead of `epochs`."""
     batch_size: Count | None = 32
@@ -216,9 +213,9 @@ class OptimSection(BaseModel):
     """Maximum number of tokens per optimizer step, over all devices, instead of `batch_size`. A step has samples of
     similar length, at least one. Needs `max_steps`, because epochs then differ in their number of steps."""
     sampling: Literal["proportional", "equal"] | Annotated[float, Field(ge=1)] = "proportional"
-    """How often tasks that have their own rows (`[tasks.NAME.data]`) are drawn. "proportional" draws them in proportion
-    to their rows, "equal" equally often, and a temperature in proportion to rows ** (1 / temperature). An epoch has as
-    many samples as there are rows in all."""
+    """Rate at which tasks that have their own rows (`[tasks.NAME.data]`) are drawn. "proportional" draws them in
+    proportion to their rows, "equal" equally often, and a temperature in proportion to rows ** (1 / temperature). An
+    epoch has as many samples as there are rows in all."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1), OnResume("noted")] = 0.0
     """Share of the steps in which the learning rate rises from 0."""
     decay_ratio: Annotated[float, Field(gt=0, le=1), OnResume("noted")] = 0.1
@@ -317,7 +314,7 @@ class RunSection(BaseModel):
     """Keep the checkpoints when the run is finished, so that more epochs can continue it. Each takes three times the
     space of the model."""
     save_adapter: Annotated[bool, OnResume("silent")] = False
-    """Write the low-rank adapters of the best model to `adapter/`, too, in the format of the library peft."""
+    """Also write the low-rank adapters of the best model to `adapter/`, in the format of the library peft."""
     trackers: Annotated[Trackers, OnResume("silent")] = ()
     """Services that also receive the records of metrics.jsonl. Each needs its package."""
     project: Annotated[str, Field(min_length=1), OnResume("silent")] = "bert-tasks"
@@ -325,10 +322,7 @@ class RunSection(BaseModel):
 
 
 class FoldsSection(BaseModel):
-    """Cross-validation, in which models predict rows that they did not see.
-
-    The training rows are divided. Each part is predicted by a model that did not see it.
-    """
+    """Cross-validation, in which each row is predicted by a model that did not see it."""
 
     model_config = _CLOSED
     count: Annotated[int, Field(ge=2, le=1000)] = 5
@@ -336,8 +330,8 @@ class FoldsSection(BaseModel):
     group: Annotated[str, Field(min_length=1)] | None = None
     """A column of the training rows, for example with the author. Rows with the same value are in one fold, and a row
     without a value is a group of its own. Without it, questions on one article or context and sentences of one document
-    stay together. Rows with the same texts stay together, too, unless too many groups share texts. The summary then
-    says so."""
+    stay together. Rows with the same texts also stay together. If too many groups share texts, they do not, and the
+    summary reports it."""
     seed: Seed = 42
     """Decides which rows are in which fold, apart from `run.seed`."""
     fold: Annotated[int, Field(ge=1, le=1000)] | None = None
@@ -365,7 +359,7 @@ class Recipe(BaseModel):
     settings: dict[str, Any] = {}
     """The settings of the task."""
     data: DataSpec
-    """Where the rows are."""
+    """The source of the rows."""
     optim: OptimSection = OptimSection()
     """The optimizer."""
     run: RunSection = RunSection()
@@ -434,10 +428,7 @@ def resolved_toml(recipe: Recipe) -> str:
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """Returns the recipe of a trial, with other values for some keys and no search.
-
-    ``values`` maps ``section.key`` to a value.
-    """
+    """Returns a trial's recipe with other ``section.key`` values and no search."""
     document = _document(recipe, only_stated=True)
     document.pop("search", None)
     name = "the recipe with " + ", ".join(f"{key} = {literal(value)}" for key, value in values.items())
@@ -518,10 +509,7 @@ def silent_settings() -> frozenset[str]:
 
 
 def import_name(name: str, label: str, *, example: str) -> Any:
-    """Imports ``module:name``, the value of the setting ``label``.
-
-    This runs the code of the module.
-    """
+    """Imports ``module:name``, the value of setting ``label``, and runs its code."""
     if not _IMPORTED.fullmatch(name):
         raise RecipeError(f"{label} '{name}': expected {example}")
     module_name, _, attribute = name.partition(":")
@@ -535,11 +523,7 @@ def import_name(name: str, label: str, *, example: str) -> Any:
 
 
 def load_task_class(name: str) -> "type[Task]":
-    """Returns the task class of a name, and imports ``module:Class``.
-
-    Raises:
-        RecipeError: There is no such class.
-    """
+    """Returns the task class of a name. Raises RecipeError if there is none."""
     from bert_tasks.tasks import STORED_TASKS, named_task
     from bert_tasks.tasks.base import Task
 
@@ -560,11 +544,7 @@ def load_task_class(name: str) -> "type[Task]":
 
 
 def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
-    """Returns the recipe's task, with ``labels`` if there are any.
-
-    Raises:
-        RecipeError: The task rejects its settings.
-    """
+    """Returns the recipe's task. Raises RecipeError if it rejects its settings."""
     settings = recipe.settings if labels is None else {**recipe.settings, "labels": labels}
     try:
         return load_task_class(recipe.task)(**settings)

@@ -33,7 +33,7 @@ Sampler = Literal["tpe", "random", "grid"]
 
 
 class Space(BaseModel):
-    """The values that a search may give to a key, as a range of numbers or as choices."""
+    """The values of a key in a search, as a range of numbers or as choices."""
 
     model_config = _CLOSED
     low: int | float | None = None
@@ -90,11 +90,7 @@ class Space(BaseModel):
         return (self.low, self.high) if self.choices is None else self.choices
 
     def with_probes(self, probes: Sequence[Any], *, is_grid: bool) -> Self:
-        """Returns the space with values of the key's type.
-
-        Raises:
-            ValueError: Choices are equal then.
-        """
+        """Returns the space with the key's type. Raises ValueError for equal choices."""
         if self.choices is not None:
             _check_repeats(probes)
             return self.model_copy(update={"choices": tuple(probes)})
@@ -115,11 +111,11 @@ class SearchSection(BaseModel):
     hours: Annotated[float, Field(gt=0)] | None = None
     """Begin no trial after this duration of all trials, even if there are fewer than `trials`."""
     sampler: Sampler = "tpe"
-    """How values are suggested. "tpe" learns from the trials so far, "random" draws them, "grid" tries all combinations
-    in random order."""
+    """Method that suggests values. "tpe" learns from the trials so far, "random" draws them, "grid" tries all
+    combinations in random order."""
     pruner: Literal["none", "median", "halving"] = "median"
-    """Which trials end early. With "median" these are trials below the median of the others after as many evaluations.
-    With "halving" these are all but the best third after 1, 3, 9, ... evaluations (successive halving)."""
+    """Rule that ends trials early. With "median" it ends trials below the median of the others after as many
+    evaluations. With "halving" it ends all but the best third after 1, 3, 9, ... evaluations (successive halving)."""
     seeds: Count = 1
     """Runs of a trial, with the same seeds `run.seed`, `run.seed` + 1, ... in each trial. Their mean counts."""
     fresh_seeds: Annotated[int, Field(ge=0, lt=2**31)] = 3

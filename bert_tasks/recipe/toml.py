@@ -37,10 +37,7 @@ _SOURCE_KEYS = (*DATA_SOURCES, "config", "revision", "validation")
 
 
 def parse_document(text: str) -> Document:
-    """Parses a TOML text.
-
-    Raises TOMLDecodeError also for integers of more than 64 bits, and for deep nesting.
-    """
+    """Parses TOML. Raises TOMLDecodeError also for huge integers and deep nesting."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -91,10 +88,7 @@ def _first_path(document: Document) -> tuple[str, ...]:
 
 
 def parse_value(text: str) -> Any:
-    """Returns the value of a TOML literal, or the text itself if it is none or a date.
-
-    No setting is a date.
-    """
+    """Returns the value of a TOML literal, or the text if it is none or a date."""
     try:
         document = parse_document(f"value = {text}")
     except tomllib.TOMLDecodeError as error:
@@ -124,11 +118,7 @@ class Override(NamedTuple):
 
 
 def read_text(file: Path) -> str:
-    """Returns the text of a recipe.
-
-    Raises:
-        RecipeError: It cannot be read, or is larger than any recipe, as a device is.
-    """
+    """Returns a recipe's text. Raises RecipeError if it is unreadable or too large."""
     try:
         with file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)

@@ -1,7 +1,4 @@
-"""From folders of runs to a file.
-
-Gathers the runs, computes their results, renders the page and writes it.
-"""
+"""Gathers runs, computes their results, renders the page and writes it."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -255,10 +252,7 @@ def check_rows_file(path: Path, others: Sequence[Path], content: str) -> None:
 
 
 def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_file: FileResults | None) -> WrittenRows:
-    """Writes the wrongly predicted rows of the file or of the validation sets.
-
-    The rows are sorted by descending score.
-    """
+    """Writes the wrongly predicted rows of a file or of validation sets, by score."""
     sets, columns = dict(results), [] if run.task is None else run.task.columns
     label_column = next((column.name for column in columns if column.is_label), None)
     if on_file is not None:

@@ -34,7 +34,7 @@ class Plot:
 
     @classmethod
     def path(cls, points: Sequence[Point], chart: Chart) -> Markup:
-        """The path of a line, with a gap where a point has no value."""
+        """The path of a line, with a gap at points without a value."""
         steps, pen = [], "M"
         for x, y in points:
             if y is not None:
@@ -116,29 +116,20 @@ def runs_chart(runs: Sequence[Run], key: str) -> Chart | None:
 
 
 def display_name(key: str, sets: Sequence[str]) -> str:
-    """Returns a key in words.
-
-    For example, ``dev_ood/overall_f1`` becomes "overall F1 on dev_ood".
-    """
+    """Returns a key in words, for example "overall F1 on dev_ood"."""
     name, metric = split_key(key, sets)
     return f"{spoken(metric)} on {name}" if name else spoken(metric)
 
 
 def spoken(metric: str) -> str:
-    """Returns a metric without the name of a validation set in words.
-
-    For example, ``overall_f1`` becomes "overall F1".
-    """
+    """Returns a metric in words, for example "overall F1", without a set's name."""
     names = {"rmse": "root mean squared error", "exact": "exact match", "spearmanr": "Spearman", "pearson": "Pearson"}
     names |= {"map": "mean average precision", "mrr": "mean reciprocal rank", "ndcg@10": "nDCG@10"}
     return names.get(metric, metric.replace("_", " ").replace("f1", "F1").replace("matthews", "Matthews"))
 
 
 def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, from_zero: bool) -> Chart | None:
-    """Draws lines over the steps of training. Returns None without points.
-
-    ``run`` marks the step of its best model.
-    """
+    """Draws lines over training steps, with a mark at ``run``'s best. None if empty."""
     values = [y for line in lines for _, y in line.points if y is not None]
     if not values:
         return None

@@ -86,10 +86,7 @@ class Run:
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
-        """The metrics of the best model or over all folds.
-
-        For an unfinished run, the metrics of the latest evaluation.
-        """
+        """The best model's or all folds' metrics, or an unfinished run's latest."""
         if self.folds is not None:
             return {name: one["pooled"] for name, one in self.folds["metrics"].items() if one["pooled"] is not None}
         if self.summary is not None:
@@ -105,7 +102,7 @@ class Run:
     def best_metric(self) -> tuple[str, str]:
         """The validation set and the metric that selected the best model.
 
-        Of two metrics that are equal by definition the page shows one. This is its name.
+        If two metrics are equal by definition, this is the name of the one on the page.
         """
         name, metric = split_key(self.metadata["metrics"]["best"], self.sets)
         if self.task is None:
@@ -115,7 +112,7 @@ class Run:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the metrics must know, as the finished run recorded it."""
+        """Notes for readers of the metrics, from the finished run."""
         return () if self.summary is None else tuple(self.summary["notes"])
 
     def metrics_of(self, name: str) -> dict[str, float | None]:
@@ -181,10 +178,7 @@ def _metadata(home: Path) -> dict[str, Any]:
 
 
 def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
-    """Returns all folds as one run, whose validation rows are all rows.
-
-    ``metadata`` is run.json of the first fold.
-    """
+    """Returns all folds as one run. ``metadata`` is run.json of the first fold."""
     content = read_record(folder / FOLDS, FoldsRecord, remedy="run the command again to write it anew")
     homes = [folder / f"fold-{run['fold']}" for run in content["runs"]]
     missing = [f"{note[:1].upper()}{note[1:]}." for note in content["notes"]]
@@ -306,7 +300,7 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], rows_of_fit: GivenRo
 def _predict_validation(
     folder: Path, metadata: Mapping[str, Any], rows_of_fit: GivenRows | None
 ) -> tuple[list[PredictedSet], Task | None, list[str]]:
-    """Returns the predictions for each validation set, the task, and what is missing."""
+    """Returns the predictions for each validation set, the task, and missing parts."""
     if rows_of_fit is None and not (folder / outputs.RECIPE).is_file():
         reason = (
             "The run was started from Python with rows or files of its own and has no recipe, so its validation rows "

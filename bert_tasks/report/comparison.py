@@ -49,10 +49,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The runs on one validation set, by the first metric.
-
-    ``percent`` is True if its scale is 0 to 100.
-    """
+    """The runs on a validation set. ``percent`` means a scale of 0 to 100."""
 
     name: str
     metric: str
@@ -151,10 +148,7 @@ def _against_first(run: str, first: Results, other: Results, metric: str, test: 
 
 
 def sign_test(only_first: int, only_second: int) -> float:
-    """Returns the two-sided p-value of McNemar's exact test.
-
-    The arguments count rows that only one of two models predicts correctly.
-    """
+    """Returns McNemar's two-sided p-value of rows that only one model gets right."""
     from scipy.stats import binomtest  # here: its import takes 2 s
 
     total = only_first + only_second

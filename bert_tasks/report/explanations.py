@@ -14,10 +14,7 @@ _SHOWN_CHARACTERS = 2 * MOST_CHARACTERS  # of one text
 
 
 def with_explanations(results: Results, model: TaskModel, count: int) -> Results:
-    """Returns results with explanations of their first ``count`` examples.
-
-    The model's task must be ``Explainable``.
-    """
+    """Explains the first ``count`` examples. The task must be ``Explainable``."""
     examples = results.sections.examples
     if examples is None:
         return results
@@ -40,10 +37,7 @@ def with_explanations(results: Results, model: TaskModel, count: int) -> Results
 
 
 def _pieces(explanation: Explanation, column: str, row: Row) -> Iterator[tuple[str, float | None]]:
-    """Returns the words of a column's text and what is between them.
-
-    A long text is cut to its beginning.
-    """
+    """Returns the words of a text and the text between them, shortened."""
     # A column of several texts has the label of the prediction.
     text = row[column] if isinstance(row[column], str) else str(explanation.label)
     end = 0

@@ -65,10 +65,7 @@ def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
 def find_issues(
     pairs: Sequence[tuple[Row, Mapping[str, float]]], column: str, labels: Sequence[str]
 ) -> list[LabelIssue]:
-    """Returns the label issues of rows with the probability of each label.
-
-    The labels are in ``column``.
-    """
+    """Returns the label issues of rows with a label in ``column`` and probabilities."""
     from cleanlab.filter import find_label_issues
 
     present = [label for label in labels if any(row[column] == label for row, _ in pairs)]

@@ -1,6 +1,6 @@
-"""The HTML of a report, from templates that escape whatever they are given.
+"""The HTML of a report, from templates that escape all values.
 
-Owns what is shown where and how numbers are written. The templates and the style sheet are in ``templates/``.
+Owns the order of the page and the format of numbers. The templates and the style sheet are in ``templates/``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -150,10 +150,7 @@ def _f1_table(name: str, results: Sequence[Results], share: int) -> dict[str, An
 
 
 def _most_frequent(table: Sequence[ScoreRow], share: int) -> list[ScoreRow]:
-    """Returns the rows of the most frequent labels, in the order of the table.
-
-    Only a table with one part of ``share`` has most frequent labels.
-    """
+    """Returns the rows of the most frequent labels, in the order of the table."""
     most = max(1, _MOST_LABELS // share)
     frequent = {row.name for row in sorted(table, key=lambda row: -row.count)[:most]}
     return [row for row in table if row.name in frequent]
@@ -190,10 +187,7 @@ def _set_section(run: Run, name: str, results: Results, share: int) -> dict[str,
 
 
 def _file_section(on_file: FileResults, share: int) -> dict[str, Any]:
-    """Returns the section of a file on which nothing was chosen.
-
-    It has the scores by the file's columns.
-    """
+    """Returns the section of a file with the scores by the file's columns."""
     name, results = cut(Path(on_file.source).name, _MOST_NAME), on_file.results
     content: dict[str, Any] = {"results": None, "headline": {}, "charts": (), "is_perfect": False}
     if results is not None:
@@ -209,10 +203,7 @@ def _file_section(on_file: FileResults, share: int) -> dict[str, Any]:
 
 
 def _result_content(results: Results, fitted_on: str, share: int) -> dict[str, Any]:
-    """Returns the results that fit on the page, with their charts.
-
-    ``fitted_on`` says which rows values were fitted on.
-    """
+    """Returns results and charts. ``fitted_on`` names the rows of fitted values."""
     sections, table = results.sections, _most_frequent(results.table, share)
     examples = sections.examples
     if examples is not None:
@@ -242,7 +233,7 @@ def _result_content(results: Results, fitted_on: str, share: int) -> dict[str, A
 
 @cache
 def page_environment() -> Environment:
-    """What the templates of pages are rendered with."""
+    """Returns the functions and the settings of the pages' templates."""
     environment = Environment(
         loader=PackageLoader("bert_tasks.report"),
         autoescape=True,
@@ -287,10 +278,7 @@ def number(value: float | None, percent: bool | None = None) -> str:
 
 
 def signed(value: float) -> str:
-    """Formats a contribution to a logit with its sign and three decimals.
-
-    A small contribution has two digits.
-    """
+    """Formats a contribution with a sign, and three decimals or two digits."""
     text = f"{value:+.3f}" if abs(value) >= 0.01 else f"{value:+.2g}"
     return text.replace("-", "\N{MINUS SIGN}")
 

@@ -44,16 +44,7 @@ class ScoreRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a report shows of one data set.
-
-    Attributes:
-        sections: the task's figures and examples.
-        estimates: the metrics with their intervals.
-        table: a row for each label that has numbers of its own.
-        left_out: how many labels have none.
-        groups: a row for each kind of rows.
-        slices: the tables that were asked for.
-    """
+    """The results of one data set in a report."""
 
     sections: ReportSections
     estimates: Scores
@@ -130,10 +121,7 @@ class Results:
 def results_of(
     task: Task, predictions: Sequence[Prediction], rows: Sequence[Row], *, first: str = ""
 ) -> Results | None:
-    """Returns the results of a task with report sections.
-
-    ``first`` has the meaning of ``Results.of``.
-    """
+    """Returns the results of a task with report sections (``Results.of``)."""
     sections = Report.of(task).sections(predictions, rows)
     return None if sections is None else Results.of(sections, first=first)
 
@@ -143,7 +131,7 @@ def _plain(scores: Scores) -> dict[str, Any]:
 
 
 def score_table(word: str, rows: Sequence[ScoreRow], overall: Mapping[str, float]) -> MetricTable:
-    """Returns the values without intervals. ``word`` says what a row stands for."""
+    """Returns the values without intervals. ``word`` is the header of the rows."""
     class_rows = tuple(
         ClassRow(name=row.name, scores=tuple(score.value for score in row.scores.values()), support=row.count)
         for row in rows
@@ -166,10 +154,7 @@ class Slices:
 
     @property
     def warning(self) -> str:
-        """Warns of slices of so few rows that their scores say little.
-
-        Empty if there are none.
-        """
+        """Warns of slices with too few rows for a reliable score. Empty without any."""
         few = [f"{row.name} ({row.count})" for row in self.slices if row.count < FEW_ROWS]
         if not few:
             return ""

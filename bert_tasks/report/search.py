@@ -1,7 +1,4 @@
-"""The page about a hyper-parameter search, from its ``search.json``.
-
-It shows the best values, fresh seeds, the importance of each hyper-parameter, and the trials.
-"""
+"""The page of a search's best values, fresh seeds, importance and trials."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

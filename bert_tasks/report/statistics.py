@@ -36,7 +36,7 @@ class Estimate:
 
 
 class RandomisationTest(NamedTuple):
-    """A p-value, and the number of draws that it comes from."""
+    """A p-value, and its number of draws."""
 
     p: float
     draws: int
@@ -59,10 +59,7 @@ def bootstrap(measure: MetricFormula, *, seed: int = SEED, replicates: int = REP
 
 
 def paired(first: MetricFormula, second: MetricFormula, name: str) -> MetricFormula:
-    """Returns the formula of ``second`` minus ``first`` in one number.
-
-    Both are computed on the same rows.
-    """
+    """Returns the formula of ``second`` minus ``first`` in one number."""
     columns = first.statistics.columns
 
     def gap(sums: Floats) -> Floats:
@@ -74,10 +71,7 @@ def paired(first: MetricFormula, second: MetricFormula, name: str) -> MetricForm
 
 
 def difference(first: MetricFormula, second: MetricFormula, name: str, *, seed: int = SEED) -> Estimate:
-    """Returns ``second`` minus ``first`` in one number, for the same rows.
-
-    The interval comes from a paired bootstrap over rows.
-    """
+    """Returns ``second`` minus ``first``, with a paired bootstrap interval over rows."""
     return bootstrap(paired(first, second, name), seed=seed)[name]
 
 
@@ -108,17 +102,14 @@ def randomisation_test(
 
 
 def swapped_differences(pair: MetricFormula, swapped: Integers) -> Floats:
-    """Returns the ``paired`` number after swaps, ``[R, G] -> [R]``.
-
-    In each group ``swapped`` rows have exchanged their predictions.
-    """
+    """Returns the ``paired`` number after ``swapped`` swaps, ``[R, G] -> [R]``."""
     rows = pair.statistics
     kept, moved = rows.sums(rows.sizes - swapped), rows.sums(swapped)  # [R, 2 K]
     return pair.number(pair.names[0], kept + np.roll(moved, rows.columns // 2, axis=-1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns p-values adjusted for their number (Holm 1979), in the order given."""
+    """Returns p-values adjusted for their number (Holm 1979), in the same order."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
@@ -128,10 +119,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _batches(replicates: int, fewest: int, rows: SufficientStatistics) -> Iterator[int]:
-    """Yields numbers of replicates that fit in memory.
-
-    All replicates together take a few seconds.
-    """
+    """Yields numbers of replicates that fit in memory and can be drawn in seconds."""
     total = min(replicates, max(fewest, _MOST_DRAWS // len(rows.sizes)))
     size = max(1, _MOST_CELLS // max(len(rows.sizes), rows.columns))
     for start in range(0, total, size):

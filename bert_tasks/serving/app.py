@@ -57,10 +57,7 @@ _ERRORS = {
 
 
 def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
-    """Builds the application, without interactive documentation.
-
-    FastAPI's interactive documentation would load scripts from other sites.
-    """
+    """Builds the application, without documentation that loads foreign scripts."""
     model, _ = _named(served, None, "query")
     title, description = f"bert-tasks: {name}", f"{model.task.name} with {name}."
     app = FastAPI(title=title, description=description, docs_url=None, redoc_url=None)
@@ -99,10 +96,7 @@ def _named(served: Served, name: object, location: str) -> tuple[TaskModel, Batc
 
 
 def _request_tasks(model: TaskModel) -> list[Task]:
-    """Returns the model's task, and the task of labels in a request.
-
-    The second needs a model that knows entailment.
-    """
+    """Returns the model's task and, if it knows entailment, the task of labels."""
     with suppress(CheckpointError, UsageError):
         return [model.task, zero_shot_task(model.task, model.hf_config, ["label"])]
     return [model.task]
@@ -199,10 +193,7 @@ class _Answers:
         return batcher, read(content, source)
 
     async def _work(self, body: bytes, work: Callable[[], T]) -> T:
-        """Works for large bodies in a thread, one body at a time.
-
-        Each holds the interpreter's lock for long.
-        """
+        """Works for large bodies one at a time, because each holds Python's lock."""
         if len(body) <= _LARGE_BODY:
             return work()
         async with self._threads:
@@ -269,10 +260,7 @@ def encoded(content: Any) -> bytes:
 async def _answers(
     request: Request, predictions: Coroutine[Any, Any, Sequence[Prediction]], limits: Limits
 ) -> Sequence[Prediction]:
-    """Returns the predictions.
-
-    If the client disconnects or time is up first, the request is removed from the queue.
-    """
+    """Returns predictions. A disconnect or timeout removes the request."""
     answer = asyncio.ensure_future(predictions)
     answer.add_done_callback(retrieve_exception)
     gone = asyncio.ensure_future(request.receive())

@@ -28,10 +28,7 @@ class QueueFullError(Exception):
 
 
 def retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Retrieves a future's exception, so that asyncio does not log it.
-
-    The callback is for futures that may fail when nobody waits for them.
-    """
+    """Retrieves an exception that nobody waits for, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
 
@@ -101,7 +98,7 @@ class Batcher:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Abandons what is still running, without waiting for it."""
+        """Abandons running work without waiting for it."""
         self._collector.cancel()
         with suppress(asyncio.CancelledError):
             await self._collector
@@ -187,10 +184,7 @@ class Batcher:
                 await self._run_together(requests)
 
     async def _run_together(self, requests: Sequence[_Request]) -> None:
-        """Runs requests as one batch.
-
-        If it fails, each request is run alone, so that one request cannot fail the others.
-        """
+        """Runs requests as one batch, or each alone if the batch fails."""
         outcome = asyncio.get_running_loop().run_in_executor(self._running, self._predictions, requests)
         try:
             await asyncio.wait({outcome})

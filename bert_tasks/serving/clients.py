@@ -169,10 +169,7 @@ class Rank(TypedDict):
 
 
 def _validated(model: type[ModelT], content: Any) -> ModelT:
-    """Returns the request of a content.
-
-    Raises the response that names its first error without its value.
-    """
+    """Returns the request, or raises the response with its first error, not its value."""
     if not isinstance(content, dict):
         raise body_error((), "expected an object, sent as application/json")
     try:
@@ -226,18 +223,12 @@ def _embed(content: Any, source: Source) -> Call:
 
 
 def _with_norm(task: Task, normalize: bool | None) -> Task:
-    """Returns an embedding task with or without vectors of length 1.
-
-    Returns any other task unchanged.
-    """
+    """Returns the task with or without vectors of length 1, if it embeds."""
     return task if normalize is None or not isinstance(task, Embedding) else replace(task, normalize=normalize)
 
 
 def _rerank(content: Any, source: Source) -> Call:
-    """Reads TEI's form of ``/rerank``, which needs a model of one score.
-
-    With two labels the score is the score of the second label.
-    """
+    """Reads TEI's ``/rerank``. With two labels the second label has the score."""
     request = _validated(RerankRequest, content)
 
     def score(prediction: Any) -> float:
@@ -258,10 +249,7 @@ def _rerank(content: Any, source: Source) -> Call:
 
 
 def is_tei(content: Any) -> bool:
-    """Returns True if the body of ``/predict`` has TEI's form.
-
-    Its ``inputs`` are then texts or lists, not rows.
-    """
+    """Returns True if ``inputs`` of ``/predict`` are texts or lists as in TEI."""
     inputs = content.get(INPUTS) if isinstance(content, Mapping) else None
     return isinstance(inputs, str | list) and len(inputs) > 0 and isinstance(inputs[0], str | list)
 
@@ -287,10 +275,7 @@ def tei_predict(content: Any, source: Source) -> Call:
 
 
 def _hub(content: Any, source: Source) -> Call:
-    """Reads the hub's form of a request, with its options below ``parameters``.
-
-    The options of feature extraction are next to ``inputs``.
-    """
+    """Reads the hub's request. Feature extraction has its options next to ``inputs``."""
     request = _validated(HubRequest, content)
     parameters = {**request.parameters, **(request.model_extra if request.model_extra is not None else {})}
     parameters = {name: value for name, value in parameters.items() if value is not None}
@@ -319,10 +304,7 @@ def _hub(content: Any, source: Source) -> Call:
 
 
 def _zero_shot(parameters: dict[str, Any], source: Source) -> Task:
-    """Removes the candidate labels from the parameters and returns their task.
-
-    Without candidate labels, returns the model's task.
-    """
+    """Removes candidate labels from parameters. Returns their or the model's task."""
     if "candidate_labels" not in parameters:
         return source.model.task
     names = {"candidate_labels": LABELS, "hypothesis_template": "hypothesis", "multi_label": "multi_label"}

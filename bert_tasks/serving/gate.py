@@ -120,10 +120,7 @@ class Gate:
             await response(scope, receive, send)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """Returns the whole body.
-
-        A body that is too large is read to its end, so its sender reads the response.
-        """
+        """Returns the body. Drains a body that is too large before it responds."""
         most, seconds = self.limits.body_bytes, self.limits.timeout
         body, is_too_large = bytearray(), False
         try:

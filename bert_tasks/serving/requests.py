@@ -128,10 +128,7 @@ def option_error(error: BertTasksError) -> HTTPException:
 
 
 def _length(value: Any) -> int:
-    """Returns the number of characters of a value, or of its items if they are more.
-
-    For a row of a task, returns the largest number.
-    """
+    """Returns the number of characters or items of a value, the largest in a row."""
     if isinstance(value, Mapping):
         return max(map(_length, value.values()), default=0)
     return len(value) if isinstance(value, str) else max(len(value), sum(map(len, value)))
@@ -179,10 +176,7 @@ def source_columns(task: Task) -> list[Column]:
 def request_schema(
     task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({}), adapters: Sequence[str] = ()
 ) -> Any:
-    """Returns the type of a request for OpenAPI, one row or ``{"inputs": [rows]}``.
-
-    See ``BodyReader``.
-    """
+    """Returns the OpenAPI type of a request, one row or ``{"inputs": [rows]}``."""
     columns = source_columns(task)
     fields: dict[str, Any] = {}
     for column in columns:

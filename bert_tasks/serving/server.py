@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
     """
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stops accepting connections, gives open ones time for a last request, and stops."""
+        """Stops accepting connections, lets open ones send a last request, and stops."""
         for server in self.servers:
             server.close()
         grace = self.config.timeout_graceful_shutdown

@@ -1,4 +1,1 @@
-"""Fine-tuning.
-
-Holds the loop, its optimizer, the order of samples, and the files of a run.
-"""
+"""The training loop, its optimizer, the order of samples, and a run's files."""

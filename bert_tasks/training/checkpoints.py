@@ -38,10 +38,7 @@ _MOST_JSON_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """The state that a run needs to resume exactly.
-
-    Tensors have the names of parameters, tensors of the optimizer ``name/key``. The rest is JSON.
-    """
+    """A run's tensors by ``name`` or ``name/key`` (optimizer), and its JSON."""
 
     step: int
     weights: Mapping[str, Tensor]
@@ -108,11 +105,7 @@ def save_checkpoint(
 
 
 def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
-    """Returns the newest intact checkpoint, or None if there are no checkpoints.
-
-    Raises:
-        CheckpointError: All checkpoints are damaged.
-    """
+    """Returns the newest intact checkpoint. Raises CheckpointError if all are damaged."""
     skipped: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
@@ -175,10 +168,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint.
-
-    It is renamed first, because a kill must not leave a checkpoint that lacks files.
-    """
+    """Renames, then removes a checkpoint, so that a kill leaves no damaged one."""
     doomed = path.with_name(f"{path.name}.old-{os.getpid()}")
     move(path, doomed)
     shutil.rmtree(doomed)

@@ -202,10 +202,7 @@ class Distillation(Objective):
         return tuple(terms)
 
     def _outputs(self, model: TaskModel, batch: PackedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Returns the logits and the last layer's states and queries, keys and values.
-
-        The states have the shape ``[N, H]``, queries, keys and values ``[N, 3, H]``.
-        """
+        """Returns logits, last states ``[N, H]``, and queries, keys, values ``[N, 3, H]``."""
         if not self._reads_states:
             return float32(model(batch)), {}
         logits, states = model.logits_and_states(batch)
@@ -233,7 +230,7 @@ class Distillation(Objective):
             yield LossTerm(name="relations", total=total, count=count, weight=section.relations_weight)
 
     def _batch_of(self, teacher: TaskModel, batch: PackedBatch) -> PackedBatch:
-        """The batch with the position ids that the teacher's family gives the same tokens."""
+        """Returns the batch with the position ids of the teacher's family."""
         shift = teacher.config.position_offset - self.model.config.position_offset
         return replace(batch, position_ids=batch.position_ids + shift) if shift else batch
 

@@ -23,10 +23,7 @@ Validation = Mapping[str, tuple[Samples, RowTable]]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """One evaluation of all validation sets.
-
-    It has metrics by ``metric_key``, the tuned task, and ``Report.collapse``.
-    """
+    """Metrics by ``metric_key``, the tuned task and ``Report.collapse`` of all sets."""
 
     metrics: dict[str, float]
     task: Task
@@ -83,10 +80,7 @@ def check_metric(
 
 
 def metric_metadata(task: Task, run: RunSection, sets: Sequence[str]) -> dict[str, Any]:
-    """Returns facts that readers of the metrics need.
-
-    By default the primary metric on the first set picks the best model.
-    """
+    """Returns facts for readers of the metrics, such as the best model's metric."""
     report, primary, best = Report.of(task), task.primary_metric, run.metric_for_best_model
     untuned_too = {untuned(primary)} if primary in report.lower_is_better else set()
     return {

@@ -117,10 +117,7 @@ def clear(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes an earlier run, and run.json if no other file is there.
-
-    run.json marks the folder as a run's.
-    """
+    """Removes an earlier run, and run.json if no other file is there."""
     if not (folder / RUN).is_file():
         return
     clear(folder)
@@ -137,11 +134,7 @@ def remove_weights(folder: Path, *, keep_model: bool = False) -> None:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Returns the records of metrics.jsonl without an unfinished last line.
-
-    Raises:
-        UsageError: The file is damaged.
-    """
+    """Returns the complete records of metrics.jsonl. Raises UsageError if damaged."""
     path = folder / EVENTS
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     events: list[dict[str, Any]] = []
@@ -174,11 +167,7 @@ def finite(value: Any) -> Any:
 
 
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """Adds a record to metrics.jsonl, with null for numbers that are not finite.
-
-    Raises:
-        CheckpointError: The file cannot be written.
-    """
+    """Adds a record to metrics.jsonl, with null for numbers that are not finite."""
     try:
         with (folder / EVENTS).open("a", encoding="utf-8") as file:
             file.write(_line(event))
@@ -205,10 +194,7 @@ def _line(event: Mapping[str, Any]) -> str:
 
 
 def environment(libraries: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns versions (also of ``libraries``), machine and threads.
-
-    Results are bit-equal only if these are equal. Nothing in them is private.
-    """
+    """Returns versions, machine and threads, on which bit-equal results depend."""
     versions = {name: version(name) for name in _VERSIONED}
     return {
         "python": platform.python_version(),

@@ -147,10 +147,7 @@ class Trainer:
             return self._finish()
 
     def _run_steps(self) -> None:
-        """Runs the optimizer steps.
-
-        The numbers of a step are read while the device computes the next one.
-        """
+        """Runs the steps. Reads a step's numbers while the device computes the next one."""
         state, steps = self.state, self.steps
         if state.step and self._evaluation_is_due() and state.evaluated_step != state.step:
             self._evaluate()  # the run was stopped during this evaluation

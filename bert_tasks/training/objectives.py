@@ -58,10 +58,7 @@ class Objective(nn.Module, ABC):
         return {}
 
     def begin(self, features: ArrowRows, device: torch.device) -> None:
-        """Called with the features of the training rows before the first step.
-
-        The main process calls it first.
-        """
+        """Called with the features of the training rows, on the main process first."""
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
         """Returns validation set -> share of predictions that equal another model's."""
@@ -74,7 +71,7 @@ class Objective(nn.Module, ABC):
 
     @property
     def further_models(self) -> Mapping[str, TaskModel]:
-        """Folder of the run -> a model that is saved there beside the best one."""
+        """Folder of the run -> a model that is saved there in addition to the best model."""
         return {}
 
     @property
@@ -88,7 +85,7 @@ class Objective(nn.Module, ABC):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for people about what is minimised."""
+        """Sentences for people about the loss."""
         return ()
 
     def parameter_depths(self) -> dict[str, int]:
@@ -100,10 +97,7 @@ class Objective(nn.Module, ABC):
         return {name: depths.get(name, max(depths.values())) for name, _ in self.named_parameters()}
 
     def checkpoint_parameters(self) -> dict[str, nn.Parameter]:
-        """Returns all parameters by their names in checkpoints.
-
-        The model's parameters have their names in the model.
-        """
+        """Returns all parameters by names, the model's by their names in the model."""
         return {
             name.removeprefix("model.") if name.startswith("model.") else f"objective.{name}": parameter
             for name, parameter in self.named_parameters()

@@ -255,11 +255,7 @@ def attention_kernel(model: TaskModel, mixed_precision: str) -> str:
 
 
 def load_factory(optim: OptimSection) -> OptimizerFactory | None:
-    """Returns the factory that ``optim.optimizer`` sets, or None for AdamW.
-
-    Raises:
-        RecipeError: It cannot be imported.
-    """
+    """Returns the factory of ``optim.optimizer``, or None for AdamW."""
     name = OPTIMIZERS.get(optim.optimizer, optim.optimizer)
     if name is None:
         return None
@@ -285,11 +281,7 @@ def make_adamw(groups: list[dict[str, Any]], optim: OptimSection) -> torch.optim
 
 
 def make_optimizer(groups: list[dict[str, Any]], factory: OptimizerFactory) -> torch.optim.Optimizer:
-    """Calls a factory.
-
-    Raises:
-        UsageError: The factory fails, or returns no optimizer of all the parameters.
-    """
+    """Calls a factory and checks that it returns an optimizer of all parameters."""
     name = getattr(factory, "__qualname__", repr(factory))
     parameters = {parameter for group in groups for parameter in group["params"]}
     try:
@@ -368,11 +360,7 @@ def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> No
 
 
 def freeze_encoder(objective: Objective, optim: OptimSection) -> None:
-    """Freezes the encoder, because adapters are trained instead.
-
-    Raises:
-        UsageError: No module accepts adapters.
-    """
+    """Freezes the encoder for adapters. Raises UsageError if they do not fit."""
     model = objective.model
     if sum(isinstance(module, TaskModel) for module in objective.modules()) > 1:
         raise UsageError(

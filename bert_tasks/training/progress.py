@@ -116,10 +116,7 @@ class Reporter:
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Raises UsageError for trackers whose package is not installed.
-
-    accelerate would only warn and track nothing.
-    """
+    """Raises UsageError for trackers that are not installed. accelerate only warns."""
     installed = [str(name) for name in get_available_trackers()]
     missing = [name for name in names if name not in installed]
     if missing:
@@ -172,17 +169,14 @@ class MetricsLogger:
         outputs.write_json(self._folder / outputs.TRACKERS, {**stored, **started})
 
     def record(self, event: Mapping[str, Any]) -> None:
-        """Adds a record to metrics.jsonl and sends it to the trackers.
-
-        A tracker that fails is dropped.
-        """
+        """Adds a record to metrics.jsonl and to trackers. Drops a tracker that fails."""
         outputs.append_event(self._folder, event)
         for name in tuple(self._trackers):
             with self._survived(name, f"failed at step {event['step']}"):
                 self._send(name, event)
 
     def close(self) -> None:
-        """Lets every tracker write what is pending."""
+        """Lets every tracker write its pending records."""
         for name, tracker in tuple(self._trackers.items()):
             with self._survived(name, "could not finish"):
                 if name == "trackio":  # accelerate would leave the run to be ended, with a message, at exit
@@ -259,10 +253,7 @@ def points(event: Mapping[str, Any]) -> dict[str, float]:
 
 
 def tracker_config(metadata: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a tracker shows in addition to the curves.
-
-    These are the settings of run.json, without local paths, and versions.
-    """
+    """Returns versions and settings of run.json without local paths, for trackers."""
     shown = ("python", "platform", "processes", "device", "threads")
     versions = {f"versions.{name}": version for name, version in metadata["versions"].items()}
     named: dict[str, Any] = outputs.without_folders(settings)

@@ -182,11 +182,7 @@ class StateRecord(_Record):
 
 
 def read_record(path: Path, record: type[BaseModel], *, remedy: str) -> dict[str, Any]:
-    """Returns the content of a file.
-
-    Raises:
-        UsageError: A field is damaged. ``remedy`` says what to do.
-    """
+    """Reads a file. Raises UsageError with ``remedy`` if a field is damaged."""
     try:
         content = read_json(path, max_bytes=_MOST_BYTES)
         check_record(content, record)

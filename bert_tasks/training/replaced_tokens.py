@@ -1,7 +1,4 @@
-"""The objective of ELECTRA.
-
-A generator fills in masked tokens, and the model detects which tokens the generator replaced.
-"""
+"""The objective of ELECTRA, to detect the tokens that a generator replaced."""
 
 from collections.abc import Mapping
 from typing import ClassVar

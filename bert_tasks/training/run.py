@@ -133,7 +133,7 @@ def run_folder(recipe: Recipe) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a run would do."""
+    """The plan of a run."""
 
     steps: int
     warmup_steps: int

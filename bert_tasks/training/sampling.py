@@ -19,10 +19,7 @@ BUCKET_BATCHES = 50
 
 
 def _token_starts(sizes: NDArray[np.int64], tokens: int) -> list[int]:
-    """Returns the starts of batches of at most ``tokens`` tokens.
-
-    A larger sample is alone.
-    """
+    """Returns the starts of batches of ``tokens`` tokens. A larger sample is alone."""
     ends = np.cumsum(sizes).tolist()
     starts: list[int] = []
     start = before = 0
@@ -127,10 +124,7 @@ class SampleOrder:
         return batches
 
     def _drawn(self, epoch: int) -> NDArray[np.int64]:
-        """Returns the samples of an epoch.
-
-        Each table is read in random order, again and again. The next epoch continues in it.
-        """
+        """Returns an epoch's samples. Each table is read in random order, repeatedly."""
         drawn = []
         for number, (members, count) in enumerate(self._tables):
             first = epoch * count
@@ -142,7 +136,7 @@ class SampleOrder:
         return np.concatenate(drawn)
 
     def epochs(self, steps: int) -> float:
-        """How many epochs this number of steps is."""
+        """Returns the number of epochs in this number of steps."""
         epoch = self.epoch_of(steps)
         first = self.first_step(epoch)
         return epoch + (steps - first) / (self.first_step(epoch + 1) - first)
@@ -165,10 +159,7 @@ def drawn_counts(sizes: Sequence[int], sampling: Literal["equal"] | float) -> li
 def rank_share(
     batch: Sequence[int], lengths: Sequence[int] | NDArray[np.int64], *, rank: int, world_size: int
 ) -> list[int]:
-    """Returns the samples of ``batch`` that ``rank`` computes, longest first.
-
-    They are empty if the batch is too small.
-    """
+    """Returns the samples of ``batch`` for ``rank``, longest first, or none."""
     return sorted(batch, key=lambda sample: lengths[sample], reverse=True)[rank::world_size]
 
 

@@ -1,4 +1,4 @@
-"""The state of a run, its result, and what a run writes into its folder.
+"""The state of a run, its result, and its folder.
 
 Owns ``TrainerState``, its translation to and from the ``RunState`` of a checkpoint, ``RunFolder``, and the content of
 run.json. A run needs no loader state, because the order of the samples and the random numbers of a step are functions
@@ -51,7 +51,7 @@ _WORST = {"best_value": -math.inf, "best_loss": math.inf}
 
 
 def _from_json(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Returns metrics from JSON, where null stands for a metric that is not a number."""
+    """Returns metrics from JSON, with NaN for null."""
     return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
@@ -117,11 +117,7 @@ class TrainerState:
         return {**stored, "tuned": Fitting.of(self.task).values()}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
-        """Loads what ``state_dict`` returned.
-
-        Raises:
-            ValueError: A field is damaged. The message has its name.
-        """
+        """Loads what ``state_dict`` returned. Raises ValueError if a field is damaged."""
         check_record(stored, StateRecord)
         values, task_class = copy.deepcopy(dict(stored)), type(self.task)
         tuned = values.pop("tuned")
@@ -277,11 +273,7 @@ class RunFolder:
 
     @on_main_process
     def existing_run(self) -> ExistingRun | None:
-        """Returns the run in the folder.
-
-        Raises:
-            UsageError: The run is damaged, or has other settings or rows.
-        """
+        """Returns the folder's run. Raises UsageError if it is damaged or different."""
         metadata = outputs.read_run_metadata(self.path)
         if metadata is None:
             return None
@@ -291,10 +283,7 @@ class RunFolder:
 
     @on_main_process
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Writes the settings and inputs of the run.
-
-        run.json comes first, because it marks the folder as a run's.
-        """
+        """Writes the run's settings and inputs, run.json first to mark the folder."""
         outputs.write_json(self.path / outputs.RUN, {**metadata, "settings": self.settings})
         if self.recipe_text is not None:
             outputs.write_text(self.path / outputs.RECIPE, self.recipe_text)

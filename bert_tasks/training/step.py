@@ -152,11 +152,7 @@ class OptimizerSteps:
 
     @reuse_bfloat16_weights()
     def backward(self, step: int, batch: Sequence[int]) -> Tensor:
-        """Sums the gradients of this process's share.
-
-        Returns:
-            ``[K, 2]`` float64, the total and the count of each loss term.
-        """
+        """Sums gradients. Returns ``[K, 2]`` float64 totals and counts of loss terms."""
         accelerator, optimizer = self.accelerator, self.optimizer
         self.objective.train()
         optimizer.begin_step()

@@ -72,10 +72,7 @@ class TrainedVocabulary:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Lets the model read the smaller table.
-
-        The module keeps its hooks. Its parameter and its ids are replaced.
-        """
+        """Lets the model read the smaller table. The module keeps its hooks."""
         whole, padding = self.table.weight, self.table.padding_idx
         hook = self.table.register_forward_pre_hook(lambda _, ids: (self._places.index_select(0, ids[0]),))  # [N]
         self.table.weight, self.table.padding_idx = self.weight, self._padding_place
@@ -86,10 +83,7 @@ class TrainedVocabulary:
             self.table.weight, self.table.padding_idx = whole, padding
 
     def add_step(self, groups: Sequence[Mapping[str, Any]], skipped: Tensor) -> None:
-        """Records a step of an optimizer with these groups.
-
-        ``skipped`` is 0-dimensional, True if the step changed nothing.
-        """
+        """Records an optimizer step, unless ``skipped`` (0-dimensional) is True."""
         group = next(group for group in groups if any(one is self.weight for one in group["params"]))
         self._factors.append(1.0 - (~skipped).double() * (group["lr"] * group["weight_decay"]))
 
