@@ -146,7 +146,7 @@ def read_run(folder: Path) -> FinishedRun:
 
 
 def _recipe(path: Path) -> dict[str, Any] | None:
-    """The recipe with file names for paths, and without the folder of its run."""
+    """Returns the recipe with file names for paths, and without the folder of its run."""
     if not path.is_file():
         return None
     try:
@@ -169,13 +169,13 @@ def plain(value: object) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table, whatever its cells hold."""
+    """Returns a table, whatever its cells hold."""
     lines = [header, ["---"] * len(header), *([plain(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def code(language: str, text: str) -> str:
-    """A block that the text cannot end."""
+    """Returns a block that the text cannot end."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
@@ -258,7 +258,7 @@ def _template() -> Template:
 
 
 def _stated(path: Path) -> dict[str, Any]:
-    """Language and licence of the card that will be replaced."""
+    """Returns language and licence of the card that will be replaced."""
     from huggingface_hub import ModelCard
 
     if not os.path.lexists(path):
@@ -314,7 +314,7 @@ def _header(run: FinishedRun, fields: Mapping[str, Any], results: Sequence[Any])
 
 
 def _overview(run: FinishedRun, fields: Mapping[str, Any]) -> dict[str, object]:
-    """The first table of the card."""
+    """Returns the first table of the card."""
     base = run.base_name
     if base is None:
         base = _UNKNOWN if run.base["name"] is None else "a local folder, which is not named here"
@@ -334,7 +334,7 @@ def _overview(run: FinishedRun, fields: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _data_row(name: str, split: Mapping[str, Any]) -> tuple[object, ...]:
-    """The row of a split in the table of data."""
+    """Returns the row of a split in the table of data."""
     hub = split["hub"]
     commit, licence = (_UNKNOWN if hub.get(key) is None else hub[key] for key in ("commit", "licence"))
     return name, split["source"], split["rows"], commit if hub else "a local file", licence, split["fingerprint"]

@@ -117,7 +117,7 @@ def push(
 
 
 def _model_folder(path: Path) -> Path:
-    """The folder of the model, after a check that the model can be loaded."""
+    """Returns the folder of the model, after a check that the model can be loaded."""
     if not path.is_dir():
         problem = "a file" if path.exists() else missing_path(path, "folder")
         raise UsageError(f"{path}: {problem}; expected the folder of a model or of a finished run")
@@ -134,7 +134,7 @@ def _model_folder(path: Path) -> Path:
 
 
 def _files_to_upload(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The files to upload with their sizes, and the names of all others."""
+    """Returns the files to upload with their sizes, and the names of all others."""
     names = sorted(path.name for path in folder.iterdir())
     names_to_upload = [
         name
@@ -182,7 +182,7 @@ def _hub_errors(plan: Push) -> Iterator[None]:
         status, hub = getattr(getattr(refused, "response", None), "status_code", None), masked(constants.ENDPOINT)
         if status is not None:
             reason = _REFUSALS.get(status, f"the hub ({hub}) answered {status}; try again later")
-        else:  # the library's message is not repeated: it may be long, or quote what was sent
+        else:  # not the library's message, which may be long, or quote what was sent
             reason = (
                 f"the upload to {hub} failed ({type(error).__name__}): check the network and the proxy, then push "
                 "again (HF_HUB_DISABLE_XET=1 sends files by plain HTTP)"

@@ -117,7 +117,7 @@ class FoldsResult:
         return tuple(notes)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of ``folds.json``."""
+        """Returns the content of ``folds.json``."""
         return {
             "metric": self.metric,
             "summary": self.summary,
@@ -142,7 +142,7 @@ class FoldsResult:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines for a terminal."""
         rows = [("fold", "rows", self.metric, "best step", "")]
         for run in self.runs:
             steps = f"{run.result.best_step} of {run.result.steps}"

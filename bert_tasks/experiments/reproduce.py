@@ -128,7 +128,7 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
-    """The run.json of a run that can be repeated."""
+    """Returns the run.json of a run that can be repeated."""
     metadata = outputs.read_run_metadata(folder)
     if metadata is None:
         reason = f"no {outputs.RUN}" if folder.exists() else missing_path(folder, "folder")
@@ -179,7 +179,7 @@ def _compare(folder: Path, home: Path, surroundings: tuple[Difference, ...]) -> 
 
 
 def _different(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """JSON writes every digit of a number, so equal numbers are equal bits."""
+    """Yields the differences of two mappings. JSON has every digit of a number."""
     for name in dict.fromkeys((*before, *now)):
         left, right = before.get(name), now.get(name)
         if isinstance(left, Mapping) and isinstance(right, Mapping):

@@ -87,7 +87,7 @@ class SearchResult:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The content of ``search.json``."""
+        """Returns the content of ``search.json``."""
         return {
             "metric": self.metric,
             "lower_is_better": self.lower_is_better,
@@ -117,7 +117,7 @@ class SearchResult:
         return {"output_dir": str(seeds.output_dir), "values": values, **numbers}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines for a terminal."""
         first = self.studies[0]
         keys = list(first.trials[0].values) if first.trials else []
         rows: list[tuple[str, ...]] = [("trial", self.metric, *keys, "")]
@@ -152,7 +152,7 @@ class SearchResult:
 
 
 def shown_value(value: Any) -> str:
-    """A value of a key, for people."""
+    """Returns a value of a key, for people."""
     return f"{value:.4g}" if isinstance(value, float) else literal(value)
 
 
@@ -165,13 +165,13 @@ def search(
 ) -> SearchResult:
     """Searches for better values of the keys in the recipe's ``[search]``.
 
-    Call it again to resume a search that was interrupted: trials that have ended are not repeated, the one that was
-    running goes on from its checkpoint, and what is suggested is what it would have been. With more trials in the
-    recipe a complete search is extended.
+    Call it again to resume an interrupted search. Ended trials are not repeated, the running trial continues from its
+    checkpoint, and the suggestions are the same as without the interruption. With more trials in the recipe a complete
+    search is extended.
 
     Args:
         recipe: A recipe with ``[search]`` and ``run.output_dir``, or the path of its TOML file.
-        compare_random: Also search with random values in as many trials, to see what the sampler is worth.
+        compare_random: Also search with random values in as many trials, to show how much the sampler helps.
         overwrite: Search again, and replace the search in the folder.
         progress: Report on standard error.
 

@@ -124,7 +124,7 @@ class SeedsResult:
         return f"{len(some)} of {len(self.runs)} runs (seed{'s' if len(some) > 1 else ''} {seeds})"
 
     def to_json(self) -> dict[str, Any]:
-        """The content of ``seeds.json``."""
+        """Returns the content of ``seeds.json``."""
         without = {name: vars(spread) for name, spread in self.metrics_without_collapsed.items()}
         return {
             "metric": self.metric,
@@ -144,9 +144,9 @@ class SeedsResult:
         return content | {"failure": run.failure, "collapse": run.collapse}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines for a terminal."""
         metrics, results = self.metrics, [run.result for run in self.runs if run.result is not None]
-        tables: dict[str, MetricTable] = {}  # validation set -> the means of its metrics; none if every run diverged
+        tables: dict[str, MetricTable] = {}  # validation set -> means of metrics, empty if all diverged
         if results:
             by_set = metrics_by_set({name: spread.mean for name, spread in metrics.items()}, results[0].validation_sets)
             tables = {name: Report.of(results[0].task).table(means) for name, means in by_set.items()}

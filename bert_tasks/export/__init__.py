@@ -48,7 +48,7 @@ ExportFormat = Literal["onnx", "int8", "transformers"]
 VERIFIED_ROWS = 200
 TOLERANCE = 1e-5  # for the logits of a float32 graph, times the largest logit if that is above 1
 REQUIRED_AGREEMENT = 0.95  # share of predictions that an int8 graph must leave unchanged
-LENGTHS = (1, 2, 3, 127, 128)  # of the random sequences; also the model's longest input and one token less
+LENGTHS = (1, 2, 3, 127, 128)  # of random sequences, besides the longest input and one token less
 BATCH_SIZES = (1, 7)
 _LARGEST_GRAPH = 2**31 - 1  # bytes, the limit of a protobuf file
 
@@ -66,11 +66,11 @@ class Export:
     record: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """The folder and the record as one JSON object."""
+        """Returns the folder and the record as one JSON object."""
         return {"folder": str(self.folder), **self.record}
 
     def lines(self) -> list[str]:
-        """The record for a terminal."""
+        """Returns the record for a terminal."""
         record = self.record
         if "parity" not in record:
             return [f"{record['architecture']} with {counted(record['labels'], 'label')}", f"exported: {self.folder}"]

@@ -74,7 +74,7 @@ def _outputs_of(task: Task) -> tuple[str, ...]:
 
 
 def outputs_by_head(names: Iterable[str]) -> list[list[str]]:
-    """The outputs of a graph, grouped by the tasks in their names."""
+    """Returns the outputs of a graph, grouped by the tasks in their names."""
     return [list(group) for _, group in groupby(names, key=lambda name: name.rpartition(".")[0])]
 
 
@@ -99,7 +99,7 @@ class GraphModel:
         options.intra_op_num_threads = torch.get_num_threads()
         # Two batches may be computed at the same time, and a thread that waits in a loop would take the other's core.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 4  # errors are raised; log lines would show the names in a graph unescaped
+        options.log_severity_level = 4  # errors are raised, and log lines would show names of a graph unescaped
         # Never onnxruntime's own format, which it would detect.
         options.add_session_config_entry("session.load_model_format", "ONNX")
         with _graph_errors("rejects"):
@@ -137,7 +137,7 @@ class GraphModel:
             rows = slice(row, row + int(lengths.sum()))
             results = self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths)
             for head, (positions, _), logits, chunk in zip(self.heads, ordered, results, chunks, strict=True):
-                if head.per_token:  # only rows that are read are kept: over a vocabulary the logits of all are many
+                if head.per_token:  # keeps only rows that are read, because logits over a vocabulary are large
                     first, end = torch.searchsorted(positions, torch.tensor([row, rows.stop])).tolist()
                     logits = logits.index_select(0, positions[first:end] - row)
                 chunk.append(logits)
@@ -150,7 +150,7 @@ class GraphModel:
         return self.output([torch.cat(chunk).index_select(0, place).to(device) for chunk, place in pairs], layout)
 
     def output(self, logits: Sequence[Tensor], layout: Packed) -> Any:
-        """The output of the model's head for the logits of each of ``heads``."""
+        """Returns the output of the model's head for the logits of each of ``heads``."""
         results = [head.from_graph(each) for head, each in zip(self.heads, logits, strict=True)]
         if not isinstance(self.head, SharedHeads) or not isinstance(layout, SharedLayout):
             return results[0]
@@ -187,7 +187,7 @@ class GraphModel:
 
 
 def _rows_read(heads: Sequence[Head], layout: Packed) -> list[Tensor]:
-    """The rows of the batch that each head reads, or the first rows of its sequences."""
+    """Returns the rows that each head reads, or the first rows of its sequences."""
     if not isinstance(layout, SharedLayout):
         return [layout.gather_positions if head.per_token else layout.first_rows for head in heads]
     reads = [
@@ -220,8 +220,8 @@ def _graph_errors(action: str) -> Iterator[None]:
         errors.InvalidProtobuf,
         errors.NotImplemented,
         errors.RuntimeException,
-        RuntimeError,  # of C++ without a class of its own
-        UnicodeDecodeError,  # of a message, or the name of an input
+        RuntimeError,  # a C++ exception without a class
+        UnicodeDecodeError,  # in a message, or in the name of an input
     ) as error:
         raise CheckpointError(f"onnxruntime {action} the graph: {str(error).partition(chr(10))[0][:300]}") from None
 

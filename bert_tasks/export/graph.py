@@ -40,7 +40,7 @@ class _PaddedCall(nn.Module):
         output = self.model(input_ids, attention_mask, token_type_ids)
         if isinstance(output, SharedOutput):
             logits: list[Tensor] = list(output.logits.values())
-        else:  # of tokens, and of pairs of sentences, which no prediction reads
+        else:  # logits of tokens and of pairs of sentences, which no prediction reads
             logits = [output[0] if isinstance(output, tuple) else output]
         parts = [each.unbind(-1) if splits else (each,) for each, splits in zip(logits, self.splits, strict=True)]
         return tuple(part for of_head in parts for part in of_head)

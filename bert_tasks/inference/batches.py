@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ERROR = "error"  # the column that says why a row could not be predicted
 UNTYPED = "prediction"  # the column of JSON of a task that does not say what its predictions hold
 
-_MOST_LOADED = 4  # models of one process; the oldest is dropped
+_MOST_LOADED = 4  # models in one process, the oldest is dropped
 _FAULTS_SHOWN = 5
 _SIMPLE = {str: "string", float: "float64", int: "int64", bool: "bool_"}  # Python's types -> Arrow's
 # (id of the process, key of the predictor) -> a model. A process that was forked loads its own.
@@ -136,7 +136,7 @@ class BatchPredictor:
     settings: Mapping[str, Any]
     revision: str | None
     dtype: DType
-    fingerprint: str  # of the folder's files: after a change, processes load them again and caches do not apply
+    fingerprint: str  # of the folder's files, so that processes load changed files again
     schema: "pyarrow.Schema"
     reserved: frozenset[str]  # names of fields that predictions can have
     columns: tuple[Column, ...]

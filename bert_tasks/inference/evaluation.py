@@ -96,7 +96,7 @@ class EvaluationCorpus(Sequence[Feature]):
 
 
 def content_hash(values: Sequence[int]) -> int:
-    """A 64-bit hash of non-negative numbers, the same on every machine."""
+    """Returns a 64-bit hash of non-negative numbers, the same on every machine."""
     return int(sha256(np.asarray(values, dtype="<u8").tobytes())[:16], 16)
 
 

@@ -47,7 +47,7 @@ from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.rendering import Rendering
 
 LINE = "line"
-Progress = Callable[[int, int | None], None]  # gets the number of completed rows, and of all rows where it is known
+Progress = Callable[[int, int | None], None]  # called with the number of completed rows and, if known, of all rows
 INPUT = "input."  # before the name of a column that a prediction's field has too
 
 
@@ -160,7 +160,7 @@ class Predicted:
         return replace(self, rows=rows, truncated=truncated, unknown=unknown)
 
     def lines(self) -> list[str]:
-        """The messages in addition to the number of rows."""
+        """Returns the messages in addition to the number of rows."""
         lines = list(self.notes)
         if self.resumed:
             lines.append(f"{self.resumed} of {counted(self.rows, 'row')} had been completed by an earlier attempt")
@@ -327,7 +327,7 @@ def reject_line(fault: str) -> str:
 
 
 def model_fingerprint(model: TaskModel) -> str:
-    """A sha256 over weights or graph, task, configuration and tokenizer."""
+    """Returns a sha256 over weights or graph, task, configuration and tokenizer."""
     weights = [tensors_digest(model.state_dict()), model.graph_sha256 if isinstance(model, ExportedModel) else None]
     task, fitting = model.task, Fitting.of(model.task)
     about = [f"{type(task).__module__}:{type(task).__qualname__}", task.labels, fitting.settings(), fitting.values()]
@@ -340,7 +340,7 @@ _log = logging.getLogger("bert_tasks")
 
 
 def unfinished_folder(output: Path) -> Path:
-    """The folder next to an unfinished output for its completed chunks."""
+    """Returns the folder next to an unfinished output for its completed chunks."""
     return output.with_name(f"{output.name}.parts")
 
 
@@ -394,7 +394,7 @@ class PartialOutput:
             self._file.close()  # a full disk may still lack a part of a line that does not count
             if error_type is None or not self.rows:
                 remove_temporaries(self.folder)
-                for name in (ROWS, MANIFEST):  # the manifest last: it says that the lines are ours
+                for name in (ROWS, MANIFEST):  # the manifest last, because it marks the lines as ours
                     (self.folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # it is not empty, or another process has just come
             self.folder.rmdir()

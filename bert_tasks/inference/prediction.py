@@ -212,7 +212,7 @@ def predict_file(
     reading: ReadOptions | None = None,
     progress: Progress = lambda completed, total: None,
 ) -> Predicted:
-    """``predict`` with an output, and its result.
+    """Predicts into an output, as ``predict`` does, and returns the result.
 
     Args:
         progress: Called on the first process with the number of completed rows and of all rows, which is None for a

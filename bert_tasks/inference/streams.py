@@ -26,7 +26,7 @@ _PATIENCE = 0.05  # seconds after which the rows that are there are predicted, t
 
 
 def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
-    """The options with a format for what was stored of standard input."""
+    """Returns the options with the format of a stored standard input."""
     if reading.format is not None:
         return reading
     with open_text(path, encoding=reading.encoding, newline="\n") as lines:
@@ -48,7 +48,7 @@ def has_descriptor(source: IO[bytes]) -> bool:
     """Returns True if the system can say whether more of a stream has come."""
     try:
         source.fileno()
-    except OSError:  # of io.UnsupportedOperation
+    except OSError:  # io.UnsupportedOperation is an OSError
         return False
     return True
 
@@ -113,7 +113,7 @@ def stream_rows(
     path = _StreamPath("/dev/stdin")
     path.content = StandardInput(source, before_wait)
     columns = model.input_columns
-    # What is detected has the columns that it names: no format's own names or labels apply.
+    # A detected format has the columns that it names, without a format's own names or labels.
     layout = _stream_format(model) if reading.format is None else named_format(reading.format)
     with layout.open(path, reading) as records:
         records, present = peeked(records)

@@ -39,7 +39,7 @@ _SEED = 42
 _SMALL, _MIDDLE = 1000, 10_000  # rows
 _SHOWN_LABELS = 30
 _LONGEST_REASON = 160  # characters
-_MOST_FLAGS = 0.9  # share of 0 and 1 in a column from which other cells are mistakes
+_MOST_FLAGS = 0.9  # share of 0 and 1 above which other cells of a column are mistakes
 _NEW_MODEL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 _LARGEST_TOKENIZER = 200 * 2**20  # bytes
 _PLAIN_STEMS = ("train", "data")
@@ -85,7 +85,7 @@ class RecipeDraft:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines for a terminal."""
         return [*self._findings(), f"recipe: {self.path}", "next:", *_indented(_commands(self.path))]
 
     @property
@@ -407,7 +407,7 @@ def _guess_tasks(rows: Sequence[Row], labels: Sequence[str], hints: UserHints) -
         if tasks[name].separator != LABEL_SEPARATOR:
             between = f"{LABEL_SEPARATOR!r} between labels, not {tasks[name].separator!r}"
             raise UsageError(f"{argument('label', label)}: several tasks need {between}. Change the file.")
-    words = max(task.words for task in tasks.values())  # of equal lengths, so that the tasks share a pass
+    words = max(task.words for task in tasks.values())  # equal lengths let the tasks share a forward pass
     return {name: replace(task, words=words) for name, task in tasks.items()}
 
 
@@ -426,13 +426,13 @@ def _with_joined_words(row: Row, label: str) -> Row:
 
 
 def _head(task: TaskGuess) -> dict[str, Any]:
-    """A task as one of several, as a recipe has it."""
+    """Returns a task as one of several, for a recipe."""
     columns = {column: name for column, name in task.columns.items() if column != name}
     return {"task": task.task, **({"columns": columns} if columns else {}), **task.settings}
 
 
 def _several_tasks(tasks: Mapping[str, TaskGuess]) -> TaskGuess:
-    """The task that consists of tasks."""
+    """Returns the task that consists of tasks."""
     heads = {name: _head(task) for name, task in tasks.items()}
     try:
         MultiTask(heads=heads)
@@ -508,7 +508,7 @@ def _checked(hints: UserHints) -> UserHints:
 
 
 def _with_format(hints: UserHints, sample: FileSample) -> UserHints:
-    """The hints, with the columns of the named format if the file has them."""
+    """Returns the hints, with the columns of the named format if the file has them."""
     usual = sample.layout.columns if sample.has_stated_format else {}
     present = {name for row in sample.rows for name in row}
     if "text" not in usual or hints.texts or hints.label is not None or not present >= set(usual.values()):

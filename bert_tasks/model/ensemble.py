@@ -111,7 +111,7 @@ class EnsembleModel(FixedModel[PredictionT]):
         return list(self.task.compact_logits(means.unbind(), features))
 
     def _row_means(self, logits: Tensor, windows: Sequence[int]) -> Tensor:
-        """``[B, L, M] -> [B, L]``. ``windows`` are the numbers of windows of the rows."""
+        """Averages windows, ``[B, L, M] -> [B, L]``. ``windows`` has their numbers by row."""
         with torch.inference_mode():
             means: Tensor = mean_logits(self.task, self.head, logits.unbind(-1), windows)
         return means
@@ -156,7 +156,7 @@ def _fitted_to_folds(folder: Path) -> dict[str, Any]:
 
 
 def _finished_folds(folder: Path) -> list[Path]:
-    """The folders of the runs of all folds, which must be finished."""
+    """Returns the folders of the runs of all folds, which must be finished."""
     homes = fold_runs(folder)
     if (folder / FOLDS).is_file():
         runs = read_json(folder / FOLDS, max_bytes=MAX_CONFIG_BYTES).get("runs")
@@ -226,7 +226,7 @@ def _shape(value: Any) -> Any:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """The mean of floats, or of tuples of floats item by item."""
+    """Returns the mean of floats, or of tuples of floats item by item."""
     if isinstance(values[0], tuple):
         return tuple(map(_mean, zip(*values, strict=True)))
     return fmean(values)

@@ -39,7 +39,7 @@ from bert_tasks.tasks.shared.explanation import (
 
 FEWEST_STEPS, MOST_STEPS = 16, 512
 BATCH_TOKENS = 2048  # whose activations of all layers are kept for the backward pass
-_SMALLEST_DIFFERENCE = 1e-4  # of logits in float32, whose last digits are noise
+_SMALLEST_DIFFERENCE = 1e-4  # smaller differences of float32 logits are noise
 
 _log = logging.getLogger("bert_tasks")
 
@@ -49,14 +49,14 @@ class _Window:
     """A feature that has a part in a logit."""
 
     feature: Feature
-    spans: Sequence[Any]  # of its tokens, see ``Explainable.token_spans``
+    spans: Sequence[Any]  # a span for each token (``Explainable.token_spans``)
     baseline_ids: Sequence[int]
     terms: Sequence[tuple[int, float]]  # position among the window's logits, and weight
     contributions: Tensor  # [T] float64
 
 
 def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32") -> Explainable:
-    """The task, if the predictions of the model can be explained.
+    """Returns the task, if the predictions of the model can be explained.
 
     Raises:
         UsageError: its task, its form or its precision has no explanations.
@@ -241,7 +241,7 @@ class _InputGradients:
         return baseline + weights[:, None] * change, change, packed
 
     def _terms(self, words: Tensor, packed: PackedBatch, windows: Sequence[_Window]) -> tuple[Tensor, list[int]]:
-        """``[K]`` the weighted logits, and for each the sequence that it belongs to."""
+        """Returns ``[K]`` weighted logits, and the sequence of each."""
         embedded = self._stack.embeddings.combine(words, packed.position_ids, packed.token_type_ids)
         selection, depth = self._head.select(packed.layout), self._head.depth
         hidden = self._stack.run_layers(embedded, packed.position_ids, packed.layout, selection=selection, depth=depth)

@@ -116,7 +116,7 @@ def renamed(
     stored: Mapping[str, str] = MappingProxyType({}),
     read_labels: bool = True,
 ) -> Any:
-    """The data, rows in memory under the task's names.
+    """Renames the columns of data, in memory, to the task's names.
 
     Args:
         columns: The task's columns -> the columns of the rows.

@@ -66,7 +66,7 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
 
     @classmethod
     def _joined(cls, models: Mapping[str, TaskModel], entries: Mapping[str, Mapping[str, Any]]) -> Self:
-        """The model with the encoder of the first model and the heads of all."""
+        """Returns the model with the encoder of the first model and the heads of all."""
         first = next(iter(models.values()))
         task = MultiTask.of({name: model.task for name, model in models.items()}, entries)
         with torch.device("meta"):

@@ -214,7 +214,7 @@ def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapp
     implied = HFConfig.of(task_class).implied_fields(
         folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length
     )
-    if not is_own and task_class not in tasks_with_head(folder.head):  # of a new head only the lengths are implied
+    if not is_own and task_class not in tasks_with_head(folder.head):  # a new head implies only the lengths
         implied = {name: value for name, value in implied.items() if isinstance(value, int)}
     stored: dict[str, Any] = {}
     if is_own and folder.stored is not None:
@@ -317,7 +317,7 @@ def saved_config(hf_config: Mapping[str, Any], task: Task, columns: Mapping[str,
         unwanted += ["id2label", "label2id", "problem_type"]
         if bridge.head is not None:
             # Transformers learns only the number of labels of a head that it lacks. Otherwise its pipelines would
-            # print our labels beside the scores of a head that they have drawn at random.
+            # print our labels with the scores of a head that they have drawn at random.
             names = [f"LABEL_{index}" for index in range(len(bridge.entries.get("id2label", {})))]
             stock = {
                 "id2label": {str(index): name for index, name in enumerate(names)},

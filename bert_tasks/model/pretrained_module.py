@@ -36,7 +36,7 @@ class PaddedInputs:
     layout: Padded
 
     def rectangle(self, rows: Tensor) -> Tensor:
-        """``[N, X] -> [B, T, X]`` with zeros at padding."""
+        """Pads ``[N, X] -> [B, T, X]`` with zeros."""
         return rows.view(*self.layout.mask.shape, -1).masked_fill(~self.layout.mask[..., None], 0.0)
 
 
@@ -133,7 +133,7 @@ class PretrainedModule(nn.Module):
 
     @contextmanager
     def in_evaluation(self) -> Iterator[None]:
-        """Meanwhile dropout is off."""
+        """Disables dropout meanwhile."""
         was_training = self.training
         self.eval()
         try:

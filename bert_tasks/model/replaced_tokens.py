@@ -48,7 +48,7 @@ def replaced_token_output(batch: PackedBatch, *, generator: ForwardFn, discrimin
 
 
 def all_rows(batch: PackedBatch) -> Tensor:
-    """``[N]`` the rows of all tokens, sequence after sequence in the caller's order."""
+    """Returns ``[N]`` the rows of all tokens, sequence after sequence."""
     layout, count = batch.layout, len(batch.input_ids)
     lengths = layout.row_lengths.index_select(0, layout.caller_order)  # [B]
     starts = layout.first_rows - (lengths.cumsum(0) - lengths)

@@ -57,7 +57,7 @@ Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]
 ForwardFn = Callable[[PackedBatch], Any]  # a batch's logits: [B, L], or [R, L] of a head with logits per token
 
 CHUNK_ROWS = 1024
-EXPLAINED_ROWS = 32  # of a chunk: an explanation takes as long as a hundred predictions
+EXPLAINED_ROWS = 32  # in a chunk, because an explanation takes as long as 100 predictions
 BATCH_TOKENS = 32768
 CPU_BATCH_TOKENS = 1024  # the activations of two such batches stay in a processor's cache
 _BATCH_LOGITS = 2**25
@@ -122,7 +122,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             )
         self.has_assumed_labels = False
         self.adapters: AdapterWeights | None = None
-        # Parameters and buffers that no file has given, with the values they were drawn with.
+        # Parameters and buffers that no file contained, with their initial values.
         self._drawn: dict[str, Tensor] = {}
 
     @classmethod
@@ -208,7 +208,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         served_as: Callable[[type[Task]], type[Task]] | None = None,
         adapter: str | Path | None = None,
     ) -> Self:
-        """``from_pretrained`` with all fields of the task in ``options``."""
+        """Loads as ``from_pretrained``, with all fields of the task in ``options``."""
         path = resolve(name, revision=revision)
         folder = (
             CheckpointFolder.open(path)
@@ -539,7 +539,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         logits = self._logits(inputs)
         if not self.head.per_token:
             return logits
-        if isinstance(logits, tuple):  # of tokens, and of sequences
+        if isinstance(logits, tuple):  # logits of tokens and of sequences
             return inputs.rectangle(logits[0]), logits[1]
         return inputs.rectangle(logits)
 
@@ -740,14 +740,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             return batch, (self.packed_logits(batch) if forward_fn is None else forward_fn(batch)).float()
 
     def packed(self, features: Sequence[Feature]) -> PackedBatch:
-        """The features as one batch on the model's device."""
+        """Returns the features as one batch on the model's device."""
         # A CPU is faster with more calls of attention than with copies of the rows.
         pad_groups, offset = self.device.type != "cpu", self.config.position_offset
         batch = Windows.of(self.task).collate(features, position_offset=offset, pad_groups=pad_groups)
         return batch.to(self.device)
 
     def reduce(self, batch: PackedBatch, logits: Any, features: Sequence[Feature]) -> tuple[Tensor, ...]:
-        """The result of ``Task.compact_logits`` for each feature, on the CPU."""
+        """Returns the result of ``Task.compact_logits`` for each feature, on the CPU."""
         with torch.inference_mode():
             parts = logits.split(list(batch.layout.gather_counts)) if self.head.per_token else logits.unbind()
             return tuple(part.cpu() for part in self.task.compact_logits(parts, features))

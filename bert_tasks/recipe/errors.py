@@ -14,7 +14,7 @@ from bert_tasks.errors import RecipeError
 from bert_tasks.recipe.hf_names import HF_ARGUMENTS
 from bert_tasks.recipe.toml import KeyPath, key_lines
 
-# Section -> its keys; the empty string -> the keys of the top level.
+# Section -> its keys. The empty string has the keys of the top level.
 KnownKeys = Mapping[str, Sequence[str]]
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
@@ -112,7 +112,7 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known_keys: KnownK
         wording = _EXPECTED.get(details["type"])
         quotes = " without quotes" if details["type"] == "float_type" and isinstance(details["input"], str) else ""
         expected[details["msg"] if wording is None else wording.format(**details.get("ctx", {})) + quotes] = None
-    # The key as it is written inside its section; a number after it is an index in a list.
+    # The key inside its section. A number after it is an index in a list.
     key = _dotted(path[1:]) if len(path) > 1 and isinstance(path[1], str) else _dotted(path)
     value = str(first["input"]).lower() if isinstance(first["input"], bool) else repr(first["input"])
     value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
@@ -134,7 +134,7 @@ def unknown_key(path: KeyPath, known_keys: KnownKeys, *, is_table: bool = False)
 
 
 def missing_key(path: KeyPath, known_keys: KnownKeys) -> str:
-    """The message for a key that is missing."""
+    """Returns the message for a key that is missing."""
     if len(path) > 1:
         return f"missing key '{path[-1]}' in [{path[0]}]"
     return f"missing section [{path[0]}]" if path[0] in known_keys else f"missing key '{path[0]}'"

@@ -58,7 +58,7 @@ def recipe_schema(task: str | None = None) -> Schema:
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
-    """The schema as the text of a file."""
+    """Returns the schema as the text of a file."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -74,7 +74,7 @@ def _check_repeats(values: tuple[Item, ...]) -> tuple[Item, ...]:
     return values
 
 
-# Word -> ``module:name`` of a function or class that takes parameter groups. None: what training/optim.py makes.
+# Word -> ``module:name`` of a function or class that takes parameter groups. None for AdamW of training/optim.py.
 OPTIMIZERS: dict[str, str | None] = {"adamw": None}
 
 
@@ -113,7 +113,7 @@ LoraTargets = Annotated[
     tuple[LoraTarget, ...], Field(min_length=1), BeforeValidator(as_tuple), AfterValidator(_check_repeats)
 ]
 Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(as_tuple), AfterValidator(_check_repeats)]
-# TOML has no null: 0 and "none" disable the limit.
+# TOML has no null, so 0 and "none" disable the limit.
 Norm = Annotated[
     Positive | None,
     BeforeValidator(lambda value: None if value == "none" or (value == 0 and value is not False) else value),
@@ -436,7 +436,7 @@ def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
 
 
 def _document(recipe: Recipe, *, only_stated: bool = False) -> Document:
-    document = recipe.model_dump(exclude_none=True, exclude_unset=only_stated)  # TOML has no null: the key is absent
+    document = recipe.model_dump(exclude_none=True, exclude_unset=only_stated)  # TOML has no null, so the key is absent
     if recipe.optim.max_grad_norm is None:
         document.setdefault("optim", {})["max_grad_norm"] = "none"
     of_tasks = document["data"].pop("tasks", {})
@@ -697,7 +697,7 @@ def _checked_settings(settings: Document, task_class: "type[Task]", keys: KnownK
     if not problems:
         try:
             task_class(**checked)
-        except ValueError as error:  # reported at the stated setting that the message names first
+        except ValueError as error:  # reported at the setting that the message names first
             words = re.findall(r"\w+", str(error))
             named = min((name for name in checked if name in words), key=words.index, default=None)
             path = ("settings",) if named is None else ("settings", named)

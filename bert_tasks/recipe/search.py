@@ -154,7 +154,7 @@ class SearchSection(BaseModel):
         return {f"{section}.{name}": space for section, table in tables.items() for name, space in table.items()}
 
     def with_space(self, space: Mapping[str, Space]) -> Self:
-        """The section with other values for its keys."""
+        """Returns the section with other values for its keys."""
         tables: dict[str, dict[str, Space]] = {"optim": {}, "settings": {}, "model": {}}
         for key in self.space:
             section, name = key.split(".", 1)
@@ -164,7 +164,7 @@ class SearchSection(BaseModel):
         return result
 
     def grid(self) -> list[dict[str, Any]]:
-        """All combinations of the values. See ``sampler``."""
+        """Returns all combinations of the values. See ``sampler``."""
         lists = [space.values for space in self.space.values()]
         return [dict(zip(self.space, values, strict=True)) for values in product(*lists)]
 

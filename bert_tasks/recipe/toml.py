@@ -20,7 +20,7 @@ KeyPath = tuple[str | int, ...]
 
 _SHOWN = 40  # characters
 _DEEPEST = 50
-_MOST_BYTES = 2**22  # of a recipe
+_MOST_BYTES = 2**22  # size of the largest recipe
 _LIMITS = f"an integer has more than 64 bits, or tables and lists are nested more than {_DEEPEST} deep"
 # Keys with paths -> whether only the name of a folder that exists is one.
 _PATHS = {
@@ -175,7 +175,7 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
                 data.pop(key, None)
         with_files = any("train" in section_of(layer, *path) for layer, _ in layers)
         for layer, start in layers:
-            # Beside a folder or a data set of the hub, ``validation`` is a name.
+            # With a folder or a data set of the hub, ``validation`` is a name.
             keys = {key: only for key, only in _DATA_PATHS.items() if key != "validation" or with_files}
             _make_absolute(section_of(layer, *path), start, keys)
     result: Document = {}

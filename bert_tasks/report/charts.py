@@ -14,7 +14,7 @@ from bert_tasks.metrics.tables import LOSS, metric_key, metrics_by_set, split_ke
 from bert_tasks.report.collect import Run
 from bert_tasks.tasks.shared.report import Axis, Chart, Line, Point, Report
 
-STYLES = 8  # of lines
+STYLES = 8  # number of line styles
 
 
 class Plot:
@@ -34,7 +34,7 @@ class Plot:
 
     @classmethod
     def path(cls, points: Sequence[Point], chart: Chart) -> Markup:
-        """The path of a line, with a gap at points without a value."""
+        """Returns the path of a line, with a gap at points without a value."""
         steps, pen = [], "M"
         for x, y in points:
             if y is not None:
@@ -44,7 +44,7 @@ class Plot:
 
 
 def coordinate(value: float) -> str:
-    """A number of the picture."""
+    """Formats a number of the picture."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -96,7 +96,7 @@ def loss_chart(run: Run) -> Chart | None:
 
 
 def metric_chart(run: Run) -> Chart | None:
-    """The metrics of ``drawn_metrics`` at the evaluations."""
+    """Draws the metrics of ``drawn_metrics`` at the evaluations."""
     names = drawn_metrics(run)
     lines = [
         Line(name=display_name(name, run.sets), points=_points(run, name), style=style)
@@ -106,7 +106,7 @@ def metric_chart(run: Run) -> Chart | None:
 
 
 def runs_chart(runs: Sequence[Run], key: str) -> Chart | None:
-    """One metric of several runs on the same validation sets, by its key."""
+    """Draws one metric of several runs on the same validation sets."""
     lines = [Line(name=run.name, points=_points(run, key), style=style) for style, run in enumerate(runs)]
     sets = runs[0].sets
     name, metric = split_key(key, sets)

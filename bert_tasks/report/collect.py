@@ -116,11 +116,11 @@ class Run:
         return () if self.summary is None else tuple(self.summary["notes"])
 
     def metrics_of(self, name: str) -> dict[str, float | None]:
-        """The metrics of a validation set, without its name."""
+        """Returns the metrics of a validation set, without its name."""
         return metrics_of_set(self.metrics, name)
 
     def fingerprints(self) -> dict[str, str]:
-        """The fingerprints of the validation sets, by their names in run.json."""
+        """Returns the fingerprints of the validation sets, by their names in run.json."""
         return {split: data["fingerprint"] for split, data in self.metadata["data"].items() if split != "train"}
 
 
@@ -152,7 +152,7 @@ def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[R
     names = [Path(path).name for path in paths]
     if len(set(names)) < len(names):
         names = list(map(str, homes))
-    metadata = list(map(_metadata, homes))  # of all runs, before any model predicts
+    metadata = list(map(_metadata, homes))  # read for all runs before any model predicts
     return [
         _cross_validation(home, name, record) if (home / FOLDS).is_file() else _run(home, name, record, fit_rows)
         for home, name, record in zip(homes, names, metadata, strict=True)

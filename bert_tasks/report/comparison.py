@@ -149,7 +149,7 @@ def _against_first(run: str, first: Results, other: Results, metric: str, test: 
 
 def sign_test(only_first: int, only_second: int) -> float:
     """Returns McNemar's two-sided p-value of rows that only one model gets right."""
-    from scipy.stats import binomtest  # here: its import takes 2 s
+    from scipy.stats import binomtest  # its import takes 2 s
 
     total = only_first + only_second
     return float(binomtest(only_first, total).pvalue) if total else 1.0

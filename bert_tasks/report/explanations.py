@@ -10,7 +10,7 @@ from bert_tasks.tasks.shared.explanation import Explanation
 from bert_tasks.tasks.shared.report import MOST_CHARACTERS, Shading
 
 _SMALLEST = 1e-9  # instead of a largest contribution of 0, by which the others are divided
-_SHOWN_CHARACTERS = 2 * MOST_CHARACTERS  # of one text
+_SHOWN_CHARACTERS = 2 * MOST_CHARACTERS  # in one text
 
 
 def with_explanations(results: Results, model: TaskModel, count: int) -> Results:

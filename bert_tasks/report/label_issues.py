@@ -72,7 +72,7 @@ def find_issues(
     index = {label: number for number, label in enumerate(present)}
     classes = np.array([index[row[column]] for row, _ in pairs])
     scores = np.array([[one[label] for label in present] for _, one in pairs], dtype=np.float64)  # [rows, labels]
-    scores /= scores.sum(axis=1, keepdims=True)  # of float32, and of labels that no row has
+    scores /= scores.sum(axis=1, keepdims=True)  # corrects float32 rounding and labels that no row has
     rows = find_label_issues(
         classes, scores, filter_by="confident_learning", return_indices_ranked_by="self_confidence", n_jobs=1
     )

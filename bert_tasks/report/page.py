@@ -24,9 +24,9 @@ from bert_tasks.tasks.shared.report import MOST_EXAMPLES, Chart, cut, thinned
 
 # What a page holds at most, so that it stays small whatever the run has.
 _MOST_LABELS = 200  # rows of its tables by label, divided by the number of data sets or runs
-_MOST_EVALUATIONS = 60  # of their table
+_MOST_EVALUATIONS = 60  # rows of the table of evaluations
 _MOST_ISSUES = 50  # rows whose label is probably wrong
-_MOST_METRICS = 300  # of the table of recorded metrics
+_MOST_METRICS = 300  # rows of the table of recorded metrics
 _MOST_NAME = 200  # characters of a metric's name
 _MOST_RECIPE = 20_000  # characters
 _MOST_TEXT = 5_000  # characters of any other text
@@ -238,7 +238,7 @@ def page_environment() -> Environment:
         loader=PackageLoader("bert_tasks.report"),
         autoescape=True,
         undefined=StrictUndefined,
-        # No text is longer than a page can hold; markup stays whole.
+        # Texts are cut to what a page can hold, but markup stays whole.
         finalize=lambda value: cut(value, _MOST_TEXT) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -284,7 +284,7 @@ def signed(value: float) -> str:
 
 
 def title_case(text: str) -> str:
-    """With a capital first letter, the others as they are."""
+    """Returns the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 

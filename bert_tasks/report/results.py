@@ -91,14 +91,14 @@ class Results:
         return len(self.sections.results)
 
     def metric_table(self) -> MetricTable:
-        """The first metrics and the metrics of each label, without intervals."""
+        """Returns the first metrics and the metrics of each label, without intervals."""
         overall = {name: one.value for name, one in self.headline.items() if one.value is not None}
         if self.groups:
             return score_table(self.sections.unit, self.groups, overall)
         return score_table(self.sections.label_word, self.table, overall)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, without the texts."""
+        """Returns the figures, without the texts."""
         sections = self.sections
         optional = {
             "table": [{"label": one.name, **_plain(one.scores), "support": one.count} for one in self.table],
@@ -267,7 +267,7 @@ class FileResults:
     label_column: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, without the texts."""
+        """Returns the figures, without the texts."""
         return {
             "source": self.source,
             "metrics": dict(self.metrics),
@@ -276,7 +276,7 @@ class FileResults:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines for a terminal."""
         return [f"on {self.source}:", *self.table.lines(), *(line for one in self.slices for line in one.lines())]
 
 

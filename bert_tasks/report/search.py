@@ -12,7 +12,7 @@ from bert_tasks.report.page import page_environment
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import SearchRecord, read_record
 
-_MOST_ROWS = 1_000  # of the table of a sampler's trials
+_MOST_ROWS = 1_000  # rows of the table of a sampler's trials
 _NO_RUNS = {"mean": None, "std": None, "runs": 0}
 
 

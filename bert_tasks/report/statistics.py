@@ -20,10 +20,10 @@ SEED = 0
 REPLICATES = 1000
 FLIPS = 10_000
 LEVEL = 95  # per cent
-_EQUAL = 1e-12  # of their size: differences that sums in another order give of the same predictions
-_MOST_DRAWS = 20_000_000  # binomial draws of one call: seconds
+_EQUAL = 1e-12  # relative difference of equal sums in another order
+_MOST_DRAWS = 20_000_000  # binomial draws in one call of a few seconds
 _FEWEST_REPLICATES, _FEWEST_FLIPS = 100, 999  # however many draws they are
-_MOST_CELLS = 2_000_000  # numbers of an array: a replicate at least, however long
+_MOST_CELLS = 2_000_000  # numbers in an array, but at least one replicate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,8 +45,8 @@ from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.zero_shot import zero_shot_task
 
 T = TypeVar("T")
-Served = Mapping[str, tuple[TaskModel, Batcher]]  # by the name of the adapter; "": the base
-_LARGE_BODY = 2**16  # bytes; parsing and encoding a larger one would block the event loop for too long
+Served = Mapping[str, tuple[TaskModel, Batcher]]  # by the name of the adapter, "" for the base
+_LARGE_BODY = 2**16  # bytes, because parsing a larger body would block the event loop for too long
 _ERRORS = {
     400: "The body cannot be read as JSON.",
     408: "The body did not arrive in time.",
@@ -246,7 +246,7 @@ def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:
 
 
 def encoded(content: Any) -> bytes:
-    """JSON in UTF-8.
+    """Encodes JSON in UTF-8.
 
     Raises:
         NotFiniteScoresError: A number cannot be represented in JSON.

@@ -154,7 +154,7 @@ class Batcher:
             self._arrived.set()
             return await request.answer
         finally:
-            if request in self._requests:  # cancelled: its place is free, even while the model runs
+            if request in self._requests:  # a cancelled request frees its place, even while the model runs
                 self._requests.remove(request)
             self.waiting -= not request.is_running
 
@@ -164,7 +164,7 @@ class Batcher:
             while not self._requests:
                 self._arrived.clear()
                 await self._arrived.wait()
-            # The first request waits for others until a batch is full or its time is over; a request that waited while
+            # The first request waits for others until a batch is full or its time is over. A request that waited while
             # the model ran does not wait again.
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._requests[0].arrived + self._max_wait):

@@ -322,7 +322,7 @@ def _compared(inputs: Any, source: Source) -> list[str]:
 
 
 def _parameters(task: Task) -> type[BaseModel]:
-    """The type of the parameters of the hub for a task."""
+    """Returns the type of the parameters of the hub for a task."""
     names = Card.of(task).hub_parameters
     fields: Any = {name: (value | None, None) for name, value in ({} if names is None else names).items()}
     return create_model("Parameters", __base__=_Request, truncate=(bool | None, None), **fields)

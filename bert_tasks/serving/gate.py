@@ -25,7 +25,7 @@ _HEADERS = {
 
 
 def error_response(scope: Mapping[str, Any], error: HTTPException) -> JSONResponse:
-    """The response to a failure, in the form that the clients of the path read."""
+    """Returns the response to a failure, in the form that the path's clients read."""
     status, detail = error.status_code, cast("Any", error.detail)  # starlette declares a text
     content = {"detail": detail}
     if scope["method"] == "POST" and scope["path"] in PATHS and scope["path"] != PREDICT:
@@ -115,7 +115,7 @@ class Gate:
                 await self.app({**scope, "body": await self._body(scope, receive)}, receive, send)
         except HTTPException as error:
             await error_response(scope, error)(scope, receive, send)
-        except asyncio.CancelledError:  # the grace period is over; nothing follows
+        except asyncio.CancelledError:  # the grace period is over, and nothing follows
             response = JSONResponse({"detail": "the server has stopped"}, 503, {"connection": "close"})
             await response(scope, receive, send)
 

@@ -55,7 +55,7 @@ class BodyReader:
             self._rejected[ADAPTER] = f"{ADAPTER} is for all rows: write it beside {INPUTS}"
 
     def rows(self, content: Any) -> tuple[list[Row], bool]:
-        """The rows as the task reads them, and whether they were sent as a list."""
+        """Returns the rows as the task reads them, and whether they were sent as a list."""
         if not isinstance(content, dict) or INPUTS not in content:
             return [self._row(content, ())], False
         for key in content:
@@ -65,7 +65,7 @@ class BodyReader:
         return self.several(content[INPUTS], INPUTS), True
 
     def several(self, rows: Any, key: str) -> list[Row]:
-        """The rows of a list, which the body has under a key."""
+        """Returns the rows of a list, which the body has under a key."""
         most = self._limits.rows
         if not isinstance(rows, list) or not 0 < len(rows) <= most:
             raise body_error((key,), f"expected a list of 1 to {most} rows")
@@ -122,7 +122,7 @@ def check_pairs(rows: Sequence[Row], task: Task, limits: Limits) -> None:
 
 
 def option_error(error: BertTasksError) -> HTTPException:
-    """The response to a wrong option, whose name is at the start of the message."""
+    """Returns the response to a wrong option, whose name begins the message."""
     name, _, message = str(error).removeprefix("--").partition(": ")
     return body_error((name,), message)
 
@@ -138,19 +138,19 @@ def parsed_body(body: bytes, content_type: str) -> Any:
     """Returns the content of a body, or raises the response to invalid JSON."""
     if not re.fullmatch(r"application/(.+\+)?json", content_type.partition(";")[0].strip().lower()):
         raise body_error((), _NO_OBJECT)
-    gc.disable()  # JSON has no cycles; for its many lists the whole memory would be searched for some, again and again
+    gc.disable()  # JSON has no cycles, so a search of the whole memory would be in vain
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
         raise body_error((error.pos,), "not JSON from this character on") from None
-    except (ValueError, RecursionError):  # UnicodeDecodeError; an integer of more digits than Python reads
+    except (ValueError, RecursionError):  # UnicodeDecodeError, or an integer of more digits than Python reads
         raise HTTPException(400, _UNREADABLE) from None
     finally:
         gc.enable()
 
 
 def body_error(path: Sequence[str | int], message: str) -> HTTPException:
-    """The response to a body that cannot be used, in the form of FastAPI's own."""
+    """Returns the response to a body that cannot be used, in FastAPI's form."""
     return HTTPException(422, [{"loc": ["body", *path], "msg": message, "type": "value_error"}])
 
 
@@ -168,7 +168,7 @@ def answers_schema(*tasks: Task) -> Any:
 
 
 def source_columns(task: Task) -> list[Column]:
-    """The columns of a request, of several tasks each column once."""
+    """Returns the columns of a request, of several tasks each column once."""
     columns = [source for each in task.columns if not each.is_label for source in each.type.source_columns(each)]
     return list({column.name: column for column in columns}.values())
 

@@ -105,7 +105,7 @@ async def run_server(
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if server.should_exit or serving.done():  # a signal came first, and may have closed the listener
                 if not loading.cancel():  # it is done, and its model is not used
-                    loading.exception()  # of an error that nobody reads asyncio would write a traceback
+                    loading.exception()  # otherwise asyncio would write a traceback
                 return
             options: dict[str, Any] = {"batch_tokens": batch_tokens, "max_wait": max_wait, "max_queue": limits.queue}
             async with AsyncExitStack() as stack:
@@ -199,7 +199,7 @@ def host_names(host: str, bound: str, allowed: Sequence[str]) -> list[str]:
 
 
 def bound_listener(host: str, port: int) -> socket.socket:
-    """A socket bound to the address.
+    """Binds a socket to the address.
 
     Raises:
         UsageError: The address is in use, is not one of this machine, or is not permitted.

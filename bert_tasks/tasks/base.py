@@ -28,7 +28,7 @@ from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerB
 OutputKind = Literal["softmax", "sigmoid", "value", "choice", "position", "chain", "vocabulary"]
 
 
-NOT_WRITTEN: Mapping[str, Any] = MappingProxyType({"exclude": True})  # pydantic's name, so that OpenAPI lacks it, too
+NOT_WRITTEN: Mapping[str, Any] = MappingProxyType({"exclude": True})  # pydantic's name, so that OpenAPI also lacks it
 ON_REQUEST = ("logits", "explanation")  # fields of predictions that only some calls compute
 
 
@@ -315,6 +315,6 @@ def is_dynamic(task: Task[Any]) -> bool:
 
 
 def labelled(rows: Sequence[Row], predictions: Sequence[PredictionT], column: str) -> list[tuple[Row, PredictionT]]:
-    """The rows that have labels in this column, each with its prediction."""
+    """Returns the rows that have labels in this column, each with its prediction."""
     pairs = zip(rows, predictions, strict=True)
     return [(row, prediction) for row, prediction in pairs if row.get(column) is not None]

@@ -79,7 +79,7 @@ class Embedding(Task[EmbeddingPrediction]):
     lowercase: bool = False
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """One window for each row. Special tokens written in a text stay plain characters."""
+        """Returns one window for each row. Special tokens in a text stay characters."""
         texts = [self.prompt + row["text"] for row in rows]
         if self.lowercase:
             texts = [text.lower() for text in texts]

@@ -144,7 +144,7 @@ class ChoiceExplainable(Explainable):
     task: "MultipleChoice"
 
     def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
-        """A token of both the question and the choice counts as one of the choice."""
+        """Counts a token of both the question and the choice as a token of the choice."""
         if not rows:
             return []
         encoding = encoded_texts(_pairs(rows), tokenizer, max_length=self.task.max_length, offsets=True)
@@ -240,7 +240,7 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
         return heads.ChoiceHead(config)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """One window for each choice. The first has the row's label.
+        """Returns one window for each choice. The first has the row's label.
 
         Special tokens written in a text stay plain characters.
         """
@@ -263,7 +263,7 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
         ]
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        """Cross entropy over the choices of each labelled row. The count is the rows."""
+        """Computes the cross entropy over the choices of labelled rows, which are counted."""
         labelled = batch.labelled_rows
         if not labelled:
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
@@ -287,7 +287,7 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
         return predictions
 
     def row_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
-        """``S x [C]`` the logits of the choices of each row."""
+        """Returns ``S x [C]`` the logits of the choices of each row."""
         return [torch.cat([compact[window] for window in windows]) for windows in windows_by_row(features)]
 
     def metrics(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> dict[str, float]:
@@ -298,12 +298,12 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
 
 
 def _ending(question: str | None, choice: str) -> str:
-    """The second text of the pair."""
+    """Returns the second text of the pair."""
     return choice if question is None or question == "" else f"{question} {choice}"
 
 
 def _pairs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """The first and the second text of each sequence."""
+    """Returns the first and the second text of each sequence."""
     pairs = [(row[CONTEXT], _ending(row.get(QUESTION), choice)) for row in rows for choice in row[CHOICES]]
     return [context for context, _ in pairs], [ending for _, ending in pairs]
 
@@ -333,7 +333,7 @@ def _values(column: ColumnProfile) -> set[str]:
 
 
 def _label_bases(profiles: Sequence[ColumnProfile], columns: Mapping[str, str]) -> tuple[Literal[0, 1], ...]:
-    """The numbers of the first choice to try, likeliest first."""
+    """Returns the numbers of the first choice to try, likeliest first."""
     label = next(column for column in profiles if column.name == columns[LABEL])
     return (1, 0) if label.is_number and label.low == 1 else (0,)
 

@@ -104,7 +104,7 @@ class ReplacedReport(Report):
     curves: ClassVar[tuple[str, ...]] = ("auc", "generator_accuracy")
 
     def decisions(self, prediction: ReplacedTokenPrediction) -> Sequence[bool]:
-        """For each token whether it seems to be replaced."""
+        """Returns for each token whether it seems to be replaced."""
         return [score > 0.5 for score in prediction.scores]
 
     def sections(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> ReportSections:
@@ -210,7 +210,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         )
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """The masked tokens, and all tokens of windows that were prepared."""
+        """Counts the masked tokens, and all tokens of windows that were prepared."""
         prepared = [(feature, labels) for feature in features if (labels := feature.get("labels")) is not None]
         return {
             GENERATOR: float(sum(len(labels) for _, labels in prepared)),

@@ -76,7 +76,7 @@ class ZeroShotClassification(TextClassification):
         raise UsageError("a model with labels that it was not trained for is neither trained nor saved")
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """One window for each label. Only the text is cut, as in transformers' pipeline.
+        """Returns one window for each label. Only the text is cut, as in the pipeline.
 
         Raises:
             UsageError: A hypothesis leaves no token for the text.

@@ -80,7 +80,7 @@ def save_checkpoint(
             written = [staging / name for name in _FILES]
             files = {path.name: {"sha256": sha256_file(path), "size": path.stat().st_size} for path in written}
             _write_json(staging / MANIFEST, {"step": state.step, **metadata, "best_step": best_step, "files": files})
-        pointers = {LATEST: target.name}  # for people and scripts; resuming reads the manifests
+        pointers = {LATEST: target.name}  # for people and scripts, because resuming reads the manifests
         if (folder / f"ckpt-{best_step}").is_dir():
             pointers[BEST] = f"ckpt-{best_step}"
         for name, pointed in pointers.items():
@@ -121,7 +121,7 @@ def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The committed checkpoints, oldest first."""
+    """Returns the committed checkpoints, oldest first."""
     if not folder.is_dir():
         return []
     named = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]

@@ -38,7 +38,7 @@ from bert_tasks.training.objectives import Objective, weights_digest
 
 LOGITS = "teacher_logits"  # the field of features with logits that are kept
 _CACHE_VERSION = 1
-_MASKED = -1e30  # a score of padding; an infinite one would make the divergence 0 times infinity
+_MASKED = -1e30  # a score of padding, because infinity would make the divergence NaN
 
 
 class Distillation(Objective):

@@ -44,7 +44,7 @@ REPORT = "report.html"  # made from the others when the run is done
 REJECTS = "rejects.jsonl"  # rows that were left out (data.on_error = "skip")
 WRITTEN = (EVENTS, SUMMARY, RECIPE, RUN, TRACKERS, REPORT, REJECTS)  # through a temporary file of the same name
 _VERSIONED = ("bert-tasks", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
-# What of run.json the bits depend on, besides versions, settings and data.
+# Fields of run.json that bits depend on, in addition to versions, settings and data.
 _ENVIRONMENT = (
     *("python", "platform", "cpu", "threads", "matmul_library"),
     *("processes", "device", "device_name", "attention"),
@@ -102,7 +102,7 @@ def clear(folder: Path) -> None:
     marks the folder as a run's.
     """
     remove_temporaries(folder, WRITTEN)
-    (folder / SUMMARY).unlink(missing_ok=True)  # first: without it the run counts as unfinished
+    (folder / SUMMARY).unlink(missing_ok=True)  # first, because without it the run counts as unfinished
     for name in (MODEL, GENERATOR, ADAPTER, TENSORBOARD, "wandb"):
         if (folder / name).is_symlink():
             (folder / name).unlink()
@@ -162,7 +162,7 @@ def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON has it, with null for numbers that are not finite."""
+    """Returns the value as JSON has it, with null for numbers that are not finite."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 

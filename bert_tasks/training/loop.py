@@ -56,7 +56,7 @@ from bert_tasks.training.state import (
 )
 from bert_tasks.training.step import OptimizerSteps, StepLog, StepResult, read_step_metrics
 
-# Machines may store the weights in different places; DDP sends the main process's weights.
+# Machines may store the weights in different folders. DDP sends the main process's weights.
 _OWN_TO_PROCESS = ("model.name", "model.revision", "teacher.name", "teacher.revision")
 
 

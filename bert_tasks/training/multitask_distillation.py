@@ -81,7 +81,7 @@ class MultiTaskDistillation(Distillation):
         return {"teacher": {"name": names, "digest": weights_digest(weights), **self._options}}
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
-        """Validation set and task -> share of the predictions that equal the teacher's."""
+        """Returns validation set and task -> share of predictions equal to the teacher's."""
         students, shares = models_of(self.model), dict[str, float]()
         columns = {column.task_name: column for column in self._multitask.columns}
         for name, teacher in self.teachers.items():
@@ -124,7 +124,7 @@ class MultiTaskDistillation(Distillation):
     def _teacher_logits(
         self, batch: PackedBatch, batches: Mapping[str, HeadBatch], student: SharedOutput
     ) -> dict[str, Tensor]:
-        """The logits of each task's teacher for the rows of the task."""
+        """Returns the logits of each task's teacher for the rows of the task."""
         if self._cached is not None:
             logits = {name: student.logits[name] for name in self.teachers}
             return {

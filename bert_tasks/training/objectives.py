@@ -58,7 +58,7 @@ class Objective(nn.Module, ABC):
         return {}
 
     def begin(self, features: ArrowRows, device: torch.device) -> None:
-        """Called with the features of the training rows, on the main process first."""
+        """Receives the features of the training rows, on the main process first."""
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
         """Returns validation set -> share of predictions that equal another model's."""
@@ -116,7 +116,7 @@ class Supervised(Objective):
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """The sha256 of tensors and of their names."""
+    """Returns the sha256 of tensors and of their names."""
     return sha256(
         part
         for name, tensor in sorted(tensors.items())

@@ -30,9 +30,9 @@ from bert_tasks.training.vocabulary import TrainedVocabulary, remap_moment
 OptimizerFactory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# 0.999999^(2^23) is 0.0002; float32, in which AdamW counts, holds as many further steps.
+# 0.999999^(2^23) is 0.0002. AdamW counts in float32, which holds as many further steps.
 _WITHOUT_CORRECTION = 2.0**23
-_ROWS = "rows"  # beside the moments of a table in a checkpoint: the ids of its trained rows
+_ROWS = "rows"  # key of the ids of a table's trained rows, next to its moments in a checkpoint
 
 
 class ModelOptimizer:
@@ -130,7 +130,7 @@ class ModelOptimizer:
         for group, rate in zip(self.accelerated.param_groups, self.rates, strict=True):
             group["lr"] = rate * schedule
         has_scaler = self.accelerator.scaler is not None
-        if self._is_adamw and not has_scaler:  # the fused kernel skips on the device: the host does not wait
+        if self._is_adamw and not has_scaler:  # the fused kernel skips on the device, so the host does not wait
             self.accelerated.optimizer.grad_scale, self.accelerated.optimizer.found_inf = None, bad.float()
         if self._is_adamw or has_scaler or not bad:
             with self._dense_gradients():
@@ -267,7 +267,7 @@ def make_adamw(groups: list[dict[str, Any]], optim: OptimSection) -> torch.optim
     """Returns AdamW (Loshchilov and Hutter, arXiv:1711.05101) for parameter groups.
 
     Without bias correction, as in Google's AdamWeightDecayOptimizer, with which BERT and ELECTRA were trained, it
-    divides its moments by 1: it takes itself to be at a step where 1 - beta^step is 1.
+    divides its moments by 1, as in a step in which 1 - beta^step is 1.
     """
     betas = (optim.adam_beta1, optim.adam_beta2)
     optimizer = torch.optim.AdamW(groups, betas=betas, eps=optim.adam_epsilon, fused=True)

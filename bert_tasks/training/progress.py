@@ -138,7 +138,7 @@ class MetricsLogger:
         self._trackers: dict[str, Any] = {}  # those that have begun or resumed the run
         self._keys: dict[str, str] = {}  # their identifiers of the run
         self._resumed: set[str] = set()  # those that have the records up to `_reached` already
-        self._reached: dict[str, float] = {}  # event -> its last step; now: resuming cuts metrics.jsonl back
+        self._reached: dict[str, float] = {}  # event -> its last step, before metrics.jsonl is cut back
         for event in outputs.read_events(folder) if trackers else ():
             self._reached[event["event"]] = max(event["step"], self._reached.get(event["event"], 0))
 
@@ -200,7 +200,7 @@ class MetricsLogger:
         shown = f"{folder.parent.name}-{folder.name}" if re.fullmatch(r"seed-\d+", folder.name) else folder.name
         new_key = f"{shown}-{uuid.uuid4().hex[:8]}" if key is None else key
         options: dict[str, Any] = {"run_name": self._project}
-        if name == "tensorboard":  # metrics.jsonl has every point: its files are written again
+        if name == "tensorboard":  # its files are written again, because metrics.jsonl has every point
             shutil.rmtree(self._folder / outputs.TENSORBOARD, ignore_errors=True)
             options, key = {"run_name": outputs.TENSORBOARD, "logging_dir": self._folder}, None
         elif name == "wandb":

@@ -16,7 +16,7 @@ _MOST_BYTES = 64 * 2**20
 _MOST_THREADS = 2**15
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
-Number = Annotated[float, Field(allow_inf_nan=False)] | None  # null: a number that is not finite
+Number = Annotated[float, Field(allow_inf_nan=False)] | None  # null is a number that is not finite
 Metrics = dict[str, Number]
 
 

@@ -16,7 +16,7 @@ from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.training import files as outputs
 from bert_tasks.training.objectives import Objective
 
-_HEAD_SIZE = 64  # of the generator's attention, as in ELECTRA
+_HEAD_SIZE = 64  # size of the generator's attention heads, as in ELECTRA
 
 
 class ReplacedTokenDetection(Objective):

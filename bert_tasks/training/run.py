@@ -150,7 +150,7 @@ class DryRun:
         return {**{key: value for key, value in vars(self).items() if key != "report"}, "data": self.report.to_json()}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines for a terminal."""
         return [
             *self.report.lines(),
             f"weights: {self.load_summary}",

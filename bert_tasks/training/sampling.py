@@ -60,7 +60,7 @@ class SampleOrder:
 
     @classmethod
     def of(cls, samples: Samples, optim: OptimSection, *, seed: int) -> Self:
-        """The batches that the settings ask for."""
+        """Returns the batches that the settings ask for."""
         tables: list[tuple[NDArray[np.int64], int]] = []
         if optim.sampling != "proportional":
             by_table = samples.by_table
@@ -70,7 +70,7 @@ class SampleOrder:
         return cls(samples.lengths, **sizes, seed=seed, tables=tables)
 
     def batches(self, first: int, end: int) -> Iterator[tuple[int, list[int]]]:
-        """The steps from ``first`` to ``end - 1``, each with its samples."""
+        """Yields the steps from ``first`` to ``end - 1``, each with its samples."""
         step = first
         while step < end:
             epoch = self.epoch_of(step)
@@ -79,7 +79,7 @@ class SampleOrder:
                 step += 1
 
     def first_step(self, epoch: int) -> int:
-        """The number of steps before an epoch."""
+        """Returns the number of steps before an epoch."""
         if self._samples is not None:
             return epoch * math.ceil(len(self._lengths) / self._samples)  # the last, smaller batch is a step, too
         while len(self._first) <= epoch:
@@ -87,7 +87,7 @@ class SampleOrder:
         return self._first[epoch]
 
     def epoch_of(self, step: int) -> int:
-        """The epoch that a step is in."""
+        """Returns the epoch that a step is in."""
         if self._samples is not None:
             return step // self.first_step(1)
         while self._first[-1] <= step:
@@ -95,7 +95,7 @@ class SampleOrder:
         return bisect_right(self._first, step) - 1
 
     def ends_epoch(self, steps: int) -> bool:
-        """Whether an epoch is complete after this number of steps."""
+        """Returns True if an epoch is complete after this number of steps."""
         return steps > 0 and self.first_step(self.epoch_of(steps)) == steps
 
     def epoch(self, epoch: int) -> list[list[int]]:
@@ -115,7 +115,7 @@ class SampleOrder:
             buckets = np.arange(len(order)) // (BUCKET_BATCHES * samples)
         else:
             buckets = (np.cumsum(lengths[order]) - lengths[order]) // (BUCKET_BATCHES * tokens)
-        # By bucket, then by length; equal ones stay as they were.
+        # By bucket, then by length. Samples of equal length keep their order.
         order = order[np.argsort(buckets * (lengths.max(initial=0) + 1) + lengths[order], kind="stable")]
         starts = list(range(0, len(order), samples)) if tokens is None else _token_starts(lengths[order], tokens)
         members, ends = order.tolist(), [*starts[1:], len(order)]

@@ -164,12 +164,12 @@ class FitResult:
     reused: bool = False
 
     def summary(self) -> dict[str, Any]:
-        """The content of ``metrics.json``."""
+        """Returns the content of ``metrics.json``."""
         others = ("output_dir", "task", "validation_sets", "reused")
         return {key: value for key, value in vars(self).items() if key not in others}
 
     def metric_tables(self) -> dict[str, MetricTable]:
-        """For each validation set the metrics of the best model, arranged for people."""
+        """Returns the best model's metrics on each validation set, as tables."""
         by_set = metrics_by_set(self.metrics, self.validation_sets)
         return {name: Report.of(self.task).table(metrics) for name, metrics in by_set.items()}
 
@@ -287,7 +287,7 @@ class RunFolder:
         outputs.write_json(self.path / outputs.RUN, {**metadata, "settings": self.settings})
         if self.recipe_text is not None:
             outputs.write_text(self.path / outputs.RECIPE, self.recipe_text)
-        # Rows that were skipped, once for each source file: validation rows may be of the training file.
+        # Skipped rows, once for each source file, because validation rows may come from the training file.
         tables = {table.source: table for _, table in named_splits(self.splits)}
         rejects = [
             json.dumps({"file": table.source, **json.loads(error)}) + "\n"
@@ -421,10 +421,10 @@ def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict
         "data": outputs.data_metadata(splits),
         "rows": len(splits.train),
         "steps": steps.plan.total,
-        "vocabulary_rows": rows,  # of the word embeddings; None: all that the settings do not freeze
+        "vocabulary_rows": rows,  # of the word embeddings, None for all that are not frozen
         "trained_parameters": count_trained(steps.objective, adapters),
         "initial_weights": weights_digest(steps.objective.checkpoint_parameters()),
-        # With adapters the checkpoints do not hold them: a resumed run needs the same ones.
+        # With adapters the checkpoints do not hold them, so a resumed run needs the same ones.
         "encoder_weights": None if adapters is None else weights_digest(model.encoder.state_dict()),
     }
 
@@ -438,7 +438,7 @@ def start_notes(steps: OptimizerSteps, splits: Splits, attention: str) -> Iterat
         f"mixed precision {steps.optim.mixed_precision}"
     )
     if accelerator.device.type == "cpu":
-        local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun: the processes on this machine
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")  # set by torchrun, the number of processes on this machine
         processes = int(local) if local.isdecimal() else accelerator.num_processes
         hint = thread_hint(torch.get_num_threads(), processes, usable_cores())
         if hint is not None:

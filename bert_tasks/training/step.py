@@ -36,7 +36,7 @@ from bert_tasks.training.objectives import Objective
 from bert_tasks.training.optim import ModelOptimizer, OptimizerFactory
 from bert_tasks.training.sampling import SampleOrder, learning_rate_factor, rank_share, step_seed
 
-# With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
+# With fp16 an overflow lowers the loss scale and skips the step. This number of them in a row is not normal.
 MOST_OVERFLOWS = 20
 
 
@@ -118,7 +118,7 @@ class OptimizerSteps:
         self.seed, self.accelerator = seed, accelerator
         self.order = SampleOrder.of(samples, optim, seed=seed)
         self.plan = StepPlan.of(optim, self.order)
-        self._term_weights: dict[str, float] = {}  # of each loss term, as the batches so far had them
+        self._term_weights: dict[str, float] = {}  # weight of each loss term in the batches so far
         objective.to(accelerator.device)
         objective.train()
         objective.zero_grad(set_to_none=True)
@@ -201,7 +201,7 @@ class OptimizerSteps:
         *values, stops = accelerator.reduce(torch.cat([sums.flatten(), flags]), reduction="sum")
         totals, counts = torch.stack(values).view(-1, 2).unbind(dim=1)
         count = _reference_count(counts)
-        factor = torch.where(count > 0, accelerator.num_processes * len(batch) / count, 0.0)  # no labels: no gradient
+        factor = torch.where(count > 0, accelerator.num_processes * len(batch) / count, 0.0)  # no labels, no gradient
         if self.optim.mixed_precision == "fp16":
             accelerator.unscale_gradients(self.optimizer.accelerated)
         norm = clip_and_scale(self.optimizer.parameters, factor=factor, max_norm=self.optim.max_grad_norm)
@@ -224,7 +224,7 @@ class OptimizerSteps:
 
 
 def _reference_count(counts: Tensor) -> Tensor:
-    """The first of the counts that is not 0."""
+    """Returns the first of the counts that is not 0."""
     return counts.index_select(0, (counts > 0).int().argmax().view(1)).squeeze(0)
 
 

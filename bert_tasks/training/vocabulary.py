@@ -20,7 +20,7 @@ from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.errors import CheckpointError
 from bert_tasks.model.task_model import TaskModel
 
-# Of the rows of a table: of more than these, the smaller table would save too little for the memory that it takes.
+# Largest share of a table's rows for which the smaller table saves enough for its memory.
 _LARGEST_SHARE = 0.5
 # The number of rows is a multiple of this, so that AdamW's kernel for the CPU has whole vectors only: numbers that are
 # left over at the end of a tensor are rounded in another way.
@@ -55,11 +55,11 @@ class TrainedVocabulary:
         whole = table.weight
         self.table, self.ids = table, ids.to(whole.device)
         self.weight = nn.Parameter(whole.detach().index_select(0, self.ids))
-        places = torch.full((len(whole),), -1, device=whole.device)  # -1 is an error where a table is read
+        places = torch.full((len(whole),), -1, device=whole.device)  # reading a table at -1 is an error
         self._places = places.index_copy(0, self.ids, torch.arange(len(ids), device=whole.device))  # [V]
         padding = table.padding_idx
         self._padding_place = None if padding is None else int(self._places[padding])
-        self._factors: list[Tensor] = []  # of each step since the whole table was up to date, float64
+        self._factors: list[Tensor] = []  # a float64 for each step since the whole table was up to date
 
     @classmethod
     def of(cls, model: TaskModel, features: ArrowRows) -> "TrainedVocabulary | None":

@@ -140,7 +140,7 @@ def word_numbers(text: str, word_ids: Sequence[int | None], offsets: Sequence[tu
         Numbers that rise by 1 with each word, ``NO_WORD`` for tokens that the post-processor added.
     """
     numbers: list[int] = []
-    number, word, end, has_letters, was_unspaced = -1, None, 0, False, False  # of the last token and its word
+    number, word, end, has_letters, was_unspaced = -1, None, 0, False, False  # the last token and its word
     has_unspaced = _WITHOUT_SPACES.search(text) is not None
     for token_word, (first, after) in zip(word_ids, offsets, strict=True):
         if token_word is None:

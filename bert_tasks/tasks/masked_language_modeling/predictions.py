@@ -24,7 +24,7 @@ from bert_tasks.tasks.shared.report import (
     Segment,
 )
 
-MASK = re.compile(r"\[MASK\]|<mask>")  # what stands for the tokenizer's mask token in a text, whatever it is called
+MASK = re.compile(r"\[MASK\]|<mask>")  # the mask in a text, whatever the tokenizer's mask token is called
 Score = Literal["none", "pppl", "pll-word-l2r"]
 _MOST = 700.0  # exp of more is infinite
 

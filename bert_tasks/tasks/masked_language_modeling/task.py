@@ -60,7 +60,7 @@ from bert_tasks.tasks.shared.windows import PairFrame, Windows
 MASKED_LM = "masked_lm"  # the term of the loss
 PAIR_TERMS = {"nsp": "next_sentence", "sop": "sentence_order"}
 _SHORTEST_PAIR = 8
-_FEWEST_WORDS = 2  # of a text, on average; less are names
+_FEWEST_WORDS = 2  # in a text on average, because shorter texts are names
 _LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]+)*|")
 _CONTEXT = 8  # tokens on both sides of a masked token that a report shows
 _NO_TOKEN = -1
@@ -113,7 +113,7 @@ class MaskedFormats(Card, Rendering, HFConfig):
         return {"top_k": Annotated[int, Field(ge=1, le=self.task.top_k)]} if self.task.score == "none" else None
 
     def hub_answer(self, prediction: MaskPrediction, parameters: Mapping[str, Any]) -> Any:
-        """The candidates for the mask, or a list of them for each of several masks."""
+        """Returns the candidates for the mask, or a list for each of several masks."""
         masks = [mask[: parameters.get("top_k")] for mask in prediction.to_json()["masks"]]
         return masks[0] if len(masks) == 1 else masks
 
@@ -288,7 +288,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
 
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
         vocabulary, counts = vocabulary_output(logits), batch.layout.gather_counts
-        if not all(batch.label_counts):  # of windows that were not prepared the masks of their texts are read
+        if not all(batch.label_counts):  # windows that were not prepared have the masks of their texts
             kept = [count if labels else 0 for count, labels in zip(counts, batch.label_counts, strict=True)]
             sizes = [size for count, labels in zip(counts, kept, strict=True) for size in (labels, count - labels)]
             vocabulary = heads.VocabularyOutput.cat(vocabulary.split(sizes)[::2])
@@ -394,7 +394,7 @@ def _pair_label(feature: Feature) -> float:
 
 
 def _pair_row(logits: Any, feature: Feature, window: Tensor) -> Tensor:
-    """``[1, width of the window's rows]`` the label of a pair and the prediction."""
+    """Returns ``[1, width of the window's rows]`` with a pair's label and prediction."""
     row = window.new_zeros(1, window.shape[1])
     row[0, 0] = NO_PAIR
     if isinstance(logits, heads.PretrainingOutput):

@@ -49,7 +49,7 @@ def share(features: Sequence[Feature], names: Sequence[str], *, position_offset:
         whole = HeadBatch(**vars(batch), rows=rows, numbers=every)
         return PackedBatch(**{**vars(batch), "layout": SharedLayout(**vars(batch.layout), heads=(whole,))})
     numbers: dict[tuple[Any, ...], int] = {}
-    places = []  # of each feature: the number of its sequence
+    places = []  # the number of the sequence of each feature
     for feature in features:
         key = (feature["row"], tuple(feature["input_ids"]), tuple(feature["token_type_ids"]))
         places.append(numbers.setdefault(key, len(numbers)))
@@ -149,7 +149,7 @@ class SharedHeads(Head):
         return heads[0][1].select(layout) if len(heads) == 1 else None
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> SharedOutput:
-        """``[N, H]`` (one head ``[R, H]``) -> the logits of each head."""
+        """Returns the logits of each head for ``[N, H]``, or for ``[R, H]`` of one head."""
         per_token = tuple(head.per_token for _, head in self.named_heads)
         if isinstance(layout, Padded):
             padded = {name: self._padded(head, hidden, layout, embeddings) for name, head in self.named_heads}

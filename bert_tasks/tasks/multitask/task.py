@@ -210,7 +210,7 @@ class MultiTask(Task[MultiTaskPrediction]):
     """
 
     name: ClassVar[str] = "multi-task"
-    entries: ClassVar[tuple[str, ...]] = ("task", "columns", "weight")  # of a head, beside the settings of its task
+    entries: ClassVar[tuple[str, ...]] = ("task", "columns", "weight")  # keys of a head besides its settings
     registry: ClassVar[Mapping[str, type[Task[Any]]]] = {}  # the built-in tasks by their names
     parts: ClassVar[tuple[type[Part], ...]] = (MultiTaskFitting, MultiTaskCard, MultiTaskReport)
     heads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -415,7 +415,7 @@ class MultiTask(Task[MultiTaskPrediction]):
 
 
 def task_row(name: str) -> str:
-    """The column with the rows of a task."""
+    """Returns the column with the rows of a task."""
     return f"{ROW_OF}{name}"
 
 
@@ -433,5 +433,5 @@ def _rows_of(name: str, rows: Iterable[Row]) -> Iterable[Row]:
 
 
 def _without_none(row: Row) -> Row:
-    """A row without the columns that Arrow fills in."""
+    """Returns a row without the columns that Arrow fills in."""
     return {name: value for name, value in row.items() if value is not None}

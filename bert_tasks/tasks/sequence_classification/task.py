@@ -100,7 +100,7 @@ class TextFormats(Card, Rendering, WeightedConfig):
     default_head: ClassVar[Literal["sequence"]] = "sequence"
 
     def hub_answer(self, prediction: SequencePrediction, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """All labels, the most probable first. A number has transformers' single label."""
+        """Returns all labels, the most probable first. A number has one label."""
         scores = prediction.scores if prediction.scores else {"LABEL_0": prediction.score}
         best = sorted(scores.items(), key=lambda item: item[1], reverse=True)[: parameters.get("top_k")]
         return [{"label": label, "score": score} for label, score in best]
@@ -124,7 +124,7 @@ class TextFormats(Card, Rendering, WeightedConfig):
     def implied_fields(
         self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
     ) -> dict[str, Any]:
-        """Without a problem type one label means regression, as transformers infers it."""
+        """Sets regression for one label without a problem type, as transformers does."""
         names = labels if labels else ("LABEL_0", "LABEL_1")  # transformers' default: two classes
         problem_type = hf_config.get("problem_type")
         inferred = "regression" if len(names) == 1 else "single_label_classification"
@@ -311,7 +311,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
         return heads.PoolingHead(config, outputs, pooling=self.pooling)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """The windows of each row. Only the first has the labels.
+        """Returns the windows of each row. Only the first has the labels.
 
         Special tokens written in a text stay plain characters.
         """
@@ -347,7 +347,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
         return [float(self.labels.index(value))]
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        """Sum over labelled samples. The count is the divisor of transformers' mean."""
+        """Sums over labelled samples. The count is the divisor of transformers' mean."""
         samples = sample_logits(logits, batch.windows)  # [S, L]
         labelled = batch.labelled_rows
         if not labelled:
@@ -422,7 +422,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
         return predictions
 
     def row_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
-        """``[S, L]`` the mean logits of the windows of each row."""
+        """Returns ``[S, L]`` the mean logits of the windows of each row."""
         return sample_logits(torch.stack(list(compact)), Counter(feature["row"] for feature in features).values())
 
     def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:

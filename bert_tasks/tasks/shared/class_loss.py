@@ -148,7 +148,7 @@ class WeightedConfig(HFConfig):
     """The config of transformers of a task with class weights."""
 
     def compatible_fields(self, stored: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Values for each label follow the order of the labels."""
+        """Orders values for each label by the labels."""
         compatible = super().compatible_fields(stored, options)
         if options.get("class_weights", "balanced") != "balanced":
             compatible.pop("balanced_weights", None)  # they were computed for another setting
@@ -204,7 +204,7 @@ def binary_cross_entropy(
 def focal_loss(losses: Tensor, gamma: float) -> Tensor:
     """Returns cross entropies -log(p) times (1 - p)^gamma.
 
-    The derivative of a power below 1 is infinite at 0, so the smallest number takes the place of 0: the gradient is 0.
+    The derivative of a power below 1 is infinite at 0, so the smallest number replaces 0. The gradient is 0.
     """
     missing = -torch.expm1(-losses)  # 1 - p, exact also if p is almost 1
     return missing.clamp(min=torch.finfo(losses.dtype).tiny) ** gamma * losses

@@ -16,7 +16,7 @@ from bert_tasks.data.problems import RowError
 from bert_tasks.data.profile import ColumnProfile, pieces
 from bert_tasks.tasks.base import Part
 
-COMPARED_ROWS = 1000  # where two columns must fit together
+COMPARED_ROWS = 1000  # in which two columns must fit together
 
 # Names that people give to the column of the labels, in lower case.
 LABEL_NAMES = (

@@ -17,7 +17,7 @@ from bert_tasks.tasks.base import Feature, Part, Task
 from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase, Tensor
 from bert_tasks.tasks.shared.outputs import windows_by_row
 
-TOLERANCE = 0.01  # of the difference of the logits: by how much contributions may miss it
+TOLERANCE = 0.01  # error of the contributions, as a share of the difference of the logits
 
 
 class TokenSpan(NamedTuple):
@@ -28,7 +28,7 @@ class TokenSpan(NamedTuple):
     end: int
 
 
-# Of each token of each feature; None: a special token.
+# The span of each token of each feature. None for a special token.
 TokenSpans = Sequence[Sequence[TokenSpan | None]]
 
 

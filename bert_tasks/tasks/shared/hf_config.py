@@ -65,7 +65,7 @@ class HFConfig(Part):
 
 
 def label_config(labels: Sequence[str]) -> dict[str, Any]:
-    """The names of the outputs as transformers' config has them."""
+    """Returns the names of the outputs as transformers' config has them."""
     return {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},

@@ -8,7 +8,7 @@ from bert_tasks.tasks.base import PredictionT
 
 _SHOWN = 20  # predictions of a table
 _LONGEST = 12  # values of a cell
-# Behind entities, one colour for each type; black text is readable on all of them, in light and in dark notebooks.
+# Colours of entities, one for each type. Black text is readable on all, in light and in dark notebooks.
 _COLOURS = ("#aecbfa", "#fdd663", "#a8dab5", "#f6aea9", "#d7aefb", "#fcc934", "#9fe3e7", "#e6c9a8")
 
 
@@ -72,7 +72,7 @@ class _Html(str):
 
 
 def _contributions(explanation: Mapping[str, Any]) -> str:
-    """The words of an explanation in a line."""
+    """Returns the words of an explanation in a line."""
     largest = max((abs(word["contribution"]) for word in explanation["words"]), default=0.0)
     return " ".join(_contribution(word, largest) for word in explanation["words"])
 

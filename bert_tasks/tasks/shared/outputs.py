@@ -43,21 +43,21 @@ def windows_by_row(features: Sequence[Feature]) -> list[list[int]]:
 
 
 def sample_logits(logits: Tensor, windows: Collection[int]) -> Tensor:
-    """``[B, L] -> [S, L]`` Returns the mean over the windows of each sample."""
+    """Returns the mean over the windows of each sample, ``[B, L] -> [S, L]``."""
     if len(windows) == logits.shape[0]:
         return logits
     return torch.segment_reduce(logits, "mean", lengths=packing.device_tensor([*windows], logits.device), unsafe=True)
 
 
 def choice_logits(logits: Tensor, windows: Collection[int], *, absent: float) -> Tensor:
-    """``[B, 1] -> [S, C]`` Returns each row's logits, padded with ``absent``."""
+    """Returns each row's logits, padded with ``absent``, ``[B, 1] -> [S, C]``."""
     return rnn.pad_sequence(
         list(torch.split(logits.squeeze(-1), list(windows))), batch_first=True, padding_value=absent
     )
 
 
 def position_logits(parts: Sequence[Tensor], *, absent: float) -> Tensor:
-    """``B x [tokens, 2] -> [2 B, T]`` Returns start and end logits, padded."""
+    """Returns start and end logits, padded, ``B x [tokens, 2] -> [2 B, T]``."""
     padded = rnn.pad_sequence(list(parts), batch_first=True, padding_value=absent)  # [B, T, 2]
     return padded.transpose(1, 2).flatten(0, 1)
 
@@ -211,7 +211,7 @@ def mean_logits(task: Task, head: Head, logits: Iterable[Any], windows: Sequence
 
 
 def mean_softmax(logits: Iterable[Tensor]) -> Tensor:
-    """``M x [..., L] -> [..., L]`` Returns logarithms of mean probabilities."""
+    """Returns logarithms of mean probabilities, ``M x [..., L] -> [..., L]``."""
     stacked = torch.stack([each.log_softmax(dim=-1) for each in logits])
     return stacked.logsumexp(dim=0) - math.log(len(stacked))
 
@@ -254,7 +254,7 @@ def with_logits(
     rows = []
     for numbers in windows_by_row(features):
         windows = [compact[index] for index in numbers]
-        if windows[0].dim() == 2:  # of each word's first token
+        if windows[0].dim() == 2:  # logits of each word's first token
             starts = [start for index in numbers for start in word_starts(features[index].get("word_ids"))]
             first = torch.tensor(starts, dtype=torch.bool).nonzero().squeeze(1)
             words = torch.cat(windows).index_select(0, first).tolist()

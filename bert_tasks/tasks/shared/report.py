@@ -20,10 +20,10 @@ from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.base import Part
 
 MOST_EXAMPLES = 20
-MOST_CHARACTERS = 500  # of one text
-MOST_POINTS = 400  # of a line
-SHOWN_CLASSES = 25  # of a matrix that fits on a page
-MOST_CELLS = 40_000  # of a matrix of all classes
+MOST_CHARACTERS = 500  # in one text
+MOST_POINTS = 400  # on a line
+SHOWN_CLASSES = 25  # in a matrix that fits on a page
+MOST_CELLS = 40_000  # in a matrix of all classes
 MOST_CONFUSIONS = 12  # in the list of the most frequent mistakes
 HUES = 6  # colours of marked segments in the style sheet
 
@@ -117,7 +117,7 @@ class Axis:
 
     @classmethod
     def around(cls, name: str, values: Iterable[float], scale: Scale = "linear") -> Self:
-        """From the next round number below all values to the next one above them."""
+        """Spans from the round number below all values to the round number above."""
         numbers = list(values)
         tight = cls(name=name, low=min(numbers), high=max(numbers), scale=scale)
         low, high = math.floor(tight.low / tight.step + 1e-9), math.ceil(tight.high / tight.step - 1e-9)
@@ -384,12 +384,12 @@ def _without_scores(value: Any) -> Any:
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:
-    """The text, or its beginning if it is longer than ``most`` characters."""
+    """Returns the text, or its beginning if it is longer than ``most`` characters."""
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
 def thinned(points: Sequence[PointT]) -> list[PointT]:
-    """At most ``MOST_POINTS`` of the points, evenly spread, the last one among them."""
+    """Returns at most ``MOST_POINTS`` evenly spread points, with the last one."""
     if len(points) <= MOST_POINTS:
         return list(points)
     step = (len(points) - 1) / (MOST_POINTS - 1)

@@ -18,7 +18,7 @@ from bert_tasks.tasks.shared.detection import (
 )
 
 _LEAST_CONTEXT = 10  # words on average
-_SHARE = 0.9  # of the answers that must be in their context
+_SHARE = 0.9  # share of answers that must be in their context
 _SHARE_IF_NAMED = 0.3  # if the columns have usual names
 _EQUAL = 0.02  # columns whose shares differ less are as good
 
@@ -57,7 +57,7 @@ class SpanDetection(Detection):
             reasons.append(f"{answers}: in {share} the answer is not in {context} letter for letter")
         if none:
             reasons.append(f"{answers}: {none} of {len(rows)} are empty -> questions without an answer")
-        # As good are readings with as usual names. Of contexts without a usual name the longest is better.
+        # Readings with equally usual names are as good. Among contexts without a usual name the longest is better.
         usual = _usual(best)
         alike = [
             other
@@ -122,7 +122,7 @@ def _is_answered(context: ColumnProfile, answers: ColumnProfile, rows: Sequence[
 
 
 def _copied(context: ColumnProfile, answers: ColumnProfile, rows: Sequence[Row]) -> float:
-    """The share of the answers that are in their context."""
+    """Returns the share of the answers that are in their context."""
     cells = [(str(row.get(context.name)), cell_value(row, answers.name, "answers")) for row in rows]
     copied = [text in place for place, cell in cells if cell is not None for text in cell["text"]]
     return sum(copied) / len(copied) if copied else 0.0

@@ -30,7 +30,7 @@ from bert_tasks.tasks.shared.report import (
 
 MOST_QUESTIONS = 12
 _AROUND = 130  # characters of the context on both sides of an answer
-_BEST = 5  # of the n best answers
+_BEST = 5  # answers on a page
 _CORRECT_EXAMPLES = 3
 
 
@@ -116,7 +116,7 @@ class SpanReport(Report):
 
 
 def _threshold_scores(questions: Sequence[_Question]) -> list[tuple[float, float, float]]:
-    """(threshold, exact match, F1) at every threshold that changes a prediction."""
+    """Returns (threshold, exact match, F1) at thresholds that change a prediction."""
     odds = np.array([0.0 if one.prediction.null_odds is None else one.prediction.null_odds for one in questions])
     order = np.argsort(odds, kind="stable")
     labels = [one.labels for one in questions]
@@ -155,7 +155,7 @@ def _threshold_chart(points: Sequence[tuple[float, float, float]], tuned: float 
 
 
 def _examples(questions: Sequence[_Question]) -> Examples:
-    """The worst predictions, among equals the most confident, and a few correct ones."""
+    """Returns the worst predictions, the most confident first, and a few correct ones."""
     wrong = sorted(
         (question for question in questions if not question.exact),
         key=lambda question: (question.f1, -question.prediction.score),

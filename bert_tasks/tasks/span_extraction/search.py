@@ -68,7 +68,7 @@ class RankedSpans(NamedTuple):
         return None if self.null_at is None else self.n_best[self.null_at]
 
     def answer(self, null_threshold: float) -> Span:
-        """ "No answer" if the null odds exceed the threshold, else the best span."""
+        """Returns "no answer" if the null odds exceed the threshold, else the best span."""
         if self.null_at is None or self.null_odds is None or self.null_odds <= null_threshold:
             return self.best
         return self.n_best[self.null_at]

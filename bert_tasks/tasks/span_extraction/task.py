@@ -40,7 +40,7 @@ from bert_tasks.tasks.span_extraction.windows import (
     window_offsets,
 )
 
-FEWEST_SPECIAL_TOKENS, MOST_SPECIAL_TOKENS = 3, 4  # around a pair; the most are RoBERTa's
+FEWEST_SPECIAL_TOKENS, MOST_SPECIAL_TOKENS = 3, 4  # around a pair, most for RoBERTa
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class SpanFormats(Card, Rendering, HFConfig):
         ]
 
     def hub_answer(self, prediction: SpanPrediction, parameters: Mapping[str, Any]) -> Any:
-        """The answer, or with ``top_k`` above 1 the best spans."""
+        """Returns the answer, or with ``top_k`` above 1 the best spans."""
         top_k = parameters.get("top_k", 1)
         spans = [(span.text, span) for span in prediction.n_best[:top_k]] if top_k > 1 else []
         answers = [
@@ -103,7 +103,7 @@ class SpanFormats(Card, Rendering, HFConfig):
         return answers if top_k > 1 else answers[0]
 
     def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
-        """The official files have one answer for each id.
+        """Checks that the official files have one answer for each id.
 
         Raises:
             DataError: two rows have the same id.
@@ -137,7 +137,7 @@ class SpanFormats(Card, Rendering, HFConfig):
     def implied_fields(
         self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
     ) -> dict[str, Any]:
-        """The defaults, made smaller for models that cannot read so long a window."""
+        """Returns the defaults, made smaller for models with a short input."""
         max_length = min(self.task.max_length, usable_length)
         max_query_length = min(self.task.max_query_length, max_length // 4)
         room = max_length - max_query_length - MOST_SPECIAL_TOKENS
@@ -302,7 +302,7 @@ class SpanExtraction(Task[SpanPrediction]):
         return heads.PerTokenHead(config, 2, dropout=config.head.span_dropout)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """The row's first window has the number of lost tokens, also of the question.
+        """Returns windows, the first of a row with the number of lost tokens.
 
         Raises:
             UsageError: This tokenizer's special tokens leave no room for ``doc_stride``.
@@ -324,7 +324,7 @@ class SpanExtraction(Task[SpanPrediction]):
     def _row_features(
         self, row: int, answers: Any, question: list[int], context: ContextTokens, frame: PairFrame
     ) -> Iterator[Feature]:
-        """The windows of one row.
+        """Yields the windows of one row.
 
         Their labels are the first and last token of the answer, and 0 and 0 ("no answer") where a window does not hold
         all of it.
@@ -362,7 +362,7 @@ class SpanExtraction(Task[SpanPrediction]):
         return cut(range(len(context.ids) + 1), room=capacity, overlap=self.doc_stride)
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        """Cross entropy of start and end over all tokens of each labelled window."""
+        """Computes the cross entropy of start and end over a labelled window's tokens."""
         parts = torch.split(logits, list(batch.layout.gather_counts))
         labelled = [part for part, count in zip(parts, batch.label_counts, strict=True) if count]
         if not labelled:
@@ -438,7 +438,7 @@ def _null_odds(prediction: SpanPrediction) -> float:
 def _answered_rows(
     predictions: Sequence[SpanPrediction], rows: Sequence[Row]
 ) -> tuple[list[SpanPrediction], list[list[str]]]:
-    """The predictions for the rows that have answers, and the texts of these answers."""
+    """Returns the predictions for the rows that have answers, and the answers' texts."""
     pairs = labelled(rows, predictions, "answers")
     return [one for _, one in pairs], [row["answers"]["text"] for row, _ in pairs]
 

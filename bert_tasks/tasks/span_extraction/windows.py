@@ -53,7 +53,7 @@ def tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, offse
 
 
 def tokenized_contexts(contexts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, ContextTokens]:
-    """Each different text once."""
+    """Tokenises each different text once."""
     texts = list(dict.fromkeys(contexts))
     encoding = tokenized(texts, tokenizer, offsets=True)
     space = tokenizer.backend_tokenizer.token_to_id(_SPACE)

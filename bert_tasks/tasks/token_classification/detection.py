@@ -52,7 +52,7 @@ class TokenDetection(Detection):
     def _guess_spans(
         self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
     ) -> TaskGuess | None:
-        """A text, and a column of entities by its characters."""
+        """Detects a text, and a column of entities by its characters."""
         texts = [column.name for column in profiles if column.is_text or column.known == "text"]
         lists = [column for column in profiles if column.nested > 0 or column.lists > 0]
         names = [column.name for column in sorted(lists, key=lambda column: column.known not in _SPANS)]

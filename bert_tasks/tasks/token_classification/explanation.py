@@ -34,10 +34,10 @@ class TokenExplainable(Explainable):
     def token_spans(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
     ) -> Sequence[Sequence[TokenSpan | None]]:
-        """A token stands for its whole word. Tokens of neighbouring rows are not replaced."""
+        """Returns whole words for tokens, and None for tokens of neighbouring rows."""
         rules = self.task.window_rules(tokenizer)
         split = split_words([row["words"] for row in rows], tokenizer, longest=rules.room)
-        # Windows of numbers instead of ids: the index of each token in ``spans``, and -1 for a special token.
+        # Windows with the index of each token in ``spans`` instead of ids, and -1 for a special token.
         rules = replace(rules, prefix=(-1,) * len(rules.prefix), suffix=(-1,) * len(rules.suffix))
         result: list[list[TokenSpan | None]] = []
         for document in documents([row.get("document") for row in rows], alone=not self.task.context_tokens):
@@ -64,7 +64,7 @@ class TokenExplainable(Explainable):
     def _entity_logits(
         self, prediction: Any, windows: Sequence[int], row: Row, features: Sequence[Feature]
     ) -> Iterator[ExplainedLogit]:
-        first_tokens = [  # of each word of the row: its window, and its index among the tokens that are read there
+        first_tokens = [  # the window of each word, and its index among the tokens that the window reads
             (window, index)
             for window in windows
             for index, is_start in enumerate(word_starts(features[window].get("word_ids")))

@@ -26,7 +26,7 @@ from bert_tasks.tasks.shared.report import (
 )
 
 OUTSIDE = "O"
-MOST_WORDS = 80  # of one sentence that is shown
+MOST_WORDS = 80  # in a sentence on a page
 _CORRECT_EXAMPLES = 3  # sentences without a mistake that are shown too
 
 
@@ -48,7 +48,7 @@ class TokenReport(Report):
         return label_scheme(self.task.labels) == "raw"
 
     def table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """A row for each entity type, or for each tag if the labels mark no entities."""
+        """Returns a row for each entity type, or for each tag without entities."""
         names = [name.removesuffix("_number") for name in metrics if name.endswith("_number")]
         word = "tag" if self._is_raw else "type"
         return metric_table(metrics, names, "{}_{}".format, word=word, support="number")
@@ -79,13 +79,13 @@ class TokenReport(Report):
         else:
             types = {_type(name) for name in (*names, *chain.from_iterable(tags))} - {OUTSIDE}
             measure = entity_measure([s.labels for s in sentences], [s.predictions for s in sentences], sorted(types))
-        # Of chunk tags the types: prefixes differ between schemes.
+        # The types of chunk tags, because prefixes differ between schemes.
         words, predicted_words = (
             [tag if raw else _type(tag) for tag in chain.from_iterable(side)] for side in (tags, predicted_tags)
         )
         occurring = {*words, *predicted_words}
         shown = tuple(label for label in measure.labels if label in occurring)
-        # A word's score is the probability of its tag, prefix and type; labels are written as the model's, whatever the
+        # A word's score is the probability of its tag, prefix and type. Labels are written as the model's, whatever the
         # scheme of the file.
         expected = chain.from_iterable(to_labels(sentence, names) for sentence in tags)
         correct = [tag == label for tag, label in zip(chain.from_iterable(predicted_tags), expected, strict=True)]
@@ -143,7 +143,7 @@ def _examples(sentences: Sequence[_Sentence], names: Sequence[str]) -> Examples:
 
 
 def _example(sentence: _Sentence, hues: Mapping[str, int]) -> Example:
-    """The part of the sentence around its first mistake."""
+    """Returns the part of the sentence around its first mistake."""
     row, differing = sentence.result.row, sentence.labels ^ sentence.predictions
     words = row["words"]
     first = min((span.start for span in differing), default=0)

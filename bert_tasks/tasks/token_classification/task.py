@@ -115,7 +115,7 @@ class TokenFormats(Card, Rendering, WeightedConfig):
     )
 
     def hub_answer(self, prediction: TokenPrediction, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The entities. The tag of a word is always the tag of its first sub-word."""
+        """Returns the entities. The tag of a word is the tag of its first sub-word."""
         entities: list[dict[str, Any]] = prediction.to_json()["entities"]
         return entities
 
@@ -176,7 +176,7 @@ class TokenFormats(Card, Rendering, WeightedConfig):
     def implied_fields(
         self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
     ) -> dict[str, Any]:
-        """Without labels there are two. The overlap is at most a quarter of a window."""
+        """Returns two labels without a file's, and an overlap of at most a quarter."""
         names = labels if labels else ("LABEL_0", "LABEL_1")
         max_length = min(self.task.max_length, usable_length)
         return {"labels": names, "max_length": max_length, "doc_stride": min(self.task.doc_stride, max_length // 4)}
@@ -326,7 +326,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
         return head_class(config, len(self.labels), dropout=config.head.token_dropout)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """``gather_positions`` are all sub-words, or with ``first`` the first of a word.
+        """Makes windows with ``gather_positions`` of all or the first sub-words.
 
         Rows with a tag that the model has no label for have no labels, so they are not trained, only counted in
         metrics.
@@ -371,7 +371,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
         if names is None or not all(name in numbers for name in names):
             return None
         begins = word_starts(word_ids) if self.labelling == "continuation" else [True] * len(word_ids)
-        # The model may lack an I- label that no training word has: then B- stays.
+        # The model may lack an I- label that no training word has. Then B- stays.
         return [
             numbers[names[word] if is_start else continuation_label(names[word], numbers)]
             for word, is_start in zip(word_ids, begins, strict=True)
@@ -388,7 +388,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
             )
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        """Sum of the cross entropy over labelled sub-words, or of the CRF's over windows.
+        """Sums the cross entropy over labelled sub-words, or the CRF's over windows.
 
         The loss of a CRF is the negative log likelihood of a window. Either way the mean divides by what is labelled,
         which with ``first`` are the words, as in transformers. With class weights it divides by the sum of the weights
@@ -412,7 +412,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
         return (LossTerm(name=self.name, total=total, count=count),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """Labelled sub-words, or the sum of their class weights."""
+        """Counts labelled sub-words, or sums their class weights."""
         weights = self.label_weights()
         if weights is None:
             return super().counts(features)
@@ -443,7 +443,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
         return predictions
 
     def row_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
-        """``[W, L]`` the logits of the first sub-word of each word."""
+        """Returns ``[W, L]`` the logits of the first sub-word of each word."""
         logits = torch.cat(list(compact))  # [R, L]
         if self.labelling == "first":
             return logits
@@ -516,5 +516,5 @@ def entity_spans(
 
 
 def _column(word: str) -> str:
-    """A word as one column of a line."""
+    """Returns a word as one column of a line."""
     return re.sub(r"\s+|^$", "_", word)
