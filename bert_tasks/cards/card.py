@@ -119,10 +119,7 @@ class FinishedRun:
         return splits
 
     def metrics_on(self, split: str) -> tuple[Metrics, Metrics]:
-        """Returns the metrics of a split without its name, over all classes and of each.
-
-        Each number over all classes is returned once.
-        """
+        """Returns a split's metrics without its name, over all classes and of each."""
         metrics = metrics_of_set(self.summary["metrics"], split.removeprefix("validation").removeprefix("_"))
         numbers = {name: math.nan if value is None else value for name, value in metrics.items()}
         table = MetricTable(overall=numbers) if self.task is None else Report.of(self.task).table(numbers)

@@ -123,9 +123,7 @@ def batch_predictor(
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPredictor:
-    """A function of batches, made by ``batch_predictor``.
-
-    Engines send it to processes as a few kilobytes.
+    """A function of batches that engines send to processes as a few kilobytes.
 
     Attributes:
         schema: The columns of a prediction with their Arrow types, the same for every batch.

@@ -286,9 +286,7 @@ def check_row_options(keep_columns: PassthroughColumns, on_error: str) -> None:
 def finalize_output(
     lines: Path, target: Path, *, form: str, raw: bool, vectors: Mapping[str, int] = MappingProxyType({})
 ) -> None:
-    """Makes the output from its JSON lines.
-
-    Vectors become columns as in ``Rendering.vector_columns``.
+    """Makes the output from its JSON lines, with columns of vectors.
 
     Raises:
         UsageError: It cannot be written. The lines and an earlier output stay.

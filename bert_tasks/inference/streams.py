@@ -103,9 +103,7 @@ def stream_rows(
     keep_columns: PassthroughColumns,
     before_wait: Callable[[], None],
 ) -> Iterator[tuple[Iterator[Row], Mapping[str, str]]]:
-    """Opens rows that come one by one, validated.
-
-    A row that cannot be used has its ``ROW_ERROR``.
+    """Opens validated rows that come one by one. Errors are in ``ROW_ERROR``.
 
     Returns:
         The rows, which carry ``keep_columns`` along, and the task's columns -> the source's, if they differ.

@@ -122,9 +122,7 @@ def _calibrated(task: Task[Any], logits: Any) -> Any:
 
 
 def load_ensemble(name: str | Path, **options: Any) -> EnsembleModel:
-    """Loads all models of a folder that ``train --folds`` wrote.
-
-    ``options`` are arguments of ``TaskModel.load``.
+    """Loads all models of ``train --folds`` with arguments of ``TaskModel.load``.
 
     Raises:
         CheckpointError: The cross-validation is not finished, or a model is missing, damaged or not its own.

@@ -99,9 +99,7 @@ def new_tokenizer(settings: Mapping[str, Any], name: str | Path) -> "PreTrainedT
 
 
 def config_with_tokenizer(settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """Returns the configuration of a new model with its tokenizer's vocabulary.
-
-    The special tokens are the tokenizer's, too.
+    """Returns a new model's configuration with its tokenizer's vocabulary and ids.
 
     Raises:
         CheckpointError: An unknown family or field, or a value that does not fit.

@@ -1,6 +1,4 @@
-"""The outputs of a generator and of a discriminator for a batch (ELECTRA).
-
-The generator draws tokens, and the discriminator tells them from the original tokens.
+"""Draws tokens of a generator, and detects them with a discriminator (ELECTRA).
 
 Shape legend: B sequences, N tokens, R masked tokens, V vocabulary.
 """

@@ -49,10 +49,7 @@ def coordinate(value: float) -> str:
 
 
 def overall_metrics(run: Run) -> dict[str, float | None]:
-    """Returns the recorded metrics without metrics of single classes.
-
-    Each number is returned once. For an unknown task, returns all metrics.
-    """
+    """Returns each recorded metric once, without metrics of single classes."""
     if run.task is None:
         return dict(run.metrics)
     numbers = {name: math.nan if value is None else value for name, value in run.metrics.items()}

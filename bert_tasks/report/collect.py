@@ -160,11 +160,7 @@ def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[R
 
 
 def _metadata(home: Path) -> dict[str, Any]:
-    """Returns run.json, for a cross-validation from its first fold.
-
-    Raises:
-        UsageError: There is no run.json.
-    """
+    """Returns run.json, of the first fold if there are folds, or raises UsageError."""
     metadata = outputs.read_run_metadata(home / "fold-1" if (home / FOLDS).is_file() else home)
     if metadata is not None:
         return metadata

@@ -342,11 +342,7 @@ def set_sparse_gradients(objective: Objective, enabled: bool) -> None:
 
 
 def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> None:
-    """Freezes the embeddings or the first ``layers`` layers.
-
-    Raises:
-        UsageError: ``layers`` does not end where no weights are shared.
-    """
+    """Freezes embeddings or first layers. Raises UsageError between shared weights."""
     depths = model.parameter_depths()
     ends = sorted(set(depths.values()) - {0, max(depths.values())})
     if layers != 0 and layers not in ends:

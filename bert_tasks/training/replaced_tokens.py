@@ -72,9 +72,7 @@ class ReplacedTokenDetection(Objective):
 
 
 def make_generator(model: TaskModel, *, seed: int) -> TaskModel:
-    """Returns a new generator with a share of the width of a model.
-
-    It has as many layers, and the tables of the model's embeddings.
+    """Returns a narrower generator with as many layers and the model's embeddings.
 
     Raises:
         UsageError: The task has no generator.

@@ -1,6 +1,4 @@
-"""Masked language modelling.
-
-A model predicts tokens that were masked in training, or that a text leaves open.
+"""Masked language modelling of tokens masked in training or open in a text.
 
 Shape legend: B windows, R masked tokens, V vocabulary, K candidates of a masked token.
 """

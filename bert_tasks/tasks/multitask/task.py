@@ -313,9 +313,7 @@ class MultiTask(Task[MultiTaskPrediction]):
         )
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """Returns the windows of all tasks, in the order of the tasks.
-
-        The windows of a row are neighbours.
+        """Returns the windows of all tasks, row by row, in the order of the tasks.
 
         Raises:
             DataError: A row has the input of no task.

@@ -158,7 +158,7 @@ class RowReport(Report):
         return calibration([float(1 / each.sum()) for each in powers], correct)
 
     def _label_sections(self, pairs: Pairs) -> ReportSections:
-        """Reports several labels for each row, all of which must be right."""
+        """Reports several labels for each row. All of them must be right."""
         names, results = self.task.labels, []
         labels = [tuple(row[self.column]) for row, _ in pairs]
         predicted = [() if prediction.labels is None else tuple(prediction.labels) for _, prediction in pairs]

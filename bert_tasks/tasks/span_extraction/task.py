@@ -153,11 +153,7 @@ class SpanFitting(Fitting, Windows):
     sample: ClassVar[Literal["row", "window"]] = "window"
 
     def fit_to_train(self, rows: Iterable[Row]) -> Any:
-        """Returns the same task.
-
-        Raises:
-            DataError: A question has no answer, and the settings do not expect that.
-        """
+        """Returns the task, or raises DataError for unexpected unanswered questions."""
         if not self.task.version_2_with_negative:
             _refuse_unanswerable(rows)
         return self.task
