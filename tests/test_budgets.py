@@ -29,7 +29,7 @@ LINES = {
     "init": (779, 650),
     "model": (2708, 1950),
     "export": (887, 700),
-    "tasks": (9044, 4900),
+    "tasks": (9045, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
     "families": (2000, 1250),
@@ -40,7 +40,7 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_241  # of 29,000
+TOTAL_LINES = 45_242  # of 29,000
 TOTAL_STATEMENTS = 25_516  # of 15,800
 TASK_MEMBERS = 14
 

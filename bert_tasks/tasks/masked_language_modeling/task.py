@@ -163,9 +163,9 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         masking: ``dynamic`` masks other tokens in each epoch, ``static`` always the same tokens.
         fill: The end of a document in a window. ``document`` ends the window. ``across`` continues it with a separator
             and the next document (RoBERTa's FULL-SENTENCES), except for texts with a mask.
-        sentence_objective: What the model learns of two sentences in addition to the masked tokens. It learns nothing,
-            whether the second follows the first (``nsp``, BERT), or which of them is the first (``sop``, ALBERT).
-            Windows then hold whole sentences, which are the row's ``sentences``, or the lines of its text.
+        sentence_objective: What the model learns of two sentences in addition to the masked tokens. ``nsp`` (BERT)
+            predicts whether the second follows the first, and ``sop`` (ALBERT) which of them is the first. Windows then
+            hold whole sentences, which are the row's ``sentences``, or the lines of its text.
         sentence_language: The code of a language, such as ``en``, for texts that are not split into sentences. The
             library sentencex (extra ``sentences``) then cuts each of the row's ``sentences``, or each line of its text,
             into sentences.

@@ -252,8 +252,9 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
     """Settings of token classification.
 
     Attributes:
-        labelling: The sub-words of a word that are trained. Its ``first``, all, where B- becomes I- after the first
-            (``continuation``), or ``all``. A word's tag is always the tag of its first sub-word.
+        labelling: The sub-words of a word that are trained. ``first`` trains the first one, ``all`` trains all, and
+            ``continuation`` trains all with I- instead of B- after the first. A word's tag is always the tag of its
+            first sub-word.
         doc_stride: The OVERLAP of two neighbouring windows in tokens, at most, as in transformers. Windows are cut
             between words.
         crf: Score tag sequences, not tags. Steps that the label scheme forbids are never predicted.
