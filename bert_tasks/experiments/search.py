@@ -70,7 +70,7 @@ class StudyResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """A search that is complete.
+    """A complete search.
 
     Attributes:
         metric: The metric by which trials are compared.

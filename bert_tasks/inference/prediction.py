@@ -471,7 +471,7 @@ class PredictionRun:
         return Chunk(counts, "".join(self._line(*pair) for pair in pairs).encode(), ())
 
     def _line(self, row: Row, prediction: Prediction) -> str:
-        """Returns a row's JSON line, kept columns first. The prediction may repeat some."""
+        """Returns a row as JSON, the kept columns before the prediction."""
         task, keep, kept = self.model.task, self.writing.keep_columns, row.get(PASSTHROUGH, row)
         if keep == "none":
             kept = {}

@@ -1,4 +1,4 @@
-"""From a recipe to a run.
+"""Makes a run from a recipe.
 
 Owns the order in which data, labels, task and model are made, because they depend on each other, and the dry run.
 """

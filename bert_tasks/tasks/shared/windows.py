@@ -99,7 +99,7 @@ def word_starts(word_ids: Sequence[int] | None) -> list[bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowRules:
-    """What windows look like.
+    """The layout of windows.
 
     Attributes:
         prefix, suffix: the special tokens around each window.
