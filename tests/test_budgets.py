@@ -17,19 +17,19 @@ from support.sources import Source, package_sources
 # several modules of the top level.
 LINES = {
     "cli": (1505, 1000),
-    "api": (269, 250),
-    "report": (1997, 1700),
-    "cards": (545, 380),
-    "serving": (1569, 800),
-    "glue_submission": (126, 150),
-    "experiments": (1634, 1200),
-    "training": (4037, 2700),
-    "inference": (1801, 1150),
-    "recipe": (1598, 1000),
-    "init": (776, 650),
-    "model": (2698, 1950),
-    "export": (885, 700),
-    "tasks": (9005, 4900),
+    "api": (270, 250),
+    "report": (1992, 1700),
+    "cards": (539, 380),
+    "serving": (1576, 800),
+    "glue_submission": (128, 150),
+    "experiments": (1638, 1200),
+    "training": (4060, 2700),
+    "inference": (1805, 1150),
+    "recipe": (1609, 1000),
+    "init": (779, 650),
+    "model": (2708, 1950),
+    "export": (887, 700),
+    "tasks": (9045, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
     "families": (2000, 1250),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_155  # of 29,000
-TOTAL_STATEMENTS = 25_523  # of 15,800
+TOTAL_LINES = 45_251  # of 29,000
+TOTAL_STATEMENTS = 25_522  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -1,7 +1,7 @@
-"""Uploading a model folder to the hub.
+"""Uploads a model folder to the hub.
 
-Owns the choice of files (the model and its card, nothing else in the folder) and the error messages. The
-endpoint, the token and the transfer are left to huggingface_hub; a token is never part of a message.
+Owns the choice of files (the model and its card, nothing else in the folder) and the error messages. huggingface_hub
+handles the endpoint, the token and the transfer. A token is never in a message.
 """
 
 import fnmatch
@@ -31,12 +31,12 @@ _REFUSALS = {  # by the status of the hub's response
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """What is uploaded, and where to.
+    """The files of an upload and its target.
 
     Attributes:
         files: name -> size in bytes.
-        left_out: the names of what else is in the folder.
-        url: of the new commit; None before it, and for a dry run.
+        left_out: Names of the other files in the folder.
+        url: The URL of the new commit. None before the upload, and for a dry run.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ class Push:
         return {**vars(self), "folder": str(self.folder)}
 
     def lines(self) -> list[str]:
-        """The files with their sizes and where they go, for a terminal."""
+        """Returns the files with their sizes and their target, for a terminal."""
         lines = [f"{size:>14,}  {name}" for name, size in self.files.items()]
         lines.append(f"{sum(self.files.values()):>14,}  bytes in {counted(len(self.files), 'file')} from {self.folder}")
         if self.left_out:
@@ -73,25 +73,27 @@ def push(
     languages: Sequence[str] | None = None,
     licence: str | None = None,
 ) -> Push:
-    """Uploads a model folder, in one commit. A repository or branch that does not exist is created.
+    """Uploads a model folder in one commit.
+
+    Creates the repository and the branch if they do not exist.
 
     Args:
-        model: the folder; of a finished run, its ``model/``.
+        model: The folder of the model, or of a finished run.
         repo: ``OWNER/NAME``.
-        dry_run: only list what would be uploaded, without contacting the hub.
-        public: create a new repository as a public one, and allow one that exists and is public. Otherwise a public
+        dry_run: Only list the files to upload, without contacting the hub.
+        public: Create a new repository as a public one, and allow one that exists and is public. Otherwise a public
             repository is an error.
-        branch: of the repository; created if it does not exist.
-        message: of the commit.
+        branch: Branch of the repository.
+        message: Commit message.
         languages, licence: Language codes of the texts and licence of the model, for the card (see ``write_card``). The
-            card of the run is written again. None: the card is not changed.
+            card of the run is written again. None does not change the card.
 
     Returns:
-        What was uploaded, or with ``dry_run`` what would be.
+        The uploaded files, or with ``dry_run`` the files to upload.
 
     Raises:
-        UsageError: the folder holds no finished model, a name is not valid, or there is no token.
-        CheckpointError: the model is damaged, or the hub refuses or cannot be reached.
+        UsageError: The folder holds no finished model, a name is not valid, or there is no token.
+        CheckpointError: The model is damaged, or the hub rejects the upload or cannot be reached.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported at run time only
@@ -115,7 +117,7 @@ def push(
 
 
 def _model_folder(path: Path) -> Path:
-    """The folder of the model, after a check that the model can be loaded."""
+    """Returns the folder of the model, after a check that the model can be loaded."""
     if not path.is_dir():
         problem = "a file" if path.exists() else missing_path(path, "folder")
         raise UsageError(f"{path}: {problem}; expected the folder of a model or of a finished run")
@@ -132,7 +134,7 @@ def _model_folder(path: Path) -> Path:
 
 
 def _files_to_upload(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The files to upload with their sizes, and the names of all others."""
+    """Returns the files to upload with their sizes, and the names of all others."""
     paths = [path for path in (*folder.iterdir(), *folder.glob("onnx/*")) if path.name != "onnx"]
     names = sorted(path.relative_to(folder).as_posix() for path in paths)
     names_to_upload = [
@@ -170,7 +172,7 @@ def _upload(plan: Push, message: str) -> Push:
 
 @contextmanager
 def _hub_errors(plan: Push) -> Iterator[None]:
-    """Turns errors of the hub and of the network into a ``CheckpointError`` of one line."""
+    """Turns errors of the hub and the network into a short ``CheckpointError``."""
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # exported at run time only
 
@@ -181,7 +183,7 @@ def _hub_errors(plan: Push) -> Iterator[None]:
         status, hub = getattr(getattr(refused, "response", None), "status_code", None), masked(constants.ENDPOINT)
         if status is not None:
             reason = _REFUSALS.get(status, f"the hub ({hub}) answered {status}; try again later")
-        else:  # the library's message is not repeated: it may be long, or quote what was sent
+        else:  # not the library's message, which may be long, or quote what was sent
             reason = (
                 f"the upload to {hub} failed ({type(error).__name__}): check the network and the proxy, then push "
                 "again (HF_HUB_DISABLE_XET=1 sends files by plain HTTP)"

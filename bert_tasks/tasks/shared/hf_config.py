@@ -1,4 +1,4 @@
-"""The bridge between a task and a config of transformers: its head, its labels, the settings that a config implies."""
+"""The head, the labels and implied settings of a task in transformers' config."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -65,7 +65,7 @@ class HFConfig(Part):
 
 
 def label_config(labels: Sequence[str]) -> dict[str, Any]:
-    """The names of the outputs as transformers' config has them."""
+    """Returns the names of the outputs as transformers' config has them."""
     return {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
@@ -73,7 +73,7 @@ def label_config(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def label_places(file_labels: Sequence[str], labels: Sequence[str]) -> list[int] | None:
-    """The index of each label among a file's labels, regardless of case if need be; None if they are not the same."""
+    """Returns the index of each label in a file's labels, ignoring case, or None."""
     for names, targets in ((file_labels, labels), ([*map(str.casefold, file_labels)], [*map(str.casefold, labels)])):
         if sorted(names) == sorted(targets) and len(set(names)) == len(names):
             return [names.index(label) for label in targets]

@@ -1,4 +1,4 @@
-"""How words become windows of tokens: sub-words, windows cut at word borders, the document around them.
+"""Windows of tokens that are cut at word borders, with the document around them.
 
 Shape legend: W words of a row, N tokens of a window.
 """
@@ -86,20 +86,20 @@ class WordWindow:
     spans: list[range]
 
     def gather_positions(self, *, first: bool) -> tuple[list[int], list[int]]:
-        """The tokens that are read (of each word all, or only the ``first``), and the word that each belongs to."""
+        """Returns the tokens to read, all or the ``first`` of a word, and their words."""
         spans = [span[:1] for span in self.spans] if first else self.spans
         word_ids = [word for word, span in zip(self.words, spans, strict=True) for _ in span]
         return [token for span in spans for token in span], word_ids
 
 
 def word_starts(word_ids: Sequence[int] | None) -> list[bool]:
-    """Which of a window's tokens that are read (None: there are none) begin a word."""
+    """Returns which of the read tokens of a window begin a word, none without them."""
     return [] if word_ids is None else [word != before for before, word in pairwise([-1, *word_ids])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowRules:
-    """What windows look like.
+    """The layout of windows.
 
     Attributes:
         prefix, suffix: the special tokens around each window.
@@ -118,7 +118,7 @@ class WindowRules:
     def of(
         cls, tokenizer: PreTrainedTokenizerBase, *, max_length: int, overlap: int, context: int = 0
     ) -> "WindowRules":
-        """The rules for a tokenizer, all of whose families set one special token before and one after a text."""
+        """Returns a tokenizer's rules, with a special token before and after a text."""
         special = tuple(tokenizer("", return_attention_mask=False)["input_ids"])
         prefix, suffix = special[:1], special[1:]
         return cls(prefix=prefix, suffix=suffix, room=max_length - len(special), overlap=overlap, context=context)
@@ -126,11 +126,13 @@ class WindowRules:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFrame:
-    """What a tokenizer puts around two texts: BERT 3 special tokens, RoBERTa 4 and one segment.
+    """A tokenizer's special tokens around two texts.
+
+    BERT has 3 special tokens, RoBERTa 4 and one segment.
 
     Attributes:
         before, between, after: The special tokens around the two texts.
-        types: Segment ids of five parts: ``before``, the first text, ``between``, the second, and ``after``.
+        types: Segment ids of the five parts ``before``, first text, ``between``, second text, ``after``.
     """
 
     before: tuple[int, ...]
@@ -168,13 +170,13 @@ class PairFrame:
 def split_words(
     sentences: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, *, longest: int
 ) -> list[SubWords]:
-    """Sub-words of each word on its own, as transformers splits pre-split words behind a space.
+    """Returns sub-words of each word, as transformers splits words behind a space.
 
-    A word without any (empty, or made of characters that the tokenizer drops) gets the unknown token; of a word with
-    more than ``longest`` the first ones stay. Special tokens written as words stay plain characters.
+    A word without any (empty, or made of characters that the tokenizer drops) gets the unknown token. If a word has
+    more than ``longest`` sub-words, the first ones stay. Special tokens written as words stay plain characters.
 
     Raises:
-        DataError: a word has no sub-words and the tokenizer no unknown token.
+        DataError: A word has no sub-words and the tokenizer no unknown token.
     """
     # Byte-level BPE without ``add_prefix_space`` splits a word at the start of a text differently from one behind a
     # space. Pre-split words would all be split as starts of texts, which the model has hardly seen.
@@ -210,16 +212,16 @@ def split_words(
 
 
 def documents(names: Sequence[object], *, alone: bool) -> list[range]:
-    """The rows of each document: neighbours with the same name; each row ``alone``, as are those without a name."""
+    """Returns the neighbouring rows of each document, or each row ``alone``."""
     starts = [row for row, name in enumerate(names) if alone or row == 0 or name is None or name != names[row - 1]]
     return [range(start, end) for start, end in pairwise([*starts, len(names)])]
 
 
 def document_windows(document: Sequence[SubWords], rules: WindowRules) -> Iterator[list[WordWindow]]:
-    """The windows of each row of a document, at least one per row, in the order of words.
+    """Returns the windows of each row of a document, in the order of words.
 
-    A window holds whole words of one row. What it adds around them comes from the whole document, the row's own other
-    words first, because these are nearest.
+    Every row has at least one window. A window holds whole words of one row. What it adds around them comes from the
+    whole document, the row's own other words first, because these are nearest.
     """
     stream = [token for row in document for token in row.ids]
     before = 0
@@ -243,10 +245,12 @@ def document_windows(document: Sequence[SubWords], rules: WindowRules) -> Iterat
 
 
 def cut(starts: Sequence[int], *, room: int, overlap: int) -> list[range]:
-    """The units of each window: as many as fit, the next window from at most ``overlap`` tokens before its end.
+    """Returns the units of each window, as many as fit.
+
+    The next window begins at most ``overlap`` tokens before the end of a window.
 
     Args:
-        starts: Where each word, sentence or token begins, and where the last one ends. None is longer than ``room``.
+        starts: The start of each word, sentence or token, and the end of the last one. None is longer than ``room``.
     """
     windows, first = [], 0
     while True:
@@ -259,7 +263,9 @@ def cut(starts: Sequence[int], *, room: int, overlap: int) -> list[range]:
 
 
 def richest_windows(starts: Sequence[int], windows: Sequence[range], *, bonus: float = 0.0) -> NDArray[np.int64]:
-    """For each unit the window in which it has most context on its poorer side, the first among equals.
+    """Returns for each unit the window with the most context on its poorer side.
+
+    Among equals it is the first window.
 
     Args:
         starts: As in ``cut``.
@@ -279,7 +285,7 @@ def richest_windows(starts: Sequence[int], windows: Sequence[range], *, bonus: f
 
 
 def read_words(starts: Sequence[int], windows: Sequence[range]) -> list[range]:
-    """For each window the words that have most context there. Over all windows they are in order."""
+    """Returns for each window the words with most context. Over all windows in order."""
     if len(windows) == 1:
         return list(windows)
     ends = np.searchsorted(richest_windows(starts, windows), range(len(windows) + 1)).tolist()
@@ -287,7 +293,7 @@ def read_words(starts: Sequence[int], windows: Sequence[range]) -> list[range]:
 
 
 def context_sizes(first: int, end: int, *, length: int, room: int, context: int) -> tuple[int, int]:
-    """Returns how many tokens fit before ``first`` and after ``end - 1``, at most ``context`` on each side."""
+    """Returns how many context tokens fit before ``first`` and after ``end - 1``."""
     left, right, spare = min(context, first), min(context, length - end), room - (end - first)
     taken = min(left, max(spare // 2, spare - right))
     return taken, min(right, spare - taken)
