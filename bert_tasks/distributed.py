@@ -30,7 +30,7 @@ _LONGEST_VALUE = 80  # characters of a value in a message
 
 
 def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = None) -> Accelerator:
-    """Makes the accelerator, on the GPU if there is one. The first call decides about the timeout.
+    """Makes the accelerator, on a GPU if possible. The first call sets the timeout.
 
     Args:
         mixed_precision: Number format of the matrix products.

@@ -82,7 +82,7 @@ class NoHeadError(CheckpointError):
 
 
 class NotFiniteScoresError(CheckpointError):
-    """A model whose weights or precision give scores that are not finite numbers (exit code 4)."""
+    """A model whose weights or precision make scores infinite or NaN (exit code 4)."""
 
 
 class DivergedError(BertTasksError):
@@ -103,7 +103,7 @@ class StoppedError(BertTasksError):
 
 
 class ClosedPipeError(BertTasksError):
-    """The reader of the output closed the pipe, as ``head`` does (128 + SIGPIPE). The command line prints nothing."""
+    """The reader of the output closed the pipe, as ``head`` does (128 + SIGPIPE)."""
 
     exit_code = 141
     collective = True

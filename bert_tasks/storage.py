@@ -27,7 +27,7 @@ LOCK = "run.lock"
 
 @contextmanager
 def atomic_path(path: Path, *, folder: Path | None = None, durable: bool = True) -> Iterator[Path]:
-    """Yields a temporary path. It replaces ``path`` if the block ends without an error.
+    """Yields a temporary path, which replaces ``path`` if the block raises no error.
 
     Args:
         path: Final name of the file.
@@ -75,8 +75,8 @@ def atomic_folder(target: Path, *, staging: Path, replaced: Path) -> Iterator[Pa
 def new_folder(target: Path, *, suffix: str) -> Iterator[Path]:
     """Yields an ``atomic_folder`` for one process at a time.
 
-    The process works in a hidden folder beside the target. A killed process leaves at most this hidden folder behind,
-    which the next process uses and removes.
+    The process works in a hidden folder beside the target. A killed process leaves only this folder, which the next
+    removes.
 
     Args:
         target: Final name of the folder.
@@ -96,7 +96,7 @@ def new_folder(target: Path, *, suffix: str) -> Iterator[Path]:
 
 
 def check_new_folder(target: Path) -> None:
-    """Raises UsageError if a folder exists and is not empty, or its parent cannot be written."""
+    """Raises UsageError if a folder is not empty or its parent is not writable."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} exists and is not an empty folder: choose another one")
     check_writable(target.absolute().parent)
@@ -116,7 +116,7 @@ def flush_files(folder: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Flushes a file or folder to the disk and renames it. A file at ``target`` is replaced."""
+    """Flushes a file or folder and renames it. A file at ``target`` is replaced."""
     sync(source)
     os.replace(source, target)
 
@@ -144,7 +144,7 @@ def remove_temporaries(folder: Path, of: Collection[str] | None = None) -> None:
 
 
 def explained_disk_full(error: OSError, partial: Path) -> OSError:
-    """Returns the error. For a full disk it says how many bytes of ``partial`` were written and how many are free."""
+    """Returns the error, for a full disk with the bytes of ``partial`` and free bytes."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
     written = partial.stat().st_size if partial.exists() else 0

@@ -32,7 +32,7 @@ _PIECE = 2**18
 
 
 def attention_backend(*, device: torch.device, dtype: torch.dtype, head_size: int, has_scores: bool = False) -> Backend:
-    """Returns the kernel for packed tokens. The choice does not change the mathematics.
+    """Returns the kernel for packed tokens, which does not change the mathematics.
 
     ``flash`` is torch's FlashAttention-2 for CUDA (Dao, arXiv:2307.08691). It computes in half precision, needs a head
     size that is a multiple of 8 up to 256, and adds nothing to the scores.
@@ -179,9 +179,7 @@ def attend_padded(
 def _attend_heads(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None = None
 ) -> Tensor:
-    """Computes ``scaled_dot_product_attention``.
-
-    If torch has no kernel that drops weights, the function computes the formula with the dropout of ``encoder/cpu.py``.
+    """Computes ``scaled_dot_product_attention``, or the formula with our dropout.
 
     Args:
         query, key, value: ``[..., A, T, D]``. The query's T may differ.

@@ -1,7 +1,7 @@
 """The configuration of the encoder, one dataclass for all families.
 
-The families differ only in the values of its fields. The fields have the names of Hugging Face's configurations if
-those have one. families/ translates a config.json into these fields.
+The families differ only in the values of its fields, which have Hugging Face's names if possible. families/ translates
+a config.json into these fields.
 """
 
 import math
@@ -68,14 +68,12 @@ class HeadConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DisentangledConfig:
-    """Disentangled attention (He et al., arXiv:2006.03654).
-
-    The scores depend on the contents, and on contents and distances.
+    """Disentangled attention to contents and distances (He et al., arXiv:2006.03654).
 
     Attributes:
         buckets: Distances up to half of this number have separate embeddings, and greater distances share them by their
             logarithm. 0 means that all distances up to ``max_distance`` have separate embeddings.
-        max_distance: The greatest distance that is told from others.
+        max_distance: The greatest distance. Greater distances count as this distance.
         content_to_position: Queries are multiplied with keys made of distances.
         position_to_content: Keys are multiplied with queries made of distances.
         shared: These keys and queries come from the linear layers of the contents.

@@ -46,10 +46,10 @@ MatmulLibrary = Literal["mkl", "onednn"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Rows of a product in bfloat16: of a block, and what the rows of the last block are padded to a multiple of. With AMX
+# Rows of a product in bfloat16, of a block and of the multiple to which the last block is padded. With AMX
 # there are fewer sizes, because compiling for one more takes many times as long as the product.
 _BLOCK, _MULTIPLE = 512, 128 if torch.cpu.get_capabilities().get("amx_bf16") else 64
-# id of a parameter -> its copy in bfloat16; None while weights may change.
+# id of a parameter -> its copy in bfloat16, or None while weights may change.
 _BFLOAT16_WEIGHTS: ContextVar[dict[int, Tensor] | None] = ContextVar("_BFLOAT16_WEIGHTS", default=None)
 # Values of ONEDNN_MAX_CPU_ISA that leave out the products in bfloat16 of later processors.
 _WITHOUT_BFLOAT16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
@@ -200,9 +200,8 @@ class _OneDNN(torch.autograd.Function):
 def _weight_gradient(gradient: Tensor, rows: Tensor) -> Tensor:
     """Multiplies ``[N, O], [N, I] -> [O, I]`` with oneDNN.
 
-    The operator copies its first matrix if it is a transposed view, which takes up to a third of a product's time. So
-    the first matrix is the gradient, or the rows, whose product is transposed. The function chooses the order that
-    copies less.
+    The operator copies its first matrix if it is a transposed view, which takes up to a third of the time. So it is the
+    gradient, or the rows, whose product is transposed, to copy less.
     """
     (count, outputs), inputs = gradient.shape, rows.shape[1]
     if count * outputs <= (count + outputs) * inputs:

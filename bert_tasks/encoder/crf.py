@@ -84,7 +84,7 @@ def log_partition(logits: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def marginals(logits: Tensor, counts: Sequence[int]) -> Tensor:
-    """Returns ``[R, L]``, the probability of each label over all paths of the sequence."""
+    """Returns ``[R, L]``, each label's probability over all paths of the sequence."""
     steps = _Steps.of(logits, counts)
     return steps.in_order([torch.softmax(a + b, dim=1) for a, b in zip(_forward(steps), _backward(steps), strict=True)])
 

@@ -11,7 +11,7 @@ from bert_tasks.encoder.cpu import keep_mask, keep_scale, random_bits, uses_rand
 
 
 def drop(hidden: Tensor, p: float) -> Tensor:
-    """Sets each element to 0 with probability ``p`` and scales the others by 1 / (1 - p)."""
+    """Zeroes each element with probability ``p`` and scales the others by 1 / (1 - p)."""
     if not uses_random_bits(hidden, p):
         return F.dropout(hidden, p)
     factors = keep_mask(random_bits(hidden.shape), p, out=torch.empty_like(hidden))

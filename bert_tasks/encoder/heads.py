@@ -150,8 +150,7 @@ class SequenceHead(Head):
 class ChoiceHead(SequenceHead):
     """Head with one logit for each choice, as in the family's HF class.
 
-    Each choice is a sequence. Only dropout differs from the sequence head. In RoBERTa and MPNet, too, ``dense`` is the
-    pooler of the base model.
+    Only dropout differs from the sequence head. In RoBERTa and MPNet, too, ``dense`` is the pooler of the base model.
     """
 
     label_dims: ClassVar[dict[str, tuple[int, ...]]] = {}
@@ -241,8 +240,7 @@ class EmbeddingHead(Head):
 class PerTokenHead(Head):
     """Head with logits for each token that is read.
 
-    Token classification has L logits, and span extraction has 2, for start and end. The rows come sequence after
-    sequence in the caller's order, whatever the order of the rows.
+    Tokens have L logits for classification, and 2 for spans (start and end), in the caller's order of sequences.
     """
 
     per_token = True

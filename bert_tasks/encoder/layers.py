@@ -160,7 +160,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each followed by dropout, residual and norm (post-norm)."""
+    """Attention and feed-forward, each with dropout, residual and norm (post-norm)."""
 
     def __init__(self, config: EncoderConfig, index: int) -> None:
         super().__init__()
@@ -229,10 +229,7 @@ class PreNormLayer(Layer):
 
 
 class Convolution(nn.Module):
-    """A convolution over the embeddings of neighbouring tokens (large DeBERTa-v2).
-
-    Its result is added to the first layer's output and normalised with it.
-    """
+    """Convolution over neighbouring embeddings, added to layer 0 (large DeBERTa-v2)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -363,8 +360,8 @@ class TransformerEncoder(nn.Module):
     def last_queries_keys_values(self, hidden_states: Sequence[Tensor]) -> Tensor:
         """Returns ``[N, 3, A * D]`` of the last layer for all tokens.
 
-        They are computed from the states that ``forward`` collected, so that no layer has to return them, checkpointed
-        or not. They are not rotated.
+        They are computed from the states that ``forward`` collected, so that no layer has to return them. They are not
+        rotated.
         """
         index = self.layer_order[-1]
         last = cast("Layer", self.layers[index])
@@ -390,7 +387,7 @@ def initialize(module: nn.Module, config: EncoderConfig) -> None:
 
 
 def _initial_std(name: str, config: EncoderConfig) -> float:
-    """Returns the standard deviation of a module's weights with ``initializer_cutoff``.
+    """Returns the deviation of a module's initial weights with ``initializer_cutoff``.
 
     As in transformers' ModernBERT, it is smaller before each residual connection and in the dense layer of a head, and
     1 / sqrt(H) in the last layer of a head.

@@ -87,8 +87,7 @@ class LoraLinear(Linear):
     def _with_change(self, output: Tensor, rows: Tensor, outputs: range) -> Tensor:
         """Returns ``[N, O]``, some outputs of the layer with the adapters' changes.
 
-        One product with all matrices B side by side computes the changes for rows ``[N, I]``. The matrices are 0
-        outside their blocks.
+        One product with all matrices B side by side, 0 outside their blocks, computes the changes.
         """
         compact, expanding = [], []
         for block, lora_a, lora_b in self.adapters():
@@ -112,7 +111,7 @@ class _AdaptedLayer:
 
 
 class BlockMatrices(NamedTuple):
-    """An adapter with its outputs, A ``[R, I]`` and B ``[O, R]``, as copies on the CPU."""
+    """An adapter's outputs, A ``[R, I]`` and B ``[O, R]``, as copies on the CPU."""
 
     outputs: range
     lora_a: Tensor

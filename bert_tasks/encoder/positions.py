@@ -3,8 +3,8 @@
 A type of positions is a module that the encoder owns (``position_module``). It is called once per forward pass. The
 attention of every layer calls its result to change queries, keys and scores.
 
-Shape legend: N tokens, B sequences, T length of the longest sequence (in scores: of a group's), A heads, D head size, H
-= A * D, S embeddings of distances.
+Shape legend: N tokens, B sequences, T length of the longest sequence (in scores of the longest in a group), A heads, D
+head size, H = A * D, S embeddings of distances.
 """
 
 from collections.abc import Callable
@@ -166,7 +166,7 @@ class TableAngles:
 
 
 def rotate_neighbours(qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotates queries and keys ``[N, 3, A, D]`` in the planes of two neighbouring components."""
+    """Rotates queries and keys ``[N, 3, A, D]`` in planes of two neighbours."""
     query_key, value = torch.split(qkv, [2, 1], dim=1)
     rotated = rotate(query_key[..., ::2], query_key[..., 1::2], cosines, sines)
     return torch.cat([torch.stack(rotated, dim=-1).flatten(-2).to(qkv.dtype), value], dim=1)
@@ -322,7 +322,7 @@ def gather_relative(content: Tensor, of_distances: Tensor) -> Tensor:
     return rows.view(heads, batch, length, 2 * length - 1).narrow(-1, 0, length).transpose(0, 1)
 
 
-# Distances in tokens at which the next bucket begins: each has its own up to 8, then every second one begins at twice
+# Distances in tokens at which the next bucket begins. Each has a bucket up to 8, then every second one begins at twice
 # the distance (8 * 2^(k/2)), and the last has all from 91 on. transformers computes the same with float32 logarithms.
 _BUCKET_STARTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91)
 
@@ -339,7 +339,7 @@ class RelativeBias(nn.Module):
         self.bias = nn.Embedding(2 * (len(_BUCKET_STARTS) + 1), config.num_attention_heads)
 
     def forward(self, position_ids: Tensor, layout: Layout) -> "AddedBias":
-        """Returns the scores of the longest sequence, which contain the scores of shorter ones."""
+        """Returns the scores of the longest sequence, which contain shorter ones' scores."""
         length = max(layout.lengths) if isinstance(layout, Packed) else layout.length
         distances = torch.arange(1 - length, length, device=position_ids.device)  # [2T - 1] key - query
         buckets = (distances > 0) * (len(_BUCKET_STARTS) + 1)

@@ -52,7 +52,7 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
 
 
 def family_with_tokenizer(model_type: str) -> str:
-    """Returns the family whose tokenizers have a model of this type in ``tokenizer.json``."""
+    """Returns the family with tokenizers of this model type in ``tokenizer.json``."""
     return {"BPE": "roberta", "Unigram": "albert"}.get(model_type, "bert")
 
 
@@ -120,7 +120,7 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
 
 
 def _head_dropout(family: Family, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns each head's dropout (see ``HeadConfig``), from the first field that is set."""
+    """Returns each head's dropout (see ``HeadConfig``), from the first set field."""
     dropout = {}
     for head in (
         *("sequence_dropout", "dense_dropout", "token_dropout", "span_dropout", "pair_dropout"),
@@ -283,7 +283,7 @@ def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def pooler_is_there(family: Family, keys: Iterable[str]) -> bool:
-    """Returns True if a base model's file has its pooler, also without the base prefix."""
+    """Returns True if a base model's file has its pooler, under either prefix."""
     names = {f"{family.prefix}{family.pooler}.weight", f"{family.pooler}.weight"}
     return family.pooler is not None and not names.isdisjoint(keys)
 
@@ -295,7 +295,7 @@ def current_name(family: Family, key: str) -> str:
 
 
 def split_unused(family: Family, keys: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Splits a file's unused keys into dropped heads, ignored buffers and unknown keys.
+    """Splits unused keys into dropped heads, ignored buffers and unknown keys.
 
     A head may be dropped if the task uses another head.
     """

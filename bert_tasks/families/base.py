@@ -51,7 +51,7 @@ VALUE_REASONS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# The greatest number that a config.json may state, and lower limits of some: the deepest published encoders have less
+# The greatest number in a config.json, and lower limits of some fields. The deepest published encoders have less
 # than 100 layers, and the widest less than 10,000 hidden units.
 MOST = 2**31 - 1
 MOST_UNITS = 2**20
@@ -263,7 +263,7 @@ def rotary_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def rotary_head_dim(config: Mapping[str, Any]) -> int:
-    """Returns the size of a head with rotary positions, from a config with ``ROTARY_FIELDS``.
+    """Returns the size of a rotary head, from a config with ``ROTARY_FIELDS``.
 
     Raises:
         CheckpointError: The size is odd.
@@ -296,7 +296,7 @@ def layer_types(config: Mapping[str, Any], layers: int) -> Sequence[str] | None:
 
 
 def key_value_heads(config: Mapping[str, Any]) -> int:
-    """Returns ``EncoderConfig.num_key_value_heads``, for all heads if the config has none.
+    """Returns ``EncoderConfig.num_key_value_heads``. Default: the number of heads.
 
     Raises:
         CheckpointError: The number of heads is not a multiple of it.
@@ -319,7 +319,7 @@ def output_table_size(config: Mapping[str, Any]) -> int | None:
 
 
 def encoder_field(hf_config: Mapping[str, Any], field: str, name: str, default: Any) -> Any:
-    """Returns a field of ours (see ``Family.fields``). Raises as ``config_value`` does."""
+    """Returns a field (see ``Family.fields``). Raises as ``config_value`` does."""
     if not name:
         return default
     least, most = _BOUNDS.get(field, (None, 1 if "dropout" in field else None))

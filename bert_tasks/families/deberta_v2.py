@@ -24,7 +24,7 @@ from bert_tasks.families.base import (
 )
 
 # The head over the vocabulary has two sets of names. transformers writes and expects the first one unless config.json
-# has ``legacy = false``; the published files have the second one, whatever their config says.
+# has ``legacy = false``. The published files have the second set, whatever their config says.
 _LEGACY = {"dense": "cls.predictions.transform.dense", "norm": "cls.predictions.transform.LayerNorm"}
 _CURRENT = {"dense": "lm_predictions.lm_head.dense", "norm": "lm_predictions.lm_head.LayerNorm"}
 _LEGACY_BIAS, _CURRENT_BIAS = "cls.predictions", "lm_predictions.lm_head"

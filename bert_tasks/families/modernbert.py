@@ -1,8 +1,4 @@
-"""ModernBERT (Warner et al., 2024).
-
-It has norms before attention and feed-forward, rotary positions, a gated feed-forward, local windows between global
-layers, and no biases.
-"""
+"""ModernBERT (Warner et al., 2024), pre-norm with rotary positions and windows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,6 +1,6 @@
 """UltraBERT (dmis-lab/UltraBERT-150M), a EuroBERT with local windows.
 
-Layers with windows have another base of rotary positions. The head for masked tokens has two linear layers.
+Layers with windows have another base of rotary positions. Masked words have two linear layers.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Converts a checkpoint of Google's TensorFlow 1 programs to Hugging Face's format.
+"""Converts checkpoints of Google's TensorFlow 1 programs to Hugging Face's format.
 
 The folder has ``NAME.index`` with its data files, ``bert_config.json`` or ``albert_config.json`` (ELECTRA has none) and
 a vocabulary. A config.json beside them is not needed. If it exists, its fields take precedence, for example
@@ -56,7 +56,6 @@ class Conversion:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """Returns lines about the conversion for a terminal."""
         tokenizer = "no tokenizer, because there is no vocabulary" if self.tokenizer is None else self.tokenizer
         skipped = [f"skipped {len(self.left_out)} variables: {first_few(self.left_out, 3)}"] if self.left_out else []
         return [f"{self.architecture}: {self.tensors} tensors, {tokenizer}", *skipped, f"converted: {self.folder}"]
@@ -64,8 +63,6 @@ class Conversion:
 
 def convert(folder: str | Path, output: str | Path) -> Conversion:
     """Converts a TensorFlow 1 checkpoint of BERT, ALBERT or ELECTRA.
-
-    Checksums of the weights are compared.
 
     Args:
         folder: Folder of the checkpoint.

@@ -48,7 +48,7 @@ class TF1Names:
     gelu: str = "gelu"
 
     def parameters(self, variables: Iterable[str]) -> dict[str, tuple[str, bool]]:
-        """Maps Hugging Face's parameter names to variables and True if they are transposed."""
+        """Maps Hugging Face's names to variables, and to True if they are transposed."""
         return {name: (variable, transposed) for variable in variables for name, transposed in self._names(variable)}
 
     def _names(self, variable: str) -> list[tuple[str, bool]]:
