@@ -40,7 +40,7 @@ def argument(name: str, value: Any = True) -> str:
 
 
 class BertTasksError(Exception):
-    """An error that the user can act on. Its message says where and what to do.
+    """An error whose message says what happened, where, and what to do about it.
 
     Attributes:
         exit_code: Exit code of the command line.
