@@ -34,13 +34,13 @@ LINES = {
     "tensorflow": (686, 600),
     "families": (1993, 1250),
     "metrics": (1267, 1000),
-    "data": (6323, 2900),
+    "data": (6324, 2900),
     "encoder": (3324, 2300),
     "foundations": (902, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_145  # of 29,000
+TOTAL_LINES = 45_146  # of 29,000
 TOTAL_STATEMENTS = 25_509  # of 15,800
 TASK_MEMBERS = 14
 
