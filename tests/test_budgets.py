@@ -32,16 +32,16 @@ LINES = {
     "tasks": (9045, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
-    "families": (2000, 1250),
-    "metrics": (1264, 1000),
-    "data": (6328, 2900),
-    "encoder": (3317, 2300),
-    "foundations": (901, 800),
+    "families": (1993, 1250),
+    "metrics": (1267, 1000),
+    "data": (6324, 2900),
+    "encoder": (3324, 2300),
+    "foundations": (902, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
 TOTAL_LINES = 45_251  # of 29,000
-TOTAL_STATEMENTS = 25_522  # of 15,800
+TOTAL_STATEMENTS = 25_514  # of 15,800
 TASK_MEMBERS = 14
 
 
