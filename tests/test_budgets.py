@@ -19,11 +19,11 @@ LINES = {
     "cli": (1505, 1000),
     "api": (269, 250),
     "report": (1997, 1700),
-    "cards": (544, 380),
+    "cards": (545, 380),
     "serving": (1569, 800),
     "glue_submission": (126, 150),
     "experiments": (1634, 1200),
-    "training": (4029, 2700),
+    "training": (4037, 2700),
     "inference": (1801, 1150),
     "recipe": (1598, 1000),
     "init": (776, 650),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_146  # of 29,000
-TOTAL_STATEMENTS = 25_517  # of 15,800
+TOTAL_LINES = 45_155  # of 29,000
+TOTAL_STATEMENTS = 25_523  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -19,7 +19,7 @@ from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.training import files as outputs
 
-_ACCOMPANYING = (CARD, "LICENSE*", "NOTICE*", "model.onnx", "model.onnx.data")
+_ACCOMPANYING = (CARD, "LICENSE*", "NOTICE*", "onnx/model*.onnx*")
 _MAIN = "main"
 _REFUSALS = {  # by the status of the hub's response
     401: REFUSED_TOKEN,
@@ -133,7 +133,8 @@ def _model_folder(path: Path) -> Path:
 
 def _files_to_upload(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
     """The files to upload with their sizes, and the names of all others."""
-    names = sorted(path.name for path in folder.iterdir())
+    paths = [path for path in (*folder.iterdir(), *folder.glob("onnx/*")) if path.name != "onnx"]
+    names = sorted(path.relative_to(folder).as_posix() for path in paths)
     names_to_upload = [
         name
         for name in names

@@ -168,6 +168,14 @@ def load_teachers(task: MultiTask, teacher: Teacher, *, revision: str | None) ->
     if unknown:
         raise UsageError(f"[teacher]: there is no task {unknown[0]!r}: name teachers of {', '.join(task.tasks)}")
     return {
-        name: model if isinstance(model, TaskModel) else load_teacher(str(model), task.tasks[name], revision=revision)
+        name: model if isinstance(model, TaskModel) else _load_head(str(model), name, task, revision)
         for name, model in teacher.items()
     }
+
+
+def _load_head(teacher: str, name: str, task: MultiTask, revision: str | None) -> TaskModel:
+    """Loads the teacher of one task from a folder of several tasks, or of this task alone."""
+    try:
+        return TaskModel.from_pretrained(teacher, task=name, revision=revision)
+    except (UsageError, CheckpointError):  # the folder has no task of this name, or cannot be loaded
+        return load_teacher(teacher, task.tasks[name], revision=revision)

@@ -50,6 +50,17 @@ def test_only_the_model_and_its_card_go(full: Path) -> None:
     assert (plan.public, plan.url, plan.branch) == (False, None, "main")
 
 
+def test_graphs_go_with_the_model(model: Path, tmp_path: Path) -> None:
+    folder = copied(model, tmp_path / "model")
+    (folder / "onnx").mkdir()
+    for name in ("model.onnx", "model.onnx.data", "model_quantized.onnx", "notes.txt"):
+        (folder / "onnx" / name).write_text(name)
+    plan = push(folder, "org/name", dry_run=True)
+    graphs = {"onnx/model.onnx", "onnx/model.onnx.data", "onnx/model_quantized.onnx"}
+    assert set(plan.files) - set(push(model, "org/name", dry_run=True).files) == graphs
+    assert plan.left_out == ("onnx/notes.txt",)
+
+
 def test_a_finished_run_means_its_model(model: Path, tmp_path: Path) -> None:
     copied(model, tmp_path / "model")
     (tmp_path / "run.json").write_text(json.dumps({"settings": {}}))

@@ -1,10 +1,12 @@
 """Attention over packed rows: the right neighbours, exact gradients, the right kernel."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert_tasks.encoder import attention, packing
 from bert_tasks.encoder.attention import _pad, _unpad, attend, attention_backend
@@ -156,8 +158,16 @@ def test_dropout_of_a_window_draws_new_attention_weights() -> None:
     assert not torch.allclose(dropped, attend(qkv, layout, dropout=0.0, window=3))
     torch.manual_seed(0)
     assert torch.equal(dropped, attend(qkv, layout, dropout=0.5, window=3))
-    padded = Padded(batch=1, length=37, mask=torch.ones(1, 37, dtype=torch.bool))
-    assert attend(qkv, padded, dropout=0.5, window=3).isfinite().all()
+
+
+def test_padding_far_from_any_token_has_finite_gradients_with_dropout() -> None:
+    """A query of the padding has no key within the window, and a softmax over nothing is not a number."""
+    qkv = random_qkv(37).requires_grad_()
+    padded = Padded(batch=1, length=37, mask=torch.arange(37)[None] >= 20)
+    context = attend(qkv, padded, dropout=0.5, window=3)
+    (gradient,) = torch.autograd.grad(context[20:].sum(), qkv)
+    assert context.isfinite().all()
+    assert gradient.isfinite().all()
 
 
 def test_dropout_draws_new_attention_weights() -> None:
@@ -211,6 +221,32 @@ def test_the_flash_kernel_gets_the_rows_where_sequences_start(monkeypatch: pytes
     for window in (None, 3):
         context = attend(qkv, layout, dropout=0.25, window=window)
         torch.testing.assert_close(context, plain_attention(qkv, layout, window=window), rtol=0, atol=1e-12)
+
+
+class KernelCalls(TorchDispatchMode):
+    """The arguments and results of torch's flash kernels, by the name of the kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **({} if kwargs is None else kwargs))
+        if "flash_attention" in str(func):
+            self.calls[str(func)] = args, dict(kwargs), result
+        return result
+
+
+def test_the_flash_kernel_repeats_its_forward_pass_in_backward() -> None:
+    """The backward kernel gets the window, the dropout and the random state of the forward kernel."""
+    qkv = torch.randn(12, 3, 2, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    starts = torch.tensor([0, 5, 12], dtype=torch.int32, device="meta")
+    with KernelCalls() as kernels:
+        attention.flash_attention(qkv, starts, 7, 0.25, 3).sum().backward()
+    (forward, windows, results), (backward, again, _) = kernels.calls.values()
+    assert windows == again == {"window_size_left": 3, "window_size_right": 3}
+    assert forward[3:9] == (starts, starts, 7, 7, 0.25, False)
+    assert backward[6:] == (starts, starts, 7, 7, 0.25, False, *results[2:4])
 
 
 @pytest.mark.parametrize("before", [(False, False), (True, False), (True, True)])

@@ -283,7 +283,7 @@ def test_whole_models_and_runs_pass_their_tests_with_the_other_library() -> None
     names += ("training/test_resuming", "training/test_resuming_processes", "experiments/test_reproduce")
     tests = Path(__file__).parents[1]
     files = [f"{tests / name}.py" for name in names]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", "-m", "not gpu", *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *files]
     command += ["-c", tests.parent / "pyproject.toml", "--rootdir", tests.parent]
     done = subprocess.run(command, env=os.environ | {"BERT_TASKS_MATMUL": other}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
