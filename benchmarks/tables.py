@@ -283,7 +283,7 @@ def rendered(name: str) -> str:
         links: dict[str, str] = {}
         for result, path in zip(results, paths, strict=True):
             links.setdefault(caption(result), path.name)
-        text = "; ".join(f"[{text}](../benchmarks/results/{file})" for text, file in links.items())
+        text = ", ".join(f"[{text}](../benchmarks/results/{file})" for text, file in links.items())
         lines = [f"*{text}*", "", *lines]
     return "\n".join(lines)
 

@@ -48,6 +48,14 @@ NO_PROSE = re.compile(
     """,
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
+# Text of pages that is no part of a sentence.
+NO_PAGE_PROSE = re.compile(
+    r"""^```.*?^```$|^\ {4}\S.*?$|`[^`]*`           # code
+    |(?<=\])\([^)]*\)|:(?=\s*\n\s*(?:\n|[-|\d]))  # addresses of links, and colons before a list or an example
+    """,
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+MAX_COLONS_OF_PAGES = 35
 PROSE_COLON = re.compile(r":\s+[A-Za-z(]")
 
 
@@ -113,6 +121,31 @@ def test_docstrings_join_no_more_sentences() -> None:
     semicolons, colons = joined_sentences(package_sources())
     assert semicolons <= MAX_SEMICOLONS, "write 'because', 'so' or 'but', or begin a sentence"
     assert colons <= MAX_PROSE_COLONS, "begin a sentence; a colon precedes a list, an example or code"
+
+
+def test_pages_join_no_more_sentences(repository: Path) -> None:
+    pages = [repository / "README.md", *(repository / "docs").rglob("*.md")]
+    texts = {
+        path.name: NO_PAGE_PROSE.sub("`", path.read_text(encoding="utf-8"))
+        for path in pages
+        if path.parent.name != "reference"
+    }
+    assert [name for name, text in texts.items() if ";" in text] == []
+    assert sum(len(re.findall(r":\s", text)) for text in texts.values()) <= MAX_COLONS_OF_PAGES
+
+
+@pytest.mark.parametrize(
+    "text", ["One; two.", "It is this: one.", "A list:\nnot one", "| a cell: this |", "See [x; y](page.md)."]
+)
+def test_joined_sentences_of_pages_are_counted(text: str) -> None:
+    assert len(re.findall(r";|:\s", NO_PAGE_PROSE.sub("`", text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["A list:\n\n- one", "A list:\n- one", "Code: `a; b`"[6:], "```\na; b: c\n```", "    a; b"]
+)
+def test_code_and_lists_of_pages_are_not_counted(text: str) -> None:
+    assert re.findall(r";|:\s", NO_PAGE_PROSE.sub("`", text)) == []
 
 
 @pytest.mark.parametrize(
