@@ -40,7 +40,7 @@ def argument(name: str, value: Any = True) -> str:
 
 
 class BertTasksError(Exception):
-    """A failure that the user can act on. The message states what happened, where, what was expected and what to do.
+    """A failure that the user can act on. The message says what happened, where and what to do.
 
     Attributes:
         exit_code: the exit code of the command line.
@@ -86,14 +86,14 @@ class NotFiniteScoresError(CheckpointError):
 
 
 class DivergedError(BertTasksError):
-    """Training met a non-finite loss or gradient; the weights are those before that step (exit code 5)."""
+    """A loss or gradient was not finite. The weights are the weights before that step (exit code 5)."""
 
     exit_code = 5
     collective = True
 
 
 class StoppedError(BertTasksError):
-    """A signal stopped the run, which is saved; the same command resumes it (exit code 143: SIGTERM, 130: SIGINT)."""
+    """A signal stopped the run. It is saved, and the same command resumes it (exit code 143: SIGTERM, 130: SIGINT)."""
 
     collective = True
 

@@ -17,30 +17,30 @@ from support.sources import Source, package_sources
 # several modules of the top level.
 LINES = {
     "cli": (1505, 1000),
-    "api": (269, 250),
-    "report": (1997, 1700),
-    "cards": (545, 380),
+    "api": (264, 250),
+    "report": (1989, 1700),
+    "cards": (547, 380),
     "serving": (1569, 800),
     "glue_submission": (126, 150),
-    "experiments": (1634, 1200),
-    "training": (4037, 2700),
-    "inference": (1801, 1150),
-    "recipe": (1598, 1000),
+    "experiments": (1636, 1200),
+    "training": (4035, 2700),
+    "inference": (1805, 1150),
+    "recipe": (1599, 1000),
     "init": (776, 650),
-    "model": (2698, 1950),
-    "export": (885, 700),
-    "tasks": (9005, 4900),
+    "model": (2696, 1950),
+    "export": (877, 700),
+    "tasks": (9081, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
     "families": (2000, 1250),
-    "metrics": (1264, 1000),
-    "data": (6328, 2900),
-    "encoder": (3317, 2300),
+    "metrics": (1269, 1000),
+    "data": (6329, 2900),
+    "encoder": (3320, 2300),
     "foundations": (901, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_155  # of 29,000
+TOTAL_LINES = 45_224  # of 29,000
 TOTAL_STATEMENTS = 25_523  # of 15,800
 TASK_MEMBERS = 14
 

@@ -187,17 +187,21 @@ def code(language: str, text: str) -> str:
 
 
 def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licence: str | None = None) -> Path:
-    """Writes the card of a finished run into its model folder.
+    """Writes the model card of a finished run and returns its path.
 
-    A card of ours is replaced; one that was edited, or another README.md, is not.
+    It replaces a card that this package wrote, but never a card that you have edited, or another README.md.
 
     Args:
-        languages: ISO codes of the texts, such as "en"; None: as in the card that is replaced, if it states any.
-        licence: of the model, as the hub names it (apache-2.0); None likewise.
+        run: The folder of the run.
+        languages: ISO codes of the texts' languages, such as "en". Default: as in the card that is replaced.
+        licence: Licence of the model, as the hub names it (apache-2.0). Default: as in the card that is replaced.
 
     Raises:
-        UsageError: there is no finished run, or there is a README.md that is not ours.
-        CheckpointError: the model cannot be read or the card cannot be written.
+        UsageError: There is no finished run, or there is a README.md that this package did not write.
+        CheckpointError: The model cannot be read or the card cannot be written.
+
+    Example:
+        >>> write_card("runs/first", languages=["en"], licence="apache-2.0")
     """
     folder = Path(run)
     finished, path = read_run(folder), folder / outputs.MODEL / CARD

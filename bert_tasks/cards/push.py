@@ -31,12 +31,12 @@ _REFUSALS = {  # by the status of the hub's response
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """What is uploaded, and where to.
+    """An upload, or the plan of one.
 
     Attributes:
-        files: name -> size in bytes.
-        left_out: the names of what else is in the folder.
-        url: of the new commit; None before it, and for a dry run.
+        files: Name of each file -> size in bytes.
+        left_out: Names of the other files in the folder.
+        url: Address of the new commit. None before it, and for a dry run.
     """
 
     folder: Path
@@ -73,25 +73,23 @@ def push(
     languages: Sequence[str] | None = None,
     licence: str | None = None,
 ) -> Push:
-    """Uploads a model folder, in one commit. A repository or branch that does not exist is created.
+    """Uploads a model folder to the hub, in one commit.
 
     Args:
-        model: the folder; of a finished run, its ``model/``.
-        repo: ``OWNER/NAME``.
-        dry_run: only list what would be uploaded, without contacting the hub.
-        public: create a new repository as a public one, and allow one that exists and is public. Otherwise a public
-            repository is an error.
-        branch: of the repository; created if it does not exist.
-        message: of the commit.
-        languages, licence: Language codes of the texts and licence of the model, for the card (see ``write_card``). The
-            card of the run is written again. None: the card is not changed.
-
-    Returns:
-        What was uploaded, or with ``dry_run`` what would be.
+        model: The folder of a model or of a finished run.
+        repo: ``OWNER/NAME``. It is created if it does not exist.
+        dry_run: Whether to only list the files, without contacting the hub.
+        public: Whether a new repository is public, and an existing one may be.
+        branch: Branch of the repository, which is created if it does not exist. Default: main.
+        message: Message of the commit.
+        languages, licence: Write the card of the run again, as ``write_card`` does. Default: the card is not changed.
 
     Raises:
-        UsageError: the folder holds no finished model, a name is not valid, or there is no token.
-        CheckpointError: the model is damaged, or the hub refuses or cannot be reached.
+        UsageError: The folder has no finished model, a name is not valid, or there is no token.
+        CheckpointError: The model is damaged, or the hub rejects the upload or cannot be reached.
+
+    Example:
+        >>> push("runs/first", "my-org/feedback", dry_run=True).files["config.json"]
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported at run time only

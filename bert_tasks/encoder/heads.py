@@ -238,9 +238,12 @@ class EmbeddingHead(Head):
 
 
 class PerTokenHead(Head):
-    """Logits for each token that is read: token classification (L labels) and span extraction (2: start and end).
+    """Logits for each token that is read: tags (L labels) and spans (start and end).
 
     They come out sequence after sequence in the caller's order, whatever the order of the rows.
+
+    Example:
+        >>> PerTokenHead(model.config, 3, dropout=0.1)
     """
 
     per_token = True

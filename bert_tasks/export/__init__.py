@@ -104,39 +104,31 @@ def export(
     overwrite: bool = False,
     **reading: Unpack[ReadingArguments],
 ) -> Export:
-    """Exports a model to ONNX, verifies the graph against the model and writes a folder that predict and evaluate run.
+    """Exports a model to an ONNX graph and verifies the graph against the model.
 
-    ``to="transformers"`` writes the weights instead. The ``AutoModelFor...`` of the task opens the folder with the same
-    logits.
-
-    A float32 graph is compared with the model on random sequences of many lengths and on the first 200 rows of
-    ``data``; an int8 graph also by its predictions on these rows. All rows of ``data`` are read and checked.
+    ``predict`` and ``evaluate`` run the folder. Logits are compared on random sequences of many lengths and on the
+    first 200 rows of ``data``. An int8 graph must also predict the same for these rows.
 
     Args:
-        model: a model, a folder, or a name on the hub.
-        to: ``onnx`` (float32), ``int8`` or ``transformers``.
-        output: a new or empty folder, or with ``overwrite`` an earlier export of a graph.
-        data: rows to verify the graph on; required for int8.
-        task: the task of a folder that does not state one, a task class, or the name of one of several tasks. Without
-            it a graph has the heads of all tasks, and its outputs are ``NAME.logits``. ``embedding`` exports the
-            encoder alone, with the output ``last_hidden_state``, which transformers.js pools.
-        settings: fields of the task to change, if ``model`` is loaded here.
-        revision: the revision of a name on the hub.
-        adapter: a folder of adapters to add to the weights of ``model``, see ``TaskModel.from_pretrained``.
-        overwrite: whether to replace an earlier export.
-        reading: how to read ``data``: ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and
-            ``label_separator`` of `ReadOptions`.
-
-    Returns:
-        The folder and what was measured.
+        model: A model or its name.
+        to: ``onnx`` (float32), ``int8``, or ``transformers`` for weights that ``AutoModelFor...`` opens.
+        output: A new or empty folder, or with ``overwrite`` an earlier export of a graph.
+        data: Rows to verify the graph on, which int8 needs. All of them are read and checked.
+        task: Name or class of the task, or the name of one of several tasks. Without it a graph has the heads of all
+            tasks, and its outputs are ``NAME.logits``. ``embedding`` exports the encoder alone, with the output
+            ``last_hidden_state``.
+        settings, revision, adapter: See ``evaluate``.
+        overwrite: Whether to replace an earlier export.
+        reading: Fields of `ReadOptions` for ``data``.
 
     Raises:
-        UsageError: the ``export`` extra is not installed, an argument is wrong, the output folder cannot be used, or
-            another process exports to it.
-        DataError: a row cannot be used, there are no rows, or the predictions on them cannot tell a good int8 graph
-            from a bad one (sentences without words, the same number for all rows).
-        CheckpointError: the model cannot be loaded, the graph differs by more than the tolerance, or the folder cannot
-            be written. Nothing is left behind.
+        UsageError: The ``export`` extra is not installed, an argument is wrong, or ``output`` cannot be used.
+        DataError: A row cannot be used, or the rows cannot tell a good int8 graph from a bad one.
+        CheckpointError: The model cannot be loaded, the graph differs too much, or the folder cannot be written.
+
+    Example:
+        >>> export("runs/first", to="onnx", output="exported").record["outputs"]
+        ['logits']
     """
     how = ReadOptions.from_arguments(export, reading)
     if to not in get_args(ExportFormat):

@@ -154,7 +154,7 @@ class MaskedFitting(Fitting, Windows):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLanguageModeling(CorpusTask[Any]):
-    """Settings of masked language modelling.
+    """Documents whose tokens are masked and predicted.
 
     Attributes:
         max_ngram: Select n-grams of up to this number of whole words, with a probability proportional to 1/n (ALBERT).
@@ -171,6 +171,9 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         top_k: candidates for each mask.
         score: what ``predict`` returns for a text instead of candidates for its masks: ``pppl``, its pseudo-perplexity,
             or ``pll-word-l2r``, its pseudo-log-likelihood. Each token takes a forward pass of its window.
+
+    Example:
+        >>> TaskModel.from_pretrained(base, task=MaskedLanguageModeling).predict("The soup was [MASK].")
     """
 
     name: ClassVar[str] = "masked-language-modeling"

@@ -93,6 +93,9 @@ class Detection(Part):
         problems: Names that users may write instead of a task's -> ``problem`` of the hints.
         has_dense_labels: True if a row trains many of its tokens. ``init`` then suggests a higher learning rate and,
             for many rows, fewer epochs.
+
+    Example:
+        >>> Detection.of(MultipleChoice).row_needs
     """
 
     row_needs: ClassVar[str] = ""
