@@ -89,7 +89,7 @@ def _aligned(labels: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.gene
 
 
 def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Returns Pearson's correlation, or nan for fewer than two rows or a constant side.
+    """Returns Pearson's correlation. It is nan for one row or a constant side.
 
     Example:
         >>> round(pearson([1, 2, 3], [2, 4, 7]), 3)

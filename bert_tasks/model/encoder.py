@@ -195,7 +195,7 @@ class Encoder(PretrainedModule):
         return model.train(self.training)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes config.json, model.safetensors and the tokenizer's files for ``AutoModel``."""
+        """Writes a folder that ``AutoModel`` opens, with the tokenizer's files."""
         family = family_of(self.hf_config)
         names = parameter_map(family, self.config, head="base", pooler=self.pooler is not None)
         tensors = file_tensors(hf_tensors(self.state_dict(), names, strip_prefix=family.prefix), family)

@@ -136,7 +136,7 @@ class ReplacedReport(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
-    """Documents with replaced tokens to detect. The generator has the settings of masking.
+    """Documents with replaced tokens. The generator has the settings of masking.
 
     Attributes:
         mask_replace_prob: Share of the predicted tokens that the mask token replaces. ELECTRA masks 85 of 100.

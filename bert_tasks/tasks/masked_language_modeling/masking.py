@@ -35,7 +35,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingRule:
-    """How tokens are masked, with the words of transformers' language modelling collator.
+    """How tokens are masked, with the names of transformers' collator.
 
     Attributes:
         mlm_probability: Share of the candidates that is predicted.

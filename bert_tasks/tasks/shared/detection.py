@@ -84,7 +84,7 @@ NO_HINTS = UserHints()
 
 
 class Detection(Part):
-    """How ``init`` recognises the rows of a task, and the settings that it starts a recipe with.
+    """How ``init`` recognises the rows of a task, and which settings it suggests.
 
     Its task is the class of the task.
 
