@@ -1,10 +1,11 @@
-"""Writes the tables of docs/performance.md, and the README's sentence on speed, from the files in benchmarks/results.
+"""Writes the tables of two pages and the README's sentence on speed, from the files in benchmarks/results.
 
     python benchmarks/tables.py
     python benchmarks/tables.py --check   # exits with 1 if a page is not what the results say
 
 ``FILES`` names the results that the pages show. A page marks where a table begins (``<!--table:NAME-->``) and ends
-(``<!--end-->``). Numbers have two significant digits. A ratio is the median over turns.
+(``<!--end-->``). Speeds have two significant digits. A ratio is the median over turns. The interval of a difference of
+means is Welch's.
 """
 
 import argparse
@@ -16,22 +17,38 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("README.md", "docs/performance.md", "docs/quality.md")
 FILES = {
     "training": ("train_throughput_epyc_zen5.json", "train_throughput_epyc_zen5_bf16.json"),
     "pre-training": ("pretrain_throughput_epyc_zen5.json",),
     "prediction": ("predict_throughput_epyc_zen5.json", "embed_throughput_epyc_avx512.json"),
     "memory": ("vocabulary_rows_epyc_avx512.json", "long_inputs_epyc_avx512.json"),
     "gpu": ("gpu_h100.json",),
+    "quality": ("quality.jsonl", "quality_rounded.jsonl", "quality_pretraining.json"),
+    "distillation": ("quality_distillation.jsonl",),
 }
+FILES["quality"] += (FILES["training"][0], *FILES["pre-training"])
 FILES["speed"] = (FILES["training"][0], FILES["prediction"][0], *FILES["gpu"])
 GENERATIONS = {"family 25, model 17": "Zen 4", "family 26, model 2": "Zen 5"}  # of processors with the same name
 DATA = {"stsb": "STS-B", "rte": "RTE", "sst2": "SST-2", "conll2003": "CoNLL-2003", "squad": "SQuAD"}
 PRE_TRAINING = {"sparse": "Trainer, masked tokens only", "grouped": "Trainer, run_mlm.py"}
 LIBRARIES = {"pipeline()": "`pipeline()`", "openvino": "OpenVINO"}
 EMBEDDING = ("sentence-transformers", "the same, fastest batch size")
+QUALITY_SIDES = ("transformers", "bert_tasks")
+SCORES = {
+    "SST-2, 1 epoch, accuracy": ("sst2", "accuracy"),
+    "CoLA, 3 epochs, MCC": ("cola", "matthews_correlation"),
+    "STS-B, 3 epochs, Pearson": ("stsb", "pearson"),
+    "CoNLL-2003, 2 epochs, test entity F1": ("conll2003", "test/overall_f1"),
+}
+DISTILLATION_SIDES = ("teacher", "alone", "student")
+JUDGED = {
+    "SST-2, held-out rows, accuracy": ("sst2", "held_out"),
+    "CoNLL-2003, test, entity F1": ("conll2003", "test"),
+}
 
 Result = dict[str, Any]
+Lines = list[Result]
 
 
 def number(value: float) -> str:
@@ -70,8 +87,10 @@ def processor(result: Result) -> str:
     return f"{name}, {GENERATIONS[known['cpu_model']]}" if is_named else name
 
 
-def caption(result: Result) -> str:
+def caption(result: Result | Lines) -> str:
     """Returns the processor, the threads, the date and the commit, as far as the file records them."""
+    if isinstance(result, list):
+        return f"{len(result)} runs"
     known = facts(result)
     templates = {"threads": "{} threads", "date": "{}", "commit": "{}"}
     values = [text.format(known[name]) for name, text in templates.items() if name in known]
@@ -183,21 +202,82 @@ def speed(train: Result, predict: Result, card: Result) -> list[str]:
     ]
 
 
+def seeds(values: Sequence[float]) -> str:
+    return ", ".join(str(round(value, 2)) for value in values)
+
+
+def difference(values: Sequence[float], others: Sequence[float], digits: int = 1) -> str:
+    """Returns the difference of the means with its 95 % interval."""
+    from scipy.stats import ttest_ind  # here: its import takes 2 s
+
+    low, high = ttest_ind(values, others, equal_var=False).confidence_interval()
+    mean = statistics.mean(values) - statistics.mean(others)
+    return "{:+z.{digits}f} [{:+z.{digits}f}, {:+z.{digits}f}]".format(mean, low, high, digits=digits)
+
+
+def quality_row(label: str, sides: Sequence[Sequence[float]], digits: int = 1) -> list[str]:
+    """Returns the cells of a score: each seed of the Trainer and of bert_tasks, their means and the difference."""
+    spreads = [f"{statistics.mean(side):.{digits}f}±{statistics.stdev(side):.{digits}f}" for side in sides]
+    theirs, ours = sides
+    return [label, seeds(theirs), seeds(ours), " and ".join(spreads), difference(ours, theirs, digits)]
+
+
+def quality(runs: Lines, rounded: Lines, masked: Result, train: Result, pretrain: Result) -> list[str]:
+    """Returns a row for each task: the Trainer's scores and ours, and speed and memory where they were measured."""
+    rows = []
+    workloads: dict[str, Result] = {row["workload"]: row for row in train["results"]}
+    for label, (task, metric) in SCORES.items():
+        lines = sorted((run for run in [*runs, *rounded] if run["task"] == task), key=lambda run: int(run["seed"]))
+        sides = [[100 * line["metrics"][metric] for line in lines if line["side"] == name] for name in QUALITY_SIDES]
+        workload = workloads.get(task, {"seconds": {}})
+        times = [workload["seconds"][side] for side in ("grouped", "ours") if side in workload["seconds"]]
+        tokens = [number(workload["tokens"] / statistics.median(seconds)) for seconds in times]
+        rows.append([*quality_row(label, sides), " and ".join(tokens), ""])
+    losses = [[run["loss"] for run in masked["metrics"][side]] for side in QUALITY_SIDES]
+    peers = [pretrain["sides"][side] for side in ("sparse", "ours")]
+    tokens = [number(side["tokens"] / statistics.median(side["seconds"])) for side in peers]
+    peaks = [number(side["peak_mib"]) for side in peers]
+    row = quality_row("wikitext-2, 60 steps, loss of masked tokens", losses, digits=2)
+    rows.append([*row, " and ".join(tokens), " and ".join(peaks)])
+    head = ["score", "Trainer", "bert_tasks", "mean±sd", "difference", "tokens/s", "peak MiB"]
+    return table(head, *rows)
+
+
+def distillation(runs: Lines) -> list[str]:
+    rows = []
+    for label, (task, metric) in JUDGED.items():
+        lines = [[run for run in runs if (run["task"], run["side"]) == (task, side)] for side in DISTILLATION_SIDES]
+        teacher, alone, student = ([100 * line["metrics"][metric] for line in side] for side in lines)
+        speeds = [statistics.median(line["rows_per_second"] for line in side) for side in (lines[0], lines[2])]
+        means = [difference(student, peer) for peer in (alone, teacher)]
+        scores = map(seeds, (teacher, alone, student))
+        rows.append([label, *scores, *means, " and ".join(map(number, speeds))])
+    head = ["score", "teacher", "layers alone", "student", "student - alone", "student - teacher", "rows/s"]
+    return table(head, *rows)
+
+
 RENDERERS: dict[str, Callable[..., list[str]]] = {
     "training": training,
     "pre-training": pre_training,
     "prediction": prediction,
     "memory": memory,
     "gpu": gpu,
+    "quality": quality,
+    "distillation": distillation,
     "speed": speed,
 }
 MARKED = re.compile(r"(<!--table:([\w-]+)-->\s).*?(\s<!--end-->)", re.DOTALL)
 
 
+def read_result(path: Path) -> Any:
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+
+
 def rendered(name: str) -> str:
     """Returns a table below its caption, which links to the results."""
     paths = [ROOT / "benchmarks" / "results" / file for file in FILES[name]]
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    results = [read_result(path) for path in paths]
     lines = RENDERERS[name](*results)
     if name != "speed":
         links: dict[str, str] = {}

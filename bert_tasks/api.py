@@ -1,4 +1,4 @@
-"""``fit`` and ``train`` as users call them: training, then the model card and the report."""
+"""``fit`` and ``train`` for users, with the model card and the report."""
 
 import inspect
 import logging
@@ -139,7 +139,7 @@ def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: boo
 
 
 def write_after_run(folder: Path, *, report: bool, **options: Any) -> Path | None:
-    """Writes the cards of the finished runs in a folder, and the report, on the first process.
+    """Writes the cards and the report of finished runs, on the first process.
 
     A failure is only a warning, because the runs are complete and saved. The next call writes the files again.
 
@@ -172,7 +172,7 @@ def _failures_logged(file: str) -> Iterator[None]:
 
 
 def _teacher_names(teacher: Teacher | None) -> Any:
-    """Returns what stands for a teacher in a recipe."""
+    """Returns the names of a teacher, or of teachers by task, for a recipe."""
     if teacher is None or isinstance(teacher, Mapping):
         return None if teacher is None else {task: _teacher_names(model) for task, model in teacher.items()}
     return "a model in memory" if isinstance(teacher, TaskModel) else str(teacher)
@@ -182,7 +182,8 @@ def _split_arguments(settings: Mapping[str, object]) -> tuple[ReadOptions, dict[
     """Returns how to read the data, and the other settings of ``fit``.
 
     Raises:
-        UsageError: An argument is unknown. The message suggests ours for one of transformers', or a similar name.
+        UsageError: An argument is unknown. The message suggests a key for an argument of transformers, or a similar
+            name.
     """
     keys, options = fit_keys(), ReadingArguments.__annotations__
     names = [*inspect.signature(fit).parameters, *keys, *options]
@@ -212,7 +213,7 @@ def _load_splits(
 
 
 def _is_by_task(train: Data | Mapping[str, Data]) -> TypeIs[Mapping[str, Data]]:
-    """Returns True for a mapping from tasks to rows. A DatasetDict of `datasets` is a mapping, too, but from splits."""
+    """Returns True for a mapping from tasks to rows. A DatasetDict maps from splits."""
     return isinstance(train, Mapping) and not type(train).__module__.startswith("datasets.")
 
 

@@ -1,4 +1,4 @@
-"""The processes of a run: how they start, share results, agree, use the cores of their machine, and end."""
+"""The processes of a run, their start, shared results, agreement, cores and end."""
 
 import atexit
 import os
@@ -23,14 +23,14 @@ from bert_tasks.storage import os_error_message
 Result = TypeVar("Result")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-# The kinds of processes that are tested; accelerate may be configured for others.
+# The types of processes that are tested. accelerate may be configured for others.
 _PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
-_LONGEST_TIMEOUT = 10**9  # seconds; torch cannot represent much more
+_LONGEST_TIMEOUT = 10**9  # in seconds, because torch cannot represent much more
 _LONGEST_VALUE = 80  # characters of a value in a message
 
 
 def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = None) -> Accelerator:
-    """Makes the accelerator, on the GPU if there is one. The first call decides about the timeout.
+    """Makes the accelerator, on a GPU if possible. The first call sets the timeout.
 
     Args:
         mixed_precision: Number format of the matrix products.
@@ -70,20 +70,20 @@ def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = Non
 
 
 def leave_process_group() -> None:
-    """Ends the communication threads while Python still runs. One that needs the interpreter later would abort it."""
+    """Ends communication threads, which would abort Python if they needed it later."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def is_main_process() -> bool:
-    """Whether this is the main process of several, or the only one."""
+    """Returns True on the main process of several, or on the only process."""
     return bool(PartialState(cpu=not torch.cuda.is_available()).is_main_process)
 
 
 def broadcast_from_main(
     accelerator: Accelerator, work: Callable[..., Result], *arguments: Any, **options: Any
 ) -> Result:
-    """Calls a function on the main process, and returns its result, or raises its error, on every process.
+    """Calls a function on the main process and shares its result or error.
 
     An OSError becomes a UsageError that names the file.
     """
@@ -97,7 +97,7 @@ def broadcast_from_main(
 
 
 def on_main_process(method: Method) -> Method:
-    """Decorates a method of an object with an ``accelerator``: the main process runs it, and all get its result."""
+    """Decorates a method to run on the main process and return its result on all."""
 
     @wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -108,7 +108,7 @@ def on_main_process(method: Method) -> Method:
 
 @contextmanager
 def main_process_first(accelerator: Accelerator) -> Iterator[None]:
-    """Runs the block on the main process, then on the others, which find the results of the first in the cache."""
+    """Runs the block on the main process first, which fills the cache for the others."""
     error: BertTasksError | OSError | None = None
     if not accelerator.is_main_process:
         _share(accelerator, None, None)
@@ -123,7 +123,7 @@ def main_process_first(accelerator: Accelerator) -> Iterator[None]:
 
 
 def _share(accelerator: Accelerator, result: Result | None, error: BertTasksError | OSError | None) -> Result | None:
-    """Returns the main process's result on every process, or raises its error on every process."""
+    """Returns the main process's result, or raises its error, on every process."""
     if error is not None and accelerator.num_processes == 1:
         raise error
     failure = None
@@ -143,17 +143,17 @@ def _share(accelerator: Accelerator, result: Result | None, error: BertTasksErro
 
 
 def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]) -> None:
-    """Compares values over all processes, such as labels, settings, rows and tokenizer.
+    """Compares labels, settings, rows, tokenizer and the like over all processes.
 
-    Processes that differ would train different models without an error, or wait for each other forever.
+    Different processes would train different models without an error, or wait for each other forever.
 
     Args:
-        values: Name -> value of this process.
+        values: Value of this process by name.
         found_in_data: Prefixes of the names of values that follow from the rows.
 
     Raises:
         DataError: Only values that follow from the rows differ.
-        UsageError: Others differ.
+        UsageError: Other values differ.
     """
     gathered: list[Mapping[str, str]] = gather_object([values])
     differing = disagreements(gathered)
@@ -168,7 +168,7 @@ def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]
 
 
 def disagreements(gathered: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Name -> a sentence about the values of the processes, for each name that differs."""
+    """Returns a sentence about the processes' values for each name that differs."""
     names = dict.fromkeys(name for values in gathered for name in values)
     differing: dict[str, str] = {}
     for name in names:
@@ -186,14 +186,14 @@ def disagreements(gathered: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 class StopSignals:
-    """``received`` is the signal that asked to stop, or None."""
+    """The signal that asked to stop, in ``received``, or None."""
 
     received: signal.Signals | None = None
 
 
 @contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Stores SIGTERM and SIGINT instead of ending the process. A second signal ends it. Only in the main thread."""
+    """Stores a first SIGTERM or SIGINT (main thread only). A second ends the process."""
     signals, before = StopSignals(), {}
 
     def receive(number: int, frame: FrameType | None) -> None:
@@ -212,7 +212,7 @@ def stop_signals() -> Iterator[StopSignals]:
 
 
 def thread_hint(threads: int, processes: int, cores: float) -> str | None:
-    """What to set if the processes of a run have more threads than ``cores``, which can make it many times slower."""
+    """Returns a hint if processes have more threads than ``cores``, which is slow."""
     if threads * processes <= cores:
         return None
     share = f"{processes} x {threads} threads share {cores:g} cores"
@@ -223,7 +223,7 @@ def thread_hint(threads: int, processes: int, cores: float) -> str | None:
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
-    """The cores that this process may use. In a container, a ``quota`` may be a fraction of them."""
+    """Returns the cores that this process may use, in a container perhaps a fraction."""
     cores = os.cpu_count() if not hasattr(os, "sched_getaffinity") else len(os.sched_getaffinity(0))
     limits = [1.0 if cores is None else float(cores)]
     with suppress(OSError, ValueError):  # no quota: the first word is "max"

@@ -1,4 +1,4 @@
-"""The machine and the software: what a bug report needs and what bit-equal results depend on, without secrets."""
+"""The machine and software for bug reports and bit-equal results, without secrets."""
 
 import importlib.metadata
 import os
@@ -23,7 +23,7 @@ _VARIABLES = re.compile(
 _SECRET_NAME = re.compile(
     r"TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|SIGNATURE|USER|HEADERS", re.IGNORECASE
 )
-# Secrets in values: keys of the hub, of cloud services and of W&B, and credentials in URLs.
+# Secrets in values, such as keys of the hub, of cloud services and of W&B, and credentials in URLs.
 _SECRET_VALUE = (
     (re.compile(r"([a-z][a-z0-9+.\-]*://)[^\s'\"<>]*@", re.IGNORECASE), r"\1***@"),
     (re.compile(r"^[^/\s@:]+:[^/\s@]+@"), "***@"),
@@ -37,14 +37,14 @@ _SECRET_VALUE = (
         re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b|\bAIza[A-Za-z0-9_\-]{30,}|\bya29\.[\w\-]{16,}|\b[0-9a-fA-F]{40}\b"),
         "***",
     ),
-    # A JSON web token: its header and payload are JSON objects in base64, so that both begin with "eyJ".
+    # A JSON web token. Its header and payload are JSON objects in base64, so that both begin with "eyJ".
     (re.compile(r"\beyJ[A-Za-z0-9_\-]{6,}\.eyJ[A-Za-z0-9_\-]{2,}\.[A-Za-z0-9_\-]*"), "***"),
 )
 _ASSIGNED = re.compile(r"^(--?[\w.\-]+|[\w.\-]+)=(.*)$", re.DOTALL)
 
 
 def environment(*, devices: bool = True) -> dict[str, Any]:
-    """What ``bert-tasks env`` shows, as JSON. ``devices``: whether to ask torch, which takes seconds to import."""
+    """Returns the JSON of ``bert-tasks env``, with ``devices`` of torch (slow)."""
     system = ""
     with suppress(OSError):
         system = platform.freedesktop_os_release().get("PRETTY_NAME", "")
@@ -69,14 +69,14 @@ def environment(*, devices: bool = True) -> dict[str, Any]:
 
 
 def cache_folders() -> dict[str, Path]:
-    """Returns the cache folders of Hugging Face's libraries, by their documented rules, under their variables."""
+    """Returns the cache folders of Hugging Face's libraries, by their variables."""
     home = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"))
     usual = {"HF_HOME": home, "HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
     return {name: Path(os.environ.get(name, path)).expanduser() for name, path in usual.items()}
 
 
 def environment_lines(content: Mapping[str, Any], indent: str = "") -> list[str]:
-    """The environment for a terminal: one line per value, indented below its heading."""
+    """Returns lines of the environment for a terminal, one per value, below headings."""
     width = max((len(name) for name in content), default=0)
     lines = []
     for name, value in content.items():
@@ -93,7 +93,7 @@ def environment_lines(content: Mapping[str, Any], indent: str = "") -> list[str]
 
 
 def installed_version(name: str) -> str | None:
-    """The version of a package; None if it is not installed."""
+    """Returns the version of a package, or None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -101,14 +101,14 @@ def installed_version(name: str) -> str | None:
 
 
 def check_libraries(names: Iterable[str], *, extra: str, purpose: str) -> None:
-    """Raises UsageError if a library of an extra is not installed. The message says how to install it."""
+    """Raises UsageError with an install command if a library of an extra is missing."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise UsageError(f"{', '.join(missing)} not installed, needed for {purpose}: pip install '.[{extra}]'")
 
 
 def cpu_name() -> str:
-    """The model of the processor; where the system does not tell, what Python calls it."""
+    """Returns the model of the processor, or Python's name for it."""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         if match := re.search(r"^model name\s*: *(.*\S)", text, re.MULTILINE | re.IGNORECASE):
@@ -117,7 +117,7 @@ def cpu_name() -> str:
 
 
 def shown_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables to show; for one that may contain a secret only that it is set."""
+    """Returns the variables to show. Values that may be secret are hidden."""
     return {
         name: "(set)" if _may_be_secret(name) else masked(value)
         for name, value in sorted(variables.items())
@@ -126,14 +126,14 @@ def shown_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked(text: str) -> str:
-    """The text without credentials in URLs and without anything that looks like a key."""
+    """Returns the text without credentials in URLs and without possible keys."""
     for pattern, replacement in _SECRET_VALUE:
         text = pattern.sub(replacement, text)
     return text
 
 
 def masked_arguments(arguments: Iterable[str]) -> list[str]:
-    """A command line without secrets: neither values of options such as ``--token`` nor what ``masked`` finds."""
+    """Returns a command line without secrets, such as the value of ``--token``."""
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
@@ -151,7 +151,7 @@ def _may_be_secret(name: str) -> bool:
 
 
 def _known(find: Callable[[], Any]) -> Any:
-    """The result of a function, or why it failed."""
+    """Returns the result of a function, or the reason why it failed."""
     try:
         return find()
     except (ImportError, OSError, RuntimeError, ValueError, AttributeError, UsageError) as error:

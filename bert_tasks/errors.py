@@ -1,6 +1,6 @@
-"""The exceptions that this package raises on purpose, each with the exit code of the command line.
+"""The exceptions that this package raises, with the command line's exit codes.
 
-Any other exception that escapes is a defect of the package (exit code 1). Owns also how messages spell arguments.
+Any other exception that escapes is a defect (exit code 1). The module also spells arguments in messages.
 """
 
 import shlex
@@ -13,7 +13,7 @@ _speaks_options = False
 
 @contextmanager
 def messages_with_options() -> Iterator[None]:
-    """Meanwhile messages spell arguments as options of the command line."""
+    """Makes messages spell arguments as options of the command line."""
     global _speaks_options
     _speaks_options = True
     try:
@@ -23,9 +23,9 @@ def messages_with_options() -> Iterator[None]:
 
 
 def argument(name: str, value: Any = True) -> str:
-    """Returns how the reader of a message passes an argument: in Python, or as an option of the command line.
+    """Returns the spelling of an argument for the reader of a message.
 
-    With the value None, it is the name alone.
+    It is Python's spelling or an option of the command line. With the value None, it is the name alone.
 
     Example:
         >>> argument("label_separator", "|")
@@ -43,8 +43,8 @@ class BertTasksError(Exception):
     """A failure that the user can act on. The message says what happened, where and what to do.
 
     Attributes:
-        exit_code: the exit code of the command line.
-        collective: whether all processes of a job raise it, so that only the first one reports it.
+        exit_code: Exit code of the command line.
+        collective: True if all processes of a job raise it, so that only the first process reports it.
     """
 
     exit_code = 1
@@ -82,7 +82,7 @@ class NoHeadError(CheckpointError):
 
 
 class NotFiniteScoresError(CheckpointError):
-    """A model whose weights or precision give scores that are not finite numbers (exit code 4)."""
+    """A model whose weights or precision make scores infinite or NaN (exit code 4)."""
 
 
 class DivergedError(BertTasksError):
@@ -103,7 +103,7 @@ class StoppedError(BertTasksError):
 
 
 class ClosedPipeError(BertTasksError):
-    """The reader of the output closed the pipe, as ``head`` does (128 + SIGPIPE). The command line prints nothing."""
+    """The reader of the output closed the pipe, as ``head`` does (128 + SIGPIPE)."""
 
     exit_code = 141
     collective = True
@@ -113,7 +113,7 @@ _NO_MEMORY = ("allocate memory", "not enough memory", "out of memory", "bad_allo
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python, the system or a library could not get memory; torch and others raise errors of their own."""
+    """Returns True if Python, the system, torch or a library ran out of memory."""
     if isinstance(error, MemoryError):
         return True
     # Errors about values may quote any text.
@@ -122,4 +122,4 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class GivenUpError(Exception):
-    """An evaluation that was asked to stop before its end. The caller catches it; it never leaves the package."""
+    """An evaluation that was asked to stop early. The caller always catches it."""

@@ -1,4 +1,4 @@
-"""Predictions of test rows in the format of GLUE's server: one file for each set of test rows."""
+"""Predictions in the format of GLUE's server, a file for each set of test rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _LOWEST, _HIGHEST = 0.0, 5.0  # STS-B's scale
 
 @dataclass(frozen=True)
 class TestSet:
-    """The test rows of one file of a submission: its format, possible paths, and split and configuration on the hub.
+    """The format, paths, split and configuration of the test rows of one file.
 
     ``words`` says whether classes are written by name rather than by number.
     """
@@ -56,7 +56,9 @@ TEST_SETS: Mapping[str, Mapping[str, TestSet]] = MappingProxyType(
 
 
 def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
-    """Predicts the test rows of a finished run and writes the files of a submission. The server takes a zip of all.
+    """Predicts the test rows of a finished run and writes the files of a submission.
+
+    The server takes a zip of all files.
 
     Returns:
         Each file, with its number of rows.
@@ -86,7 +88,7 @@ def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
 
 
 def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable | None:
-    """The test rows; None if the rows of AX are missing, which are in a folder of their own."""
+    """Returns the test rows, or None if the separate folder of AX is missing."""
     columns = [column for column in model.task.columns if not column.is_label]
     if spec.dataset is not None:
         return read_hub(
@@ -113,7 +115,7 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable 
 
 
 def _text(predictions: Sequence[Mapping[str, Any]], test_set: TestSet) -> str:
-    """The file for predictions as ``to_json`` gives them: with a label, or with a number only."""
+    """Returns the file for predictions of ``to_json``, with a label or a number."""
     numbers = {label: number for number, label in named_format(test_set.format).label_names.items()}
     lines = ["index\tprediction"]
     for index, prediction in enumerate(predictions):

@@ -1,7 +1,7 @@
-"""Files on disk: written whole or not at all, hashed with sha256, and locked; the only module that does so.
+"""Files on disk, written whole or not at all, hashed with sha256, and locked.
 
-A file or folder is written under a temporary name, flushed to the disk and then renamed. So a reader finds the old
-content or the new one, whatever is killed when.
+No other module does so. A file or folder is written under a temporary name, flushed to the disk and then renamed. So a
+reader finds the old content or the new content, whatever is killed when.
 """
 
 import errno
@@ -27,12 +27,12 @@ LOCK = "run.lock"
 
 @contextmanager
 def atomic_path(path: Path, *, folder: Path | None = None, durable: bool = True) -> Iterator[Path]:
-    """Yields a temporary path to write to. It replaces the file ``path`` when the block ends without an error.
+    """Yields a temporary path, which replaces ``path`` if the block raises no error.
 
     Args:
-        path: The name that the file gets.
-        folder: Where the file is written, on the same file system. Default: the folder of ``path``.
-        durable: Whether to flush the file to the disk first. False is for caches that are verified by a digest.
+        path: Final name of the file.
+        folder: Folder of the temporary file, on the same file system. Default: the folder of ``path``.
+        durable: Flush the file to the disk first. False is for caches that are verified by a digest.
     """
     suffix = f".tmp-{secrets.randbelow(2**32)}"  # processes of several machines may write to one folder
     temporary = (path.parent if folder is None else folder) / f".{path.name}{suffix}"
@@ -49,7 +49,7 @@ def atomic_path(path: Path, *, folder: Path | None = None, durable: bool = True)
 
 @contextmanager
 def atomic_folder(target: Path, *, staging: Path, replaced: Path) -> Iterator[Path]:
-    """Yields the empty folder ``staging``, which replaces ``target`` when the block ends without an error.
+    """Yields the folder ``staging``, which replaces ``target`` if no error occurs.
 
     The earlier folder is called ``replaced`` between the two renames. A kill in between leaves it there.
     """
@@ -73,13 +73,14 @@ def atomic_folder(target: Path, *, staging: Path, replaced: Path) -> Iterator[Pa
 
 @contextmanager
 def new_folder(target: Path, *, suffix: str) -> Iterator[Path]:
-    """An ``atomic_folder`` for one process at a time, which works in a hidden folder beside it.
+    """Yields an ``atomic_folder`` for one process at a time.
 
-    A killed process leaves at most this hidden folder behind, which the next process uses and removes.
+    The process works in a hidden folder beside the target. A killed process leaves only this folder, which the next
+    removes.
 
     Args:
-        target: The name that the folder gets.
-        suffix: The end of the hidden folder's name, which says who works in it.
+        target: Final name of the folder.
+        suffix: End of the hidden folder's name, which identifies its process.
 
     Raises:
         UsageError: Another process works for the same target, or the folder cannot be created.
@@ -95,14 +96,14 @@ def new_folder(target: Path, *, suffix: str) -> Iterator[Path]:
 
 
 def check_new_folder(target: Path) -> None:
-    """Raises UsageError if a folder exists and is not empty, or its parent cannot be written."""
+    """Raises UsageError if a folder is not empty or its parent is not writable."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} exists and is not an empty folder: choose another one")
     check_writable(target.absolute().parent)
 
 
 def flush_files(folder: Path) -> None:
-    """Flushes a folder and its content to the disk, files with the mode of the umask, which safetensors ignores."""
+    """Flushes a folder to the disk, its files with the mode of the umask."""
     probe = folder / ".mode"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
@@ -115,7 +116,7 @@ def flush_files(folder: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Flushes a file or folder to the disk and renames it. A file at ``target`` is replaced."""
+    """Flushes a file or folder and renames it. A file at ``target`` is replaced."""
     sync(source)
     os.replace(source, target)
 
@@ -130,20 +131,20 @@ def sync(path: Path) -> None:
 
 
 def is_temporary(name: str, of: Collection[str] | None = None) -> bool:
-    """Whether a name is a temporary one of ``atomic_path``, of a file with one of the names ``of`` (None: any name)."""
+    """Returns True for temporary names of files in ``of`` (None means any file)."""
     match = re.fullmatch(r"\.(.+)\.tmp-[0-9]+", name)
     return match is not None and (of is None or match[1] in of)
 
 
 def remove_temporaries(folder: Path, of: Collection[str] | None = None) -> None:
-    """Removes the temporary files that killed processes left; ``of`` as in ``is_temporary``."""
+    """Removes temporary files of killed processes. ``of`` is as in ``is_temporary``."""
     for path in folder.iterdir():
         if is_temporary(path.name, of):
             path.unlink()
 
 
 def explained_disk_full(error: OSError, partial: Path) -> OSError:
-    """Returns the error. For a full disk it says how many bytes of ``partial`` were written and how many are free."""
+    """Returns the error, for a full disk with the bytes of ``partial`` and free bytes."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
     written = partial.stat().st_size if partial.exists() else 0
@@ -152,7 +153,7 @@ def explained_disk_full(error: OSError, partial: Path) -> OSError:
 
 
 def weights_write_error(error: Exception, folder: Path, size: int) -> str:
-    """Returns why weights of ``size`` bytes could not be written: an OSError, or an error of safetensors."""
+    """Returns why safetensors or the system could not write ``size`` bytes."""
     text = str(error)
     if (error.errno == errno.ENOSPC) if isinstance(error, OSError) else (f"os error {errno.ENOSPC}" in text):
         return f"no space left: {size} bytes of weights needed, {shutil.disk_usage(folder).free} free"
@@ -162,7 +163,7 @@ def weights_write_error(error: Exception, folder: Path, size: int) -> str:
 
 
 def sha256(content: bytes | str | Iterable[bytes | memoryview]) -> str:
-    """The digest of bytes, of a text in UTF-8, or of chunks."""
+    """Returns the digest of bytes, of a text in UTF-8, or of chunks."""
     if isinstance(content, str):
         content = content.encode()
     digest = hashlib.sha256()
@@ -172,22 +173,22 @@ def sha256(content: bytes | str | Iterable[bytes | memoryview]) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """The digest of a file's content."""
+    """Returns the digest of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_json(*values: Any) -> str:
-    """The digest of values that JSON can represent; the order of keys does not matter."""
+    """Returns the digest of JSON values. The order of keys does not matter."""
     return sha256(json.dumps(values, sort_keys=True, default=str))
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder for this process. Creates the folder if it is missing, and removes it if it is empty at the end.
+    """Holds a folder for this process, or raises UsageError.
 
-    The kernel releases the lock however the process ends. A file system without locks holds nothing. Raises UsageError
-    if another process holds the folder, or the folder cannot be created.
+    The function creates a missing folder, and removes it if it is empty at the end. The kernel releases the lock
+    however the process ends. A file system without locks holds nothing.
     """
     created = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
     file = folder / LOCK
@@ -204,11 +205,11 @@ def locked(folder: Path) -> Iterator[None]:
         if error.errno != errno.ENOLCK:
             raise UsageError(f"{folder}: cannot be created ({error.strerror}): choose another output folder") from error
     try:
-        with suppress(OSError):  # a full disk: the lock is held, but its file does not name the process
+        with suppress(OSError):  # a full disk, so the lock's file does not name the process
             file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", "utf-8")
         yield
     finally:
-        file.unlink(missing_ok=True)  # before the release: the next process makes a file of its own
+        file.unlink(missing_ok=True)  # before the release, because the next process makes a new file
         lock.release()
         for path in created:
             with suppress(OSError):  # it is not empty, or another process has just come
@@ -216,7 +217,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises UsageError if files cannot be written to a folder, which may still have to be created."""
+    """Raises UsageError if a folder, which need not exist yet, is not writable."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise UsageError(f"{existing} is a file, expected a folder: choose another output folder")
@@ -225,7 +226,7 @@ def check_writable(folder: Path) -> None:
 
 
 def os_error_message(error: OSError) -> str:
-    """An OSError in one line: the file, if it is known, and the reason."""
+    """Returns an OSError in one line, with the file, if it is known, and the reason."""
     reason = str(error) if error.strerror is None else error.strerror
     files: tuple[object, ...] = (error.filename, error.filename2)  # may also be numbers of open files
     paths = [name for name in files if isinstance(name, str | bytes | os.PathLike) and name not in ("", b"")]

@@ -1,4 +1,4 @@
-"""Messages for people: without characters that control a terminal, and without errors if they cannot be written."""
+"""Messages without control characters, and without errors if writing fails."""
 
 import json
 import re
@@ -13,7 +13,7 @@ _JOINERS = "\u200c\u200d"  # not printable by themselves, but parts of words and
 
 
 def printable(text: str) -> str:
-    r"""The text with control characters, invisible format characters and lone surrogates escaped, as in ``\x1b``.
+    r"""Escapes control and invisible characters and lone surrogates, as in ``\x1b``.
 
     Line feeds and tabs are not escaped.
     """
@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    r"""The same JSON, in which escapes such as ``\u001b`` stand for what ``printable`` escapes: parts of strings."""
+    r"""Escapes in JSON strings what ``printable`` escapes, for example as ``\u001b``."""
     return _escaped(text, lambda character: json.dumps(character)[1:-1])
 
 
@@ -35,14 +35,14 @@ def _escaped(text: str, escape: Callable[[str], str]) -> str:
 
 
 class BestEffortStream:
-    """A text stream (None: a closed one) for messages, which are lost without an error if they cannot be written."""
+    """A text stream, or None, whose errors of writing are ignored."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         if self._stream is not None:
-            with suppress(OSError, ValueError):  # a closed pipe, a full disk, a closed stream, another encoding
+            with suppress(OSError, ValueError):  # a full disk, another encoding, a closed pipe or stream
                 self._stream.write(text)
         return len(text)
 
@@ -62,13 +62,13 @@ class BestEffortStream:
 
 
 def message_stream(stream: TextIO | None = None) -> TextIO:
-    """A stream for messages that never fails; by default the current standard error."""
+    """Returns a stream for messages that never fails. Default: standard error."""
     stream = sys.stderr if stream is None else stream
     return cast(TextIO, stream if isinstance(stream, BestEffortStream) else BestEffortStream(stream))
 
 
 def write_message(text: str, *, stream: TextIO | None = None) -> None:
-    """Writes an escaped line to standard error or another stream; it is lost if it cannot be written."""
+    """Writes an escaped line to standard error or another stream. Errors are ignored."""
     stream = message_stream(stream)
     stream.write(printable(text) + "\n")
     stream.flush()

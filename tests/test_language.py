@@ -1,13 +1,15 @@
-"""The rules of language: names that say what they hold, and phrases that a reader takes without effort.
+"""The rules of language for names, phrases, and the punctuation of docstrings.
 
 ``language_budget.json`` holds how often each file still breaks a rule. A budget may only fall: lower it when you
 correct a file, and delete the entry at 0.
 """
 
 import ast
+import inspect
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,18 @@ PHRASES = {
     r"^See ``[\w.]+``\.?$": "leave the docstring out",
 }
 FORBIDDEN = re.compile("|".join(f"(?:{pattern})" for pattern in PHRASES), re.IGNORECASE)
+# Docstrings of the whole package: semicolons, and colons that precede no list, example or code. Both may only fall.
+MAX_SEMICOLONS = 79
+MAX_PROSE_COLONS = 74
+# Text of docstrings that is no part of a sentence.
+NO_PROSE = re.compile(
+    r"""``.*?``|`[^`]*`|"[^"]*"                     # code and quotations
+    |^\s*>>>.*?(?=\n\s*\n|\Z)|^\w+::?$            # doctests and headings
+    |^\ {4}\w+(?:,\s+\w+)*:\ |\b(?:Default|Shape\ legend|Sources?):  # names of arguments and labels
+    """,
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+PROSE_COLON = re.compile(r":\s+[A-Za-z(]")
 
 
 def bad_names(source: Source) -> int:
@@ -50,6 +64,19 @@ def bad_names(source: Source) -> int:
 
 def bad_phrases(text: str) -> int:
     return len(FORBIDDEN.findall(text))
+
+
+def docstring_prose(source: Source) -> str:
+    """The sentences of docstrings, also of fields, without code and names of arguments."""
+    statements = (node.value for node in ast.walk(source.tree) if isinstance(node, ast.Expr))
+    texts = (node.value for node in statements if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return "\n".join(NO_PROSE.sub("`", inspect.cleandoc(text)) for text in texts)
+
+
+def joined_sentences(sources: Iterable[Source]) -> tuple[int, int]:
+    """The numbers of semicolons and of prose colons in docstrings."""
+    texts = [docstring_prose(source) for source in sources]
+    return sum(text.count(";") for text in texts), sum(len(PROSE_COLON.findall(text)) for text in texts)
 
 
 def prose(source: Source) -> str:
@@ -80,6 +107,33 @@ def breaches(repository: Path = Path()) -> Counter[str]:
 def test_no_file_breaks_more_rules_than_its_budget(repository: Path) -> None:
     budget = json.loads(BUDGET.read_text(encoding="utf-8"))
     assert breaches(repository) == budget, "correct the file, or lower its budget to what is left"
+
+
+def test_docstrings_join_no_more_sentences() -> None:
+    semicolons, colons = joined_sentences(package_sources())
+    assert semicolons <= MAX_SEMICOLONS, "write 'because', 'so' or 'but', or begin a sentence"
+    assert colons <= MAX_PROSE_COLONS, "begin a sentence; a colon precedes a list, an example or code"
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ('def f():\n    """Returns x; y stays."""', (1, 0)),
+        ('def f():\n    """Returns one number: the mean."""', (0, 1)),
+        ('def f():\n    """Returns one number:\n    the mean.\n    """', (0, 1)),
+        ('class A:\n    x: int\n    """The size: in tokens; or rows."""', (1, 1)),
+        (
+            'def f(x):\n    """Doubles.\n\n    Args:\n        x: One; 0.\n        y: one: two.\n    """',
+            (1, 1),
+        ),
+        ('def f(x):\n    """Doubles.\n\n    Args:\n        x, y: Numbers. Default: the mean.\n    """', (0, 0)),
+        ('def f():\n    """Doubles.\n\n    Example:\n        >>> f()\n        {a: b; c}\n    """', (0, 0)),
+        ('def f():\n    """Reads ``a: b; c``, "a; b" and these formats:\n\n    - csv\n    """', (0, 0)),
+        ('x = "a; b: c"', (0, 0)),
+    ],
+)
+def test_joined_sentences_are_counted(text: str, counts: tuple[int, int]) -> None:
+    assert joined_sentences([Source("model.x", text)]) == counts
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""docs/performance.md and the README say what the files in benchmarks/results say, and each of these files is used."""
+"""The pages say what the files in benchmarks/results say, and each of these files is used."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-PAGES = ("README.md", "docs/performance.md")
-MAX_WORDS = 500
+PAGES = ("README.md", "docs/performance.md", "docs/quality.md")
+MAX_WORDS = {"performance": 500, "quality": 600}
 
 
 def tables(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -77,8 +77,14 @@ def test_numbers_have_two_digits(script: dict[str, Any], value: float, text: str
     assert script["number"](value) == text
 
 
-def test_page_is_one_screen(repository: Path) -> None:
-    assert len((repository / "docs/performance.md").read_text(encoding="utf-8").split()) <= MAX_WORDS
+@pytest.mark.parametrize("name", MAX_WORDS)
+def test_page_is_one_screen(repository: Path, name: str) -> None:
+    assert len((repository / f"docs/{name}.md").read_text(encoding="utf-8").split()) <= MAX_WORDS[name]
+
+
+def test_difference_of_means_has_an_interval(script: dict[str, Any]) -> None:
+    assert script["difference"]([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]) == "+1.0 [-1.3, +3.3]"
+    assert script["difference"]([1.0, 1.1, 1.2], [1.01, 1.11, 1.21]) == "+0.0 [-0.2, +0.2]"
 
 
 def test_every_result_is_used(repository: Path) -> None:

@@ -1,4 +1,4 @@
-"""Model cards, and models on the hub: what others see of a model.
+"""Model cards, and models on the hub.
 
 ``card.py`` writes a card for a finished run, ``push.py`` uploads a model folder.
 """

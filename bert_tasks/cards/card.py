@@ -1,9 +1,9 @@
-"""The model card: README.md beside a trained model, as the hub reads it.
+"""The model card, which is README.md in the folder of a trained model.
 
-Owns what a card says and when a README.md may be replaced; the text and its order are in the template ``card.md``. All
-of it comes from the files of the run: nothing is guessed, and what nobody stated is called unknown. The same run always
-gives the same card, and paths of the machine become file names. Text that others wrote stays text, on one line,
-whatever Markdown or HTML it holds.
+Owns what a card says and when a README.md may be replaced. The template ``card.md`` holds the text and its order. All
+facts come from the files of the run. Facts that are not in these files are called unknown. The same run always gives
+the same card, and paths of the machine become file names. Text from others is shown as plain text on one line, whatever
+Markdown or HTML it holds.
 """
 
 import json
@@ -49,8 +49,8 @@ class FinishedRun:
 
     Attributes:
         metadata, summary, config: run.json and metrics.json of the run, and config.json of the model.
-        recipe: the resolved recipe without paths; None for a run that ``fit`` made.
-        task: with its settings; None if it is not built in.
+        recipe: The resolved recipe without paths. None for a run of ``fit``.
+        task: The task with its settings. None if it is not built in.
     """
 
     metadata: Mapping[str, Any]
@@ -65,7 +65,7 @@ class FinishedRun:
 
     @property
     def entry(self) -> Mapping[str, Any]:
-        """Our key of config.json: task, settings, thresholds."""
+        """The entry of bert_tasks in config.json, with task, settings and thresholds."""
         entry = self.config.get(CONFIG_KEY, {})
         return entry if isinstance(entry, Mapping) else {}
 
@@ -82,12 +82,12 @@ class FinishedRun:
 
     @property
     def has_hf_head(self) -> bool:
-        """Whether transformers gives the same answers from the model's folder."""
+        """Whether transformers computes the same predictions from the model's folder."""
         return self.head is not None and "labels" not in self.entry
 
     @property
     def base(self) -> Mapping[str, Any]:
-        """Name, revision and commit of the weights that training began with, as far as they are known."""
+        """Name, revision and commit of the initial weights, as far as they are known."""
         return {"name": None, "revision": None, "commit": None, **self.metadata.get("model", {})}
 
     @property
@@ -96,7 +96,7 @@ class FinishedRun:
 
     @property
     def base_name(self) -> str | None:
-        """The base's name if it says something to others: a hub id or a package, never a folder."""
+        """The base's name if it is a hub id or a package. None for a folder."""
         name = str(self.base["name"])
         return name if self.is_hub_base or name.startswith(PACKAGE) else None
 
@@ -119,7 +119,7 @@ class FinishedRun:
         return splits
 
     def metrics_on(self, split: str) -> tuple[Metrics, Metrics]:
-        """The metrics of a split without its name: over all classes, each number once, and of single ones."""
+        """Returns a split's metrics without its name, over all classes and of each."""
         metrics = metrics_of_set(self.summary["metrics"], split.removeprefix("validation").removeprefix("_"))
         numbers = {name: math.nan if value is None else value for name, value in metrics.items()}
         table = MetricTable(overall=numbers) if self.task is None else Report.of(self.task).table(numbers)
@@ -128,15 +128,7 @@ class FinishedRun:
 
 
 def read_run(folder: Path) -> FinishedRun:
-    """What the files of a run say.
-
-    Args:
-        folder: the output folder of the run.
-
-    Raises:
-        UsageError: the folder holds no finished run, or its files are damaged.
-        CheckpointError: its model cannot be read, or the folder holds several runs.
-    """
+    """Reads the files of a run."""
     metadata, summary = outputs.read_run_metadata(folder), outputs.read_summary(folder)
     if metadata is None:
         model_folder(folder)  # raises an error that says so if the folder holds several runs
@@ -151,7 +143,7 @@ def read_run(folder: Path) -> FinishedRun:
 
 
 def _recipe(path: Path) -> dict[str, Any] | None:
-    """The recipe with file names for paths, and without the folder of its run."""
+    """Returns the recipe with file names for paths, and without the folder of its run."""
     if not path.is_file():
         return None
     try:
@@ -163,24 +155,24 @@ def _recipe(path: Path) -> dict[str, Any] | None:
 
 
 def visible(text: str) -> str:
-    """The text on one line: line ends, control characters and marks of direction as their escapes."""
+    """Returns the text on one line, with escaped line ends and control characters."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
 
 
 def plain(value: object) -> str:
-    """Text that Markdown and HTML show as it is; not for the start of a line, where other characters count too."""
+    """Escapes Markdown and HTML in text. Do not use it at the start of a line."""
     return _MARKS.sub(r"\\\1", visible(str(value)).translate(_HTML))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table, whatever its cells hold."""
+    """Returns a table, whatever its cells hold."""
     lines = [header, ["---"] * len(header), *([plain(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def code(language: str, text: str) -> str:
-    """A block that the text cannot end."""
+    """Returns a block that the text cannot end."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
@@ -221,7 +213,7 @@ def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licen
 
 
 def card_text(run: FinishedRun, fields: Mapping[str, Any]) -> str:
-    """The whole card. ``stated``: what only a person can say, ``language`` and ``license``."""
+    """Returns the card. ``stated`` has the ``language`` and ``license`` of a person."""
     from huggingface_hub import ModelCard
 
     results = [(name, split, *run.metrics_on(name)) for name, split in run.splits.items() if name != "train"]
@@ -258,7 +250,7 @@ def card_text(run: FinishedRun, fields: Mapping[str, Any]) -> str:
 
 @cache
 def _template() -> Template:
-    """The template of a card; what it shows as text must pass ``plain``."""
+    """Returns the template of a card. Text that it shows must pass ``plain``."""
     templates = Environment(
         loader=PackageLoader("bert_tasks.cards", ""), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
@@ -267,7 +259,7 @@ def _template() -> Template:
 
 
 def _stated(path: Path) -> dict[str, Any]:
-    """Language and licence of the card that will be replaced."""
+    """Returns language and licence of the card that will be replaced."""
     from huggingface_hub import ModelCard
 
     if not os.path.lexists(path):
@@ -283,7 +275,7 @@ def _stated(path: Path) -> dict[str, Any]:
 
 
 def _header(run: FinishedRun, fields: Mapping[str, Any], results: Sequence[Any]) -> Any:
-    """The metadata of the card, with the metrics that are scores: no loss, no count, no threshold."""
+    """Returns the card's metadata with scores, but no loss, count or threshold."""
     from huggingface_hub import EvalResult, ModelCardData
 
     scores = []
@@ -323,7 +315,7 @@ def _header(run: FinishedRun, fields: Mapping[str, Any], results: Sequence[Any])
 
 
 def _overview(run: FinishedRun, fields: Mapping[str, Any]) -> dict[str, object]:
-    """The first table of the card."""
+    """Returns the first table of the card."""
     base = run.base_name
     if base is None:
         base = _UNKNOWN if run.base["name"] is None else "a local folder, which is not named here"
@@ -343,7 +335,7 @@ def _overview(run: FinishedRun, fields: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _data_row(name: str, split: Mapping[str, Any]) -> tuple[object, ...]:
-    """The row of a split in the table of data."""
+    """Returns the row of a split in the table of data."""
     hub = split["hub"]
     commit, licence = (_UNKNOWN if hub.get(key) is None else hub[key] for key in ("commit", "licence"))
     return name, split["source"], split["rows"], commit if hub else "a local file", licence, split["fingerprint"]

@@ -1,7 +1,7 @@
-"""Uploading a model folder to the hub.
+"""Uploads a model folder to the hub.
 
-Owns the choice of files (the model and its card, nothing else in the folder) and the error messages. The
-endpoint, the token and the transfer are left to huggingface_hub; a token is never part of a message.
+Owns the choice of files (the model and its card, nothing else in the folder) and the error messages. huggingface_hub
+handles the endpoint, the token and the transfer. A token is never in a message.
 """
 
 import fnmatch
@@ -51,7 +51,7 @@ class Push:
         return {**vars(self), "folder": str(self.folder)}
 
     def lines(self) -> list[str]:
-        """The files with their sizes and where they go, for a terminal."""
+        """Returns the files with their sizes and their target, for a terminal."""
         lines = [f"{size:>14,}  {name}" for name, size in self.files.items()]
         lines.append(f"{sum(self.files.values()):>14,}  bytes in {counted(len(self.files), 'file')} from {self.folder}")
         if self.left_out:
@@ -113,7 +113,7 @@ def push(
 
 
 def _model_folder(path: Path) -> Path:
-    """The folder of the model, after a check that the model can be loaded."""
+    """Returns the folder of the model, after a check that the model can be loaded."""
     if not path.is_dir():
         problem = "a file" if path.exists() else missing_path(path, "folder")
         raise UsageError(f"{path}: {problem}; expected the folder of a model or of a finished run")
@@ -130,7 +130,7 @@ def _model_folder(path: Path) -> Path:
 
 
 def _files_to_upload(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The files to upload with their sizes, and the names of all others."""
+    """Returns the files to upload with their sizes, and the names of all others."""
     paths = [path for path in (*folder.iterdir(), *folder.glob("onnx/*")) if path.name != "onnx"]
     names = sorted(path.relative_to(folder).as_posix() for path in paths)
     names_to_upload = [
@@ -168,7 +168,7 @@ def _upload(plan: Push, message: str) -> Push:
 
 @contextmanager
 def _hub_errors(plan: Push) -> Iterator[None]:
-    """Turns errors of the hub and of the network into a ``CheckpointError`` of one line."""
+    """Turns errors of the hub and the network into a short ``CheckpointError``."""
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # exported at run time only
 
@@ -179,7 +179,7 @@ def _hub_errors(plan: Push) -> Iterator[None]:
         status, hub = getattr(getattr(refused, "response", None), "status_code", None), masked(constants.ENDPOINT)
         if status is not None:
             reason = _REFUSALS.get(status, f"the hub ({hub}) answered {status}; try again later")
-        else:  # the library's message is not repeated: it may be long, or quote what was sent
+        else:  # not the library's message, which may be long, or quote what was sent
             reason = (
                 f"the upload to {hub} failed ({type(error).__name__}): check the network and the proxy, then push "
                 "again (HF_HUB_DISABLE_XET=1 sends files by plain HTTP)"

@@ -1,1 +1,1 @@
-"""Published checkpoints in and out: the family tables, where files come from, loading, saving."""
+"""Published checkpoints, from a name or a hub id to loaded and saved weights."""

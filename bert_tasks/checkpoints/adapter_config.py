@@ -1,6 +1,6 @@
 """The configuration of low-rank adapters in a folder of the library peft.
 
-Source of the format: https://huggingface.co/docs/peft/developer_guides/checkpoint
+The format is documented at https://huggingface.co/docs/peft/developer_guides/checkpoint.
 """
 
 import os
@@ -17,7 +17,7 @@ _SUPPORTED: Mapping[str, Any] = {"peft_type": "LORA", "use_dora": False, "bias":
 
 
 def is_adapter(folder: Path) -> bool:
-    """Returns True for a folder of peft, which has adapters and no weights of a model."""
+    """Returns True for a folder of peft with adapters and no weights of a model."""
     return os.path.lexists(folder / ADAPTER_CONFIG)
 
 
@@ -25,7 +25,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     """Returns the configuration of a folder of peft.
 
     Raises:
-        CheckpointError: It is damaged, or it has adapters of another kind.
+        CheckpointError: It is damaged, or it has adapters of another type.
     """
     path = checked_file(folder, ADAPTER_CONFIG)
     config = read_json(path, max_bytes=MAX_CONFIG_BYTES)
@@ -42,5 +42,5 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def head_of(config: Mapping[str, Any]) -> str | None:
-    """Returns the kind of head that adapters were trained with; None if their configuration does not say it."""
+    """Returns the type of head that adapters were trained with, or None if unknown."""
     return next((head for head, name in TASK_TYPES.items() if name == config.get("task_type")), None)

@@ -1,6 +1,6 @@
-"""Low-rank adapters in the folders of the library peft: written, and added to the weights of their base.
+"""Low-rank adapters in folders of the library peft, for writing and loading.
 
-Source of the format: https://huggingface.co/docs/peft/developer_guides/checkpoint
+The format is documented at https://huggingface.co/docs/peft/developer_guides/checkpoint.
 """
 
 import math
@@ -25,7 +25,7 @@ _LORA_A, _LORA_B = ".lora_A.weight", ".lora_B.weight"
 
 
 def adapter_folder(name: str | Path, base: Path) -> Path:
-    """Returns the folder of adapters that are loaded with a base that the caller names.
+    """Returns the folder of adapters for a base that the caller names.
 
     Raises:
         CheckpointError: The folder has no adapters.
@@ -44,12 +44,12 @@ def _has_only_adapters(folder: Path) -> bool:
 
 
 def model_weights(folder: Path, family: Family, base: Path | None = None) -> dict[str, Tensor]:
-    """Returns the weights of a model's folder; for adapters, of their base with the changes of the adapters.
+    """Returns the weights of a model's folder, or of an adapted base for adapters.
 
     Args:
         folder: The folder.
-        family: The family of the model. Weights have the names of its modules in transformers.
-        base: The base of the adapters. Default: the model that their configuration names.
+        family: Family of the model. Weights have the names of its modules in transformers.
+        base: Base of the adapters. Default: the model that their configuration names.
 
     Raises:
         CheckpointError: A file is missing or damaged, or the adapters belong to another model.
@@ -63,7 +63,7 @@ def model_weights(folder: Path, family: Family, base: Path | None = None) -> dic
 
 
 def with_adapters(weights: Mapping[str, Tensor], folder: Path, base: str) -> dict[str, Tensor]:
-    """Returns the weights of a base with the changes of a folder's adapters, and the modules that the folder stores.
+    """Returns the weights of a base with a folder's adapters and stored modules.
 
     Raises:
         CheckpointError: The adapters belong to another model, or a file is damaged.
@@ -89,13 +89,13 @@ def with_adapters(weights: Mapping[str, Tensor], folder: Path, base: str) -> dic
 
 
 def _fit(lora_a: Tensor, lora_b: Tensor, weight: Tensor) -> bool:
-    """Whether B A has the shape of a weight."""
+    """Returns True if B A has the shape of a weight."""
     are_matrices = lora_a.dim() == lora_b.dim() == 2 and len(lora_a) == lora_b.shape[1]
     return are_matrices and (len(lora_b), lora_a.shape[1]) == tuple(weight.shape)
 
 
 def _key_of(name: str, weights: Mapping[str, Tensor]) -> str | None:
-    """The key of a parameter in a file that may have the family's prefix or not."""
+    """Returns the key of a parameter in a file with or without the family's prefix."""
     for key in (name, name.partition(".")[2]):
         if key in weights:
             return key
@@ -115,11 +115,11 @@ def adapter_files(
 
     Args:
         adapters: The adapters.
-        names: Parameter -> the names of its parts in transformers.
+        names: Parameter -> the names of its sources in transformers.
         head: The weights of the head, by the names of transformers.
-        prefix: Of the encoder's names in transformers.
-        head_kind: The head of transformers.
-        base: The name of the model that the adapters belong to.
+        prefix: Prefix of the encoder's names in transformers.
+        head_kind: Head of transformers.
+        base: Name of the model that the adapters belong to.
     """
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
@@ -130,8 +130,8 @@ def adapter_files(
             blocks = [block for block in matrices.blocks if block.outputs.start < end and block.outputs.stop > start]
             if not blocks:
                 continue
-            # Where transformers has one layer for several of ours, its adapter has the matrices B in blocks. Where it
-            # has several for one of ours, each has a piece of B.
+            # If transformers has one layer for several of ours, its adapter has the matrices B in blocks. If it
+            # has several layers for one of ours, each layer has a piece of B.
             whole = torch.zeros(matrices.outputs, sum(len(block.lora_a) for block in blocks))
             column = 0
             for block in blocks:

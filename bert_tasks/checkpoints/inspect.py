@@ -1,7 +1,7 @@
-"""The report of ``bert-tasks inspect``: family, sizes, what becomes of every key, tokenizer, labels and problems.
+"""The report of ``bert-tasks inspect`` on a model folder and its problems.
 
-A key that does not fit is a line of the report here and not an error; a folder without a readable config.json or
-weights is still an error.
+It shows family, sizes, tokenizer, labels, and how each key is loaded. A key that does not fit is a line of the report
+here, but a folder without a readable config.json or weights is an error.
 """
 
 from collections.abc import Mapping
@@ -44,20 +44,20 @@ from bert_tasks.families.base import Family
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What was found in a folder.
+    """The content of a model folder.
 
     Attributes:
-        head: base, sequence, token or span, as ``architectures`` says; base for classes unknown here.
-        sizes: dimensions, and numbers of parameters as this package builds the model.
-        usable_length: the longest input in tokens, special tokens included.
-        dtypes: of the file's tensors, which are float32 once loaded.
-        report: what loading does with every key.
-        head_keys: names in task_head.safetensors.
-        tokenizer: class name; None if there is none or it does not load (then ``problems`` says why).
-        labels: names in the order of their ids.
-        task: the task's name if this package saved the folder.
-        files: name -> bytes.
-        problems: why the folder cannot be used as it is.
+        head: Type of head, base, sequence, token or span, from ``architectures``. It is base for unknown classes.
+        sizes: Dimensions, and numbers of parameters as this package builds the model.
+        usable_length: Maximum length of an input in tokens, including special tokens.
+        dtypes: Dtypes of the file's tensors, which are float32 after loading.
+        report: Report of the loader for every key.
+        head_keys: Names in task_head.safetensors.
+        tokenizer: Class name. None if there is no tokenizer or it does not load (then ``problems`` says why).
+        labels: Names in the order of their ids.
+        task: Name of the task if this package saved the folder.
+        files: Bytes of each file, by name.
+        problems: Reasons why the folder cannot be used as it is.
     """
 
     folder: str
@@ -77,11 +77,11 @@ class Inspection:
     problems: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for one JSON object."""
+        """Returns plain values for one JSON object."""
         return asdict(self)
 
     def lines(self, *, verbose: bool = False) -> list[str]:
-        """The report for a terminal. ``verbose``: every key's name and not their numbers alone."""
+        """Returns the report for a terminal, with ``verbose`` also the name of every key."""
         sizes = self.sizes
         tokenizer = "none" if self.tokenizer is None else f"{self.tokenizer}, {self.tokenizer_vocabulary} tokens"
         entries = {
@@ -116,13 +116,13 @@ class Inspection:
 
 
 def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Inspection:
-    """Looks into a model without building it.
+    """Reads the files of a model without building it.
 
     Args:
-        name, revision: as for ``hub.resolve``.
+        name, revision: As for ``hub.resolve``.
 
     Raises:
-        CheckpointError: there is no such model, its family is not supported, or a file is damaged.
+        CheckpointError: The model does not exist, its family is not supported, or a file is damaged.
     """
     folder = resolve(name, revision=revision)
     hf_config = read_config(folder)
@@ -146,7 +146,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
         tokenizer, refusals = None, [str(error)]
     numbers = {key: shape.numel() for key, shape in shapes.items()}
     settings, architectures = hf_config.get(CONFIG_KEY), hf_config.get("architectures")
-    # Of the parameters: old files also hold buffers of integers.
+    # Only of parameters, because old files also hold buffers of integers.
     dtypes = {str(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()}
     files = [file for file in sorted(folder.iterdir()) if file.is_file() and is_model_file(file.name)]
     return Inspection(
@@ -178,7 +178,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
 def _expected(
     family: Family, config: EncoderConfig, head: str, *, num_labels: int
 ) -> tuple[dict[str, torch.Size], dict[str, tuple[str, ...]]]:
-    """Shapes and Hugging Face names of the parameters that the folder should hold, a base model's pooler included."""
+    """Returns shapes and Hugging Face names of the parameters, including the pooler."""
     pooler = head == "base" and family.pooler is not None
     with torch.device("meta"):
         model = nn.ModuleDict({"encoder": TransformerEncoder(config)})
@@ -202,7 +202,7 @@ def _expected(
 
 
 def _labels(hf_config: Mapping[str, Any], head: str) -> tuple[str, ...]:
-    """Label names by id; for a classifier transformers' default names where the config has only a number."""
+    """Returns label names by id, for a classifier else transformers' default names."""
     names = label_names(hf_config)
     if names or isinstance(hf_config.get("id2label"), dict):
         return names

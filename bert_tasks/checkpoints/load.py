@@ -1,8 +1,8 @@
-"""Reading a model folder: its labels, the weights, and which of the model's parameters each key is.
+"""Reads a model folder and matches its keys with the model's parameters.
 
-The files are read without trusting them: safetensors, ``pytorch_model.bin`` without running code, and the indexes of
-sharded files. Then keys are matched with parameters: prefixes, old names, heads that are dropped or new, and checks of
-shapes and values. Every failure names the file or the key and says what is wrong with it.
+The files are not trusted. The module reads safetensors, ``pytorch_model.bin`` without running code, and the indexes of
+sharded files. Matching handles prefixes, old names, heads that are dropped or new, and checks shapes and values. Every
+failure names the file or the key and its problem.
 """
 
 import json
@@ -27,9 +27,9 @@ from bert_tasks.families import current_name, split_unused
 from bert_tasks.families.base import Family
 from bert_tasks.storage import sha256
 
-# In the metadata of a safetensors file that this package wrote: ``tensors_digest`` of what the file holds.
+# Key of ``tensors_digest`` in the metadata of a safetensors file that this package wrote.
 DIGEST = "tensors_sha256"
-# What a damaged pickle or archive makes torch.load raise, apart from UnpicklingError.
+# Errors of torch.load for a damaged pickle or archive, apart from UnpicklingError.
 _BROKEN_PICKLE = (
     *(RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError, TypeError, AssertionError),
     *(OverflowError, MemoryError, struct.error, zipfile.BadZipFile),
@@ -42,11 +42,11 @@ _OTHER_FORMATS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.g
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Reads all tensors of a folder, on the CPU, in the file's dtypes. safetensors take precedence over ``.bin``.
+    """Reads all tensors of a folder in their dtypes, first from safetensors.
 
     Raises:
-        CheckpointError: There are no weights, or a file is damaged, incomplete, larger than the memory or holds
-            anything but tensors.
+        CheckpointError: There are no weights, or a file is damaged, incomplete, larger than the memory or does not hold
+            only tensors.
     """
     try:
         for name, read in _FORMATS.items():
@@ -74,10 +74,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file, compared with the digest that this package stores in the files it writes.
+    """Returns the tensors of a safetensors file and compares their stored digest.
 
     Raises:
-        CheckpointError: it is damaged, or holds other tensors than it was saved with.
+        CheckpointError: The file is damaged, or holds other tensors than it was saved with.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -98,7 +98,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """The sha256 over names, dtypes, shapes and values of tensors, whatever their order."""
+    """Returns the sha256 of names, dtypes, shapes and values, whatever their order."""
     plain = ((name, tensors[name].detach().cpu().contiguous()) for name in sorted(tensors))
     return sha256(
         part
@@ -111,7 +111,7 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors of the files that an index names; these are inside the folder, also when links are followed."""
+    """Returns the tensors of an index's files, which must be inside the folder."""
     path = checked_file(folder, index)
     weight_map = read_json(path, max_bytes=MAX_CONFIG_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
@@ -136,7 +136,7 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tens
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """A ``pytorch_model.bin``, read by torch's restricted unpickler: no code of the file ever runs."""
+    """Reads a ``pytorch_model.bin`` with torch's restricted unpickler, without code."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -144,10 +144,10 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
             if size > path.stat().st_size:
                 refuse(path, f"compressed, which torch.save never does: it expands to {size} bytes; save it again")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the pickle's protocol; the outcome is judged below
+            warnings.simplefilter("ignore")  # about the pickle's protocol, because the result is checked below
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
     except pickle.UnpicklingError as error:
-        # torch's own message advises to load without the restriction: never pass it on.
+        # torch's message advises to load without the restriction, so never pass it on.
         if "global" in str(error).lower():
             refuse(path, "refused to load: it contains Python code, not only tensors")
         refuse(path, "refused to load: damaged, or it contains Python code; expected tensors only")
@@ -173,7 +173,7 @@ _FORMATS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 
 
 def module_tensors(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
-    """Returns the tensors of a file under the names of transformers' modules, from which its files may differ.
+    """Renames the tensors of a file to the names of transformers' modules.
 
     Raises:
         CheckpointError: The file has a tensor under both names.
@@ -193,14 +193,14 @@ def module_tensors(tensors: Mapping[str, Tensor], family: Family) -> dict[str, T
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """What the loader did with each key of the file, in Hugging Face's names.
+    """The loader's action for each key of the file, in Hugging Face's names.
 
     Attributes:
-        loaded: used; ``renamed`` of them under another name than the file's (gamma/beta, missing prefix).
-        new: not in the file (or of another shape): freshly initialised parameters of the task head.
-        dropped: heads of another task or of pre-training.
-        ignored: buffers, and copies of tied tensors, that older versions saved.
-        notes: what else a user should know (a head whose labels were reordered, ...).
+        loaded: Keys of loaded tensors. ``renamed`` keys have another name in the file (gamma/beta, missing prefix).
+        new: Freshly initialised parameters of the task head that are missing in the file or have another shape there.
+        dropped: Keys of heads of another task or of pre-training.
+        ignored: Buffers, and copies of tied tensors, that older versions saved.
+        notes: Other information for the user (a head whose labels were reordered, ...).
     """
 
     loaded: tuple[str, ...]
@@ -211,7 +211,6 @@ class LoadReport:
     notes: tuple[str, ...] = ()
 
     def summary(self) -> str:
-        """One line for people."""
         parts = [f"{len(self.loaded)} tensors loaded"]
         if self.new:
             parts.append(f"new head: {', '.join(self.new)}")
@@ -222,12 +221,12 @@ class LoadReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointMatch:
-    """What a checkpoint holds for a model.
+    """The tensors of a checkpoint for a model.
 
     Attributes:
-        tensors: by our parameter names; those in ``report.new`` are absent.
-        report: what the loader did with each key.
-        problems: why the checkpoint does not fit the model, as messages; none if ``match_weights`` was strict.
+        tensors: Tensors by our parameter names, without the names in ``report.new``.
+        report: Report of the loader for each key.
+        problems: Messages about keys that do not fit the model. Empty if ``match_weights`` was strict.
     """
 
     tensors: dict[str, Tensor]
@@ -251,22 +250,23 @@ def match_weights(
     """Finds the tensors of every parameter in a checkpoint.
 
     Args:
-        tensors: the file's tensors by the file's names.
-        names: our parameter name -> full HF names (``families.parameter_map``).
-        shapes: the shape of each of our parameters.
-        copies: tensors that the file may hold although the model has none of their own -> what they must be equal to
+        tensors: The file's tensors by the file's names.
+        names: Our parameter name -> full HF names (``families.parameter_map``).
+        shapes: Shape of each of our parameters.
+        copies: Copies of tied tensors that the file may hold -> the tensors that they must equal
             (``families.copies_of_tied``).
-        head_may_be_new: whether parameters of ``head.`` may be missing or of another shape (training); they are listed.
-        ignore_head: the file's head belongs to another task: drop it even where names and shapes fit.
-        dtype: of the tensors that are returned, whatever the file's is.
-        copy: whether the returned tensors have memory of their own; otherwise they may share memory with the file.
-        strict: raise an exception for problems; otherwise they are returned.
+        head_may_be_new: Allow missing parameters of ``head.`` or other shapes (training). The report lists them.
+        ignore_head: Drop the file's head, which belongs to another task, even if names and shapes fit.
+        dtype: Dtype of the returned tensors, whatever the file's dtype.
+        copy: Copy the returned tensors. Otherwise they may share memory with the file.
+        strict: Raise an exception for problems. Otherwise the result lists them.
 
     Returns:
         Tensors of that dtype, query, key and value concatenated.
 
     Raises:
-        CheckpointError: naming every unknown key, missing tensor, wrong shape or tensor with NaN or infinity.
+        CheckpointError: The message names every unknown key, missing tensor, wrong shape or tensor with NaN or
+            infinity.
     """
     sources_read = {source for sources in names.values() for source in sources}
     keys: dict[str, str] = {}  # full HF name -> the file's key
@@ -330,13 +330,13 @@ def match_weights(
 
 
 def checked_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-    """Tensors as ``match_weights`` returns them, for a head that has no names in transformers.
+    """Checks and converts tensors of a head that has no names in transformers.
 
     Args:
-        dtypes: what each becomes. A buffer of whole numbers must have its dtype in the file already.
+        dtypes: New dtype of each tensor. A buffer of whole numbers must have its dtype in the file already.
 
     Raises:
-        CheckpointError: a tensor is of another kind than its dtype, or holds NaN or infinity.
+        CheckpointError: A tensor does not fit its dtype, or holds NaN or infinity.
     """
     problems, converted = [], {}
     for name, tensor in tensors.items():
@@ -354,7 +354,7 @@ def checked_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dt
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers are finite, without the copies of a large table that ``isfinite`` makes on its way."""
+    """Returns True if all numbers are finite, without copies of a large table."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())

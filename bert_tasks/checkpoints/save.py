@@ -1,6 +1,6 @@
-"""Writing a model folder that stock transformers opens: whole files or none, with the modes the umask asks for.
+"""Writes a model folder that stock transformers opens.
 
-It owns file names, their order and modes. Tensors and the config are given ready to write.
+Each file is written whole or not at all, with the mode of the umask. The module owns file names, their order and modes.
 """
 
 import json
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WEIGHTS, HEAD = "model.safetensors", "task_head.safetensors"
-# Files are written here first, then renamed into the folder; a killed save leaves at most this one folder behind.
+# Files are written here first, then renamed into the folder. A killed save leaves at most this folder behind.
 _STAGING = ".saving"
-# Weights that would contradict or outlive the ones just written.
+# Weights that would contradict or outlive the new weights.
 _STALE = re.compile(
     r"model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors|"
     r"pytorch_model\.bin(\.index\.json)?|pytorch_model-\d{5}-of-\d{5}\.bin"
@@ -40,21 +40,21 @@ _STALE = re.compile(
 def hf_tensors(
     state_dict: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]], *, strip_prefix: str = ""
 ) -> dict[str, Tensor]:
-    """Our parameters under Hugging Face's names: the inverse of loading, bit by bit.
+    """Renames our parameters to Hugging Face's names, the exact inverse of loading.
 
-    Contiguous tensors on the CPU are not copied: write them before the parameters change.
+    Contiguous tensors on the CPU are not copied. Write them before the parameters change.
 
     Args:
-        names: our parameter name -> full HF names (``registry.parameter_map``).
-        strip_prefix: taken off the names where they have it, for base models.
+        names: Our parameter name -> full HF names (``families.parameter_map``).
+        strip_prefix: Prefix to remove from the names of base models.
 
     Raises:
-        KeyError: a parameter without a name, or a name without a parameter: a defect of the family's data.
+        KeyError: A parameter has no name, or a name has no parameter, because the family's data has a defect.
     """
     if state_dict.keys() != names.keys():
         raise KeyError(f"parameters and names differ in {sorted(state_dict.keys() ^ names.keys())}")
     tensors: dict[str, Tensor] = {}
-    storages: set[int] = set()  # safetensors refuses to write the same memory twice
+    storages: set[int] = set()  # safetensors does not write the same memory twice
     for parameter, tensor in state_dict.items():
         whole, count = tensor.detach().cpu().contiguous(), len(names[parameter])
         parts = (whole,) if count == 1 else whole.tensor_split(count)  # a buffer may be one number, without dimensions
@@ -66,7 +66,7 @@ def hf_tensors(
 
 
 def file_tensors(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
-    """Returns tensors under the names of files, as transformers saves them: the inverse of ``module_tensors``."""
+    """Renames tensors to transformers' file names, the inverse of ``module_tensors``."""
     renamed = dict(tensors)
     for in_file, (first, *others) in family.file_names.items():
         for name in [name for name in renamed if first and first in name]:
@@ -84,14 +84,14 @@ def save_folder(
     head_tensors: Mapping[str, Tensor] | None = None,
     adapter_config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes config.json, model.safetensors, the tokenizer's files and, for heads that HF lacks, task_head.safetensors.
+    """Writes config.json, the tokenizer and weights, also of heads that HF lacks.
 
-    Each file appears whole or not at all, and the metadata of weights hold a digest of them, which reading compares.
-    Weights that an earlier save left under other names are removed. ``tensors``: None for a folder whose weights lie
-    elsewhere. With ``adapter_config`` they are adapters, which go to the files of peft.
+    Each file appears whole or not at all. The metadata of weights hold a digest of them, which reading compares.
+    Weights under other names from an earlier save are removed. ``tensors`` is None for a folder whose weights lie
+    elsewhere. With ``adapter_config`` the tensors are adapters, which go to the files of peft.
 
     Raises:
-        CheckpointError: the folder cannot be written.
+        CheckpointError: The folder is not writable.
     """
     staging = folder / _STAGING
     try:
@@ -131,7 +131,7 @@ def _write_json(content: Mapping[str, Any], path: Path) -> None:
 
 
 def remove_saved(folder: Path) -> None:
-    """Removes what ``save_folder`` wrote; other files stay, and the folder with them."""
+    """Removes the files of ``save_folder``, and the folder if it has no others."""
     shutil.rmtree(folder / _STAGING, ignore_errors=True)
     for path in folder.iterdir():
         if is_model_file(path.name) and not path.is_dir():
@@ -141,16 +141,16 @@ def remove_saved(folder: Path) -> None:
 
 
 def read_head_tensors(folder: Path) -> dict[str, Tensor] | None:
-    """The tensors of task_head.safetensors; None if the folder has none.
+    """Returns the tensors of task_head.safetensors, or None if the folder has none.
 
     Raises:
-        CheckpointError: the file is damaged.
+        CheckpointError: The file is damaged.
     """
     return read_safetensors(checked_file(folder, HEAD)) if os.path.lexists(folder / HEAD) else None
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """A safetensors file with the digest of its tensors; the same tensors give the same bytes."""
+    """Writes a safetensors file with the digest of its tensors, always in equal bytes."""
     save_file(dict(tensors), path, metadata={"format": "pt", DIGEST: tensors_digest(tensors)})
     with path.open("r+b") as file:  # safetensors writes the metadata in another order each time
         length = int.from_bytes(file.read(8), "little")

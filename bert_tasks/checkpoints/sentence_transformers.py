@@ -1,7 +1,8 @@
-"""The files that sentence-transformers writes beside a checkpoint: how its embeddings are made of the hidden states.
+"""Reads the files that sentence-transformers writes beside a checkpoint.
 
-``modules.json`` lists the modules that run one after another. Most published models have Transformer, Pooling and
-Normalize. No code that it names is imported. Source: the files of sentence-transformers 2 to 6.
+They define how embeddings are made of the hidden states. ``modules.json`` lists the modules that run one after another.
+Most published models have Transformer, Pooling and Normalize. No code that it names is imported. The formats come from
+sentence-transformers 2 to 6.
 """
 
 import os
@@ -15,9 +16,9 @@ from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_js
 MODULES = "modules.json"
 _TRANSFORMER = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
-# What a hub id needs beside a checkpoint.
+# Files that a hub id needs beside a checkpoint.
 SENTENCE_FILES = (MODULES, _TRANSFORMER, _PROMPTS, "*_Pooling/config.json")
-_IGNORED = ("Transformer", "Normalize", "Dropout")  # Dropout does nothing in evaluation; normalising is the caller's
+_IGNORED = ("Transformer", "Normalize", "Dropout")  # Dropout does nothing in evaluation, and the caller normalises
 _MODES = ("mean", "cls", "max")
 _LEGACY_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -31,16 +32,16 @@ _LEGACY_MODES = {
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceSettings:
-    """How sentence-transformers would embed texts with a checkpoint.
+    """The settings with which sentence-transformers embeds texts.
 
     Attributes:
-        pooling: mean, cls or max; None where ``unsupported`` says why.
-        source: the file that says so, below the folder.
-        max_length: tokens after which it cuts a text; None where the files do not say it.
-        unsupported: what this package does not compute, as a clause for messages.
-        prompt: the default prompt, which it puts in front of every text unless another prompt is asked for.
-        pools_prompt: whether the mean and the maximum include the tokens of the prompt.
-        lowercase: whether it changes texts, with their prompts, to lower case before the tokenizer reads them.
+        pooling: mean, cls or max. None if ``unsupported`` says why.
+        source: File that defines the pooling, below the folder.
+        max_length: Number of tokens after which it cuts a text, or None if the files do not say.
+        unsupported: Setting that this package does not support, as a clause for messages.
+        prompt: Default prompt, which it puts in front of every text unless the user asks for another prompt.
+        pools_prompt: The mean and the maximum include the tokens of the prompt.
+        lowercase: It changes texts, with their prompts, to lower case before the tokenizer reads them.
     """
 
     pooling: str | None
@@ -53,10 +54,10 @@ class SentenceSettings:
 
 
 def read_sentence_settings(folder: Path) -> SentenceSettings | None:
-    """The settings of a folder; None if sentence-transformers did not write it.
+    """Returns the settings of a folder, or None without sentence-transformers files.
 
     Raises:
-        CheckpointError: a file is damaged.
+        CheckpointError: A file is damaged.
     """
     if not os.path.lexists(folder / MODULES):
         return None
@@ -87,7 +88,7 @@ def read_sentence_settings(folder: Path) -> SentenceSettings | None:
 
 
 def _modules(folder: Path) -> dict[str, str]:
-    """The class name of each module -> its folder, in order."""
+    """Maps the class name of each module to its folder, in order."""
     path = checked_file(folder, MODULES)
     entries = read_json_value(path, max_bytes=MAX_CONFIG_BYTES)
     folders: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""Tokenizers without transformers, whose import takes longer than most commands need for everything else.
+"""Opens tokenizers without importing transformers, which takes long.
 
-What AutoTokenizer made of a folder is stored in the cache: the tokenizer of the library ``tokenizers``, and what
-transformers adds to it. The next time the same files are opened, this is read instead. The classes of transformers
-build a tokenizer anew from its vocabulary, so tokenizer.json alone would not give the same ids for every family.
+The cache stores the result of AutoTokenizer, the tokenizer of the library ``tokenizers`` and the additions of
+transformers. It is read if the same files are opened again. The classes of transformers build a tokenizer anew from its
+vocabulary, so tokenizer.json alone would not give the same ids for every family.
 """
 
 import json
@@ -45,7 +45,7 @@ _OPTIONS = {
 
 
 class StoredEncoding(dict[str, Any]):
-    """What a call returns. For other methods than its own it makes a ``BatchEncoding`` of transformers."""
+    """The encoding of a call. Other methods come from transformers' ``BatchEncoding``."""
 
     encodings: Sequence[Encoding] = ()
 
@@ -64,7 +64,7 @@ class StoredEncoding(dict[str, Any]):
 
 
 class StoredTokenizer:
-    """Encodes texts as the stored tokenizer of transformers does, which does everything else itself."""
+    """A tokenizer that encodes as transformers does, and leaves the rest to it."""
 
     def __init__(self, stored: Mapping[str, Any], name: str) -> None:
         """Opens what ``_stored_content`` returned, under a name for messages.
@@ -78,7 +78,7 @@ class StoredTokenizer:
 
     @cached_property
     def of_transformers(self) -> "PreTrainedTokenizerBase":
-        """The same tokenizer of transformers."""
+        """Returns the same tokenizer of transformers."""
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             tokenizer = load_tokenizer(Path(folder), vocab_size=self._stored["size"])
@@ -105,7 +105,7 @@ class StoredTokenizer:
             (Path(folder) / name).write_text(text, "utf-8")
 
     def __call__(self, text: Any, text_pair: Any = None, **options: Any) -> Any:
-        """Encodes texts, as the tokenizer of transformers does with these arguments."""
+        """Encodes texts as the tokenizer of transformers does."""
         truncation, is_split = options.get("truncation", False), options.get("is_split_into_words", False)
         is_unlimited = truncation and options.get("max_length") is None
         if options.keys() - _OPTIONS or options.get("padding") or is_unlimited:
@@ -154,13 +154,13 @@ class StoredTokenizer:
 
 
 def open_tokenizer(folder: Path, *, vocab_size: int, second: int, required: bool = True) -> Any:
-    """Returns the tokenizer of a folder, from the cache if transformers has read the same files before.
+    """Returns the tokenizer of a folder, from the cache if its files are unchanged.
 
     Args:
-        folder: A folder with the files of a tokenizer.
-        vocab_size: Rows of the model's embedding table, which must hold every token id.
-        second: The segment of the second text of a pair, see ``with_segments``.
-        required: Whether a folder without a tokenizer is an error; else the result is None.
+        folder: Folder with the files of a tokenizer.
+        vocab_size: Number of rows of the model's embedding table, which must hold every token id.
+        second: Segment of the second text of a pair, see ``with_segments``.
+        required: Raise an error if the folder has no tokenizer. Otherwise the result is None.
 
     Raises:
         CheckpointError: See ``load_tokenizer``.
@@ -169,7 +169,7 @@ def open_tokenizer(folder: Path, *, vocab_size: int, second: int, required: bool
     digests = {name: sha256_file(checked_file(folder, name)) for name in names}
     versions = [installed_version(name) for name in ("bert-tasks", "transformers", "tokenizers")]
     key = sha256_json(_VERSION, digests, versions, class_fields(folder), vocab_size, second)
-    with suppress(DataError, OSError, ValueError):  # missing or damaged: written anew
+    with suppress(DataError, OSError, ValueError):  # missing or damaged, so it is written again
         digest, _, content = (cache_folder(None, "tokenizers") / f"{key}.json").read_text("utf-8").partition("\n")
         if sha256(content) == digest:
             return StoredTokenizer(json.loads(content), str(folder))
@@ -186,7 +186,7 @@ def open_tokenizer(folder: Path, *, vocab_size: int, second: int, required: bool
 
 
 def _stored_content(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, second: int) -> dict[str, Any]:
-    """What ``StoredTokenizer`` opens."""
+    """Returns the content that ``StoredTokenizer`` opens."""
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(tokenizer, Path(folder))
         config = json.loads((Path(folder) / _FILES[1]).read_text("utf-8"))

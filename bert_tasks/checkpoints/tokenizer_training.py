@@ -1,7 +1,7 @@
-"""Tokenizers trained on a corpus, as folders that stock transformers opens with ``AutoTokenizer``.
+"""Trains tokenizers on a corpus and saves folders for ``AutoTokenizer``.
 
-Owns what each type is: the class of transformers whose normalizer, splitting and special tokens it has, with the ids
-that the configurations of its family expect, and the trainer of the library ``tokenizers`` that fills its vocabulary.
+Each type has a class of transformers, which defines normalizer, splitting and special tokens, with the ids that the
+configurations of its family expect, and a trainer of the library ``tokenizers`` for its vocabulary.
 """
 
 import json
@@ -49,7 +49,7 @@ _SPECIAL: Mapping[TokenizerType, tuple[str, ...]] = MappingProxyType(
 
 
 def _make(type: TokenizerType, vocabulary: Mapping[str, Any] | None, *, lowercase: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer of transformers with a vocabulary in the JSON of ``tokenizers``, or without one."""
+    """Makes transformers' tokenizer, with a vocabulary in ``tokenizers`` JSON if any."""
     content: Mapping[str, Any] = {} if vocabulary is None else vocabulary
     words, classes = content.get("vocab"), {"wordpiece": BertTokenizer, "bpe": RobertaTokenizer}
     options: dict[str, Any] = {"do_lower_case": lowercase}
@@ -66,16 +66,16 @@ def _make(type: TokenizerType, vocabulary: Mapping[str, Any] | None, *, lowercas
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedTokenizer:
-    """A tokenizer that was trained, and what it does with the corpus.
+    """A trained tokenizer and its statistics on the corpus.
 
     Attributes:
-        folder: where it was saved.
-        type: of the tokenizer.
-        vocab_size: its tokens, special ones included; fewer than asked for if the corpus has no more.
-        texts: how many it was trained on.
-        checked: how many of these were read back: all their characters were there.
-        unknown: the share of unknown tokens in these.
-        tokens_per_word: tokens over words between spaces, in these.
+        folder: Folder of the tokenizer.
+        type: Type of the tokenizer.
+        vocab_size: Number of its tokens, including special tokens. Fewer than requested if the corpus has no more.
+        texts: Number of training texts.
+        checked: Number of these texts that were encoded and decoded without losing a character.
+        unknown: Share of unknown tokens in them.
+        tokens_per_word: Number of tokens divided by the number of words between spaces, in them.
     """
 
     folder: Path
@@ -90,7 +90,6 @@ class TrainedTokenizer:
         return {**asdict(self), "folder": str(self.folder)}
 
     def lines(self) -> list[str]:
-        """For people."""
         return [
             f"{self.type}: {self.vocab_size:,} tokens, trained on {counted(self.texts, 'text')}",
             f"read back {counted(self.checked, 'text')}: {self.tokens_per_word:.2f} tokens a word, "
@@ -109,22 +108,22 @@ def train_tokenizer(
     lowercase: bool = False,
     reading: ReadOptions | None = None,
 ) -> TrainedTokenizer:
-    """Trains a tokenizer on files and saves it; the same files always give the same tokenizer.
+    """Trains a tokenizer on files and saves it, reproducibly.
 
     The trainer of WordPiece merges the most frequent pairs, as BPE's trainer does, because ``tokenizers`` has no other.
 
     Args:
-        corpus: files with a column ``text`` or ``sentences``, or of plain text.
-        output: a folder, which must not exist or be empty.
+        corpus: Files with a column ``text`` or ``sentences``, or of plain text.
+        output: New folder, which must be empty if it exists.
         type: ``wordpiece`` as in BERT, ``bpe`` on bytes as in RoBERTa, or ``unigram`` as in ALBERT.
-        vocab_size: tokens, special ones included.
-        lowercase: letters become lower-case and lose their accents, as in BERT's uncased models. Not for ``bpe``.
-        reading: how to read the files.
+        vocab_size: Number of tokens, including special tokens.
+        lowercase: Change letters to lower case and remove accents, as in BERT's uncased models. Not for ``bpe``.
+        reading: Options to read the files.
 
     Raises:
-        DataError: a file cannot be used, or holds too little text.
-        UsageError: the folder is not empty, or the options do not fit together.
-        CheckpointError: the folder cannot be written, or stock transformers does not open the tokenizer, which is then
+        DataError: A file cannot be used, or holds too little text.
+        UsageError: The folder is not empty, or the options do not fit together.
+        CheckpointError: The folder is not writable, or stock transformers does not open the tokenizer, which is then
             not saved.
     """
     if type not in _SPECIAL:
@@ -160,7 +159,7 @@ def train_tokenizer(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Keeps ``tokenizers`` from working in parallel, where the order of sums changes from run to run."""
+    """Runs ``tokenizers`` on one thread, so that sums have a fixed order."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
@@ -175,7 +174,7 @@ def _one_thread() -> Iterator[None]:
 def _trained(
     type: TokenizerType, texts: Callable[[], Iterable[str]], *, vocab_size: int, lowercase: bool
 ) -> dict[str, Any]:
-    """The model of a trained tokenizer in the JSON of ``tokenizers``."""
+    """Returns the model of a trained tokenizer in the JSON of ``tokenizers``."""
     outline = _make(type, None, lowercase=lowercase).backend_tokenizer
     shared: dict[str, Any] = {"vocab_size": vocab_size, "show_progress": False}
     special = list(_SPECIAL[type])
@@ -188,14 +187,14 @@ def _trained(
         characters = Counter[str]()
         for text in texts():
             characters.update(outline.normalizer.normalize_str(text))
-        # The trainers choose among characters that are equally frequent by chance, so the choice is made here.
+        # The trainers choose by chance among equally frequent characters, so the choice is made here.
         ranked = sorted((c for c in characters if not c.isspace()), key=lambda c: (-characters[c], c))
         if not ranked:
             raise DataError("the corpus holds no text to train a tokenizer on")
         if type == "wordpiece":
             alphabet, joined = _wordpiece_alphabet(ranked, outline, vocab_size - len(special))
             # The trainer numbers "##a" and so on as it meets them, in an order that changes with each process, and
-            # breaks ties by these numbers; special tokens are numbered first.
+            # breaks ties by these numbers. Special tokens are numbered first.
             continued = [f"##{character}" for character in sorted(joined)]
             backend = Tokenizer(models.WordPiece(unk_token=special[1]))
             trainer = trainers.WordPieceTrainer(
@@ -225,7 +224,7 @@ def _trained(
 
 
 def _wordpiece_alphabet(characters: Sequence[str], outline: Tokenizer, room: int) -> tuple[list[str], list[str]]:
-    """The most frequent characters that fit: those that get a token, and those that get a second one inside words."""
+    """Returns the most frequent characters that get a token, or a second in words."""
     # Punctuation and Chinese characters are words of their own, so they need no second token such as "##a".
     alphabet, joined = list[str](), list[str]()
     for character in characters:
@@ -239,9 +238,9 @@ def _wordpiece_alphabet(characters: Sequence[str], outline: Tokenizer, room: int
 
 
 def _ordered(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """The pieces of a Unigram vocabulary without what depends on the order in which the trainer met the words."""
+    """Orders the pieces of a Unigram vocabulary independently of the trainer's order."""
     # Sums in another order differ in their last digits. Characters that are pieces only because each character must be
-    # one get the lowest score and 0, 1, 2, ... times a step more, in any order; here it is their own.
+    # one get the lowest score and 0, 1, 2, ... times a step more, in any order. Here the order is fixed.
     lowest = min(score for _, score in pieces)
     steps = {piece: (score - lowest) / _UNIGRAM_STEP for piece, score in pieces if len(piece) == 1}
     added = {piece: round(step) for piece, step in steps.items() if abs(step - round(step)) < 1e-3}
@@ -258,7 +257,7 @@ def _read_back(
     texts: Iterator[str],
     special: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Encodes and decodes the first texts with the tokenizer as stock transformers opens it, and counts tokens."""
+    """Encodes and decodes the first texts with stock transformers, and counts tokens."""
     if opened is None or opened.convert_tokens_to_ids(list(special)) != list(range(len(special))):
         raise CheckpointError("the tokenizer that was saved has other special tokens: please report this")
     normalizer = trained.backend_tokenizer.normalizer
@@ -278,5 +277,5 @@ def _read_back(
 
 
 def _letters(text: str) -> str:
-    """The text without white space, which only a tokenizer of bytes keeps as it is."""
+    """Returns the text without white space, which most tokenizers do not preserve."""
     return "".join(text.split())

@@ -1,8 +1,8 @@
-"""A folder's tokenizer: loaded through AutoTokenizer, never with code of the checkpoint, checked, and written back.
+"""Loads a folder's tokenizer with AutoTokenizer, checks it, and saves it.
 
-This module owns the checks that AutoTokenizer lacks (without vocabulary files it silently gives a tokenizer of five
-tokens), and which segment ids a tokenizer gives. Texts are never given to the backend object itself, because files may
-state truncation and padding.
+Code of the checkpoint never runs. This module owns the checks that AutoTokenizer lacks (without vocabulary files it
+silently returns a tokenizer of five tokens), and the segment ids of a tokenizer. The backend object never reads texts
+directly, because files may set truncation and padding.
 """
 
 import copy
@@ -32,7 +32,7 @@ _SLOW = "a slow tokenizer without offsets; expected a tokenizer.json"
 _PYTHON_WORDS = (
     "the tokenizer splits words with a Python library, such as jieba for Chinese, which no tokenizer.json can hold"
 )
-# Ordinary text: every real vocabulary has a letter, a digit or a mark of it. Hardly any has the cuneiform sign:
+# Every real vocabulary has a letter, a digit or a mark of ordinary text. Hardly any has the cuneiform sign, so
 # WordPiece without its unknown token fails there, as it would in the middle of somebody's data.
 _PROBE = "The 3 birds sang, и пели. 你好 a 1 , . \U00012000"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -41,13 +41,13 @@ _NOT_SETTINGS = ("is_local", "local_files_only")
 
 
 def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> "PreTrainedTokenizerBase | None":
-    """The tokenizer of a folder; None if it has no vocabulary file and none is ``required``.
+    """Returns a folder's tokenizer, or None without vocabulary if not ``required``.
 
     Args:
-        vocab_size: rows of the model's embedding table, which must hold every token id.
+        vocab_size: Number of rows of the model's embedding table, which must hold every token id.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or the tokenizer does not fit the model.
+        CheckpointError: A file is missing or damaged, or the tokenizer does not fit the model.
     """
     vocabularies = [name for name in VOCABULARIES if os.path.lexists(folder / name)]
     if not vocabularies:
@@ -78,7 +78,7 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> "
             "cls or bos": (tokenizer.cls_token_id, tokenizer.bos_token_id),
             "sep or eos": (tokenizer.sep_token_id, tokenizer.eos_token_id),
         }
-        longest = tokenizer.model_max_length  # 1e30 where the files do not say it
+        longest = tokenizer.model_max_length  # 1e30 if the files do not set it
         is_length = type(longest) is int or (isinstance(longest, float) and longest.is_integer())
         missing = [role for role, ids in roles.items() if all(token is None for token in ids)]
         if not tokenizer.is_fast:
@@ -103,7 +103,7 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> "
 
 
 def _split_written_specials(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Makes a Unigram tokenizer read special tokens that are written in a text as characters."""
+    """Makes a Unigram tokenizer read special tokens in a text as characters."""
     # With ``split_special_tokens`` they are no special tokens, but the Unigram model has them among its pieces, so that
     # a text could end a sequence. A space after their first character keeps the piece from being found.
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
@@ -134,7 +134,7 @@ def class_fields(folder: Path) -> dict[str, str]:
 
 
 def _class_config(folder: Path) -> "PreTrainedConfig":
-    """A configuration with ``class_fields``."""
+    """Returns a configuration with ``class_fields``."""
     # transformers rejects a config.json for the type of any field, also of fields that no tokenizer depends on.
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
@@ -147,18 +147,18 @@ def _class_config(folder: Path) -> "PreTrainedConfig":
 
 
 def with_segments(tokenizer: "PreTrainedTokenizerBase", *, second: int) -> "PreTrainedTokenizerBase":
-    """The tokenizer, or a copy of it, that gives segment 0 to a single text and to the first of a pair.
+    """Returns the tokenizer with segment 0 for single and first texts, or a copy.
 
-    Tokenizers of published models disagree with their models: a template gives RoBERTa segment 1, for which it has no
-    row, or ALBERT's class in transformers leaves segment ids out, so that stock code feeds zeros. What is decided here
-    is stored in the tokenizer's files, and stock transformers then gives the same ids.
+    Tokenizers of published models disagree with their models. For example, a template gives RoBERTa segment 1, for
+    which it has no row. ALBERT's class in transformers omits segment ids, so that stock code feeds zeros. The decision
+    is stored in the tokenizer's files, and stock transformers then returns the same ids.
 
     Args:
-        second: the segment of the second text of a pair, 0 or 1 (``EncoderConfig.second_segment``). 0: the tokenizer
-            gives stock models no segment ids, which they take for zeros.
+        second: Segment of the second text of a pair, 0 or 1 (``EncoderConfig.second_segment``). With 0 the tokenizer
+            passes stock models no segment ids, which they read as zeros.
 
     Raises:
-        CheckpointError: the tokenizer gives other ids, and they cannot be changed.
+        CheckpointError: The tokenizer returns other ids that cannot be changed.
     """
     if not tokenizer.is_fast:
         raise CheckpointError(f"{type(tokenizer).__name__} is {_SLOW}")
@@ -172,7 +172,7 @@ def with_segments(tokenizer: "PreTrainedTokenizerBase", *, second: int) -> "PreT
         outline = json.loads(Tokenizer(type(backend.model)()).to_str()) | {"post_processor": template}
         backend.post_processor = Tokenizer.from_str(json.dumps(outline)).post_processor
         if second:
-            # Read back, transformers' own classes would put their template in the place of the stored one. A plain fast
+            # When read again, transformers' own classes would replace the stored template. A plain fast
             # tokenizer is read from tokenizer.json alone.
             sides = {name: getattr(changed, name) for name in ("padding_side", "truncation_side", "model_max_length")}
             from transformers import PreTrainedTokenizerFast
@@ -200,7 +200,7 @@ def _gives_segments(tokenizer: "PreTrainedTokenizerBase", second: int) -> bool:
 
 
 def _resegmented(processor: dict[str, Any] | None, second: int) -> dict[str, Any]:
-    """A post-processor in the JSON of tokenizers, as a template that gives the second text of a pair its segment."""
+    """Returns a post-processor as a template that sets the second text's segment."""
     if processor is None:
         return _template([], [], [], second)
     match processor["type"]:
@@ -218,7 +218,7 @@ def _resegmented(processor: dict[str, Any] | None, second: int) -> dict[str, Any
 
 
 def _template(before: list[Any], after: list[Any], between: list[Any], second: int) -> dict[str, Any]:
-    """Special tokens ``(text, id)`` before the first text, after each text, and once more between two."""
+    """Returns a template from special tokens ``(text, id)`` around and between texts."""
 
     def special(tokens: list[Any]) -> list[dict[str, Any]]:
         return [{"SpecialToken": {"id": text, "type_id": 0}} for text, _ in tokens]
@@ -231,7 +231,7 @@ def _template(before: list[Any], after: list[Any], between: list[Any], second: i
 
 
 def _placed(pieces: list[dict[str, Any]], second: int) -> list[dict[str, Any]]:
-    """The pieces of a template with segment 0, and ``second`` from the second text on."""
+    """Returns a template's pieces with segment 0, but ``second`` for the second text."""
     segment, placed = 0, []
     for piece in pieces:
         ((piece_type, content),) = piece.items()
@@ -242,7 +242,7 @@ def _placed(pieces: list[dict[str, Any]], second: int) -> list[dict[str, Any]]:
 
 
 def same_token_ids(first: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase") -> bool:
-    """Whether two tokenizers give the same ids for any text or pair, whatever their classes and segment ids are."""
+    """Returns True if the token ids of any text or pair are equal, segments aside."""
     ids = []
     for tokenizer in (first, other):
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -254,10 +254,10 @@ def same_token_ids(first: "PreTrainedTokenizerBase", other: "PreTrainedTokenizer
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
-    """Writes the tokenizer's files, without the truncation and padding that its last call left in it.
+    """Writes the tokenizer's files, without truncation and padding of its last call.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: A file is not writable.
     """
     with _quiet(), ExitStack() as stack:
         stack.push(lambda error_type, error, trace: _raise_write_error(error))
@@ -273,7 +273,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps transformers' log lines about its own fallbacks from the user: failures are reported here."""
+    """Silences transformers' log lines about fallbacks, because failures are reported."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -284,8 +284,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _raise_load_error(path: Path, error: BaseException | None) -> None:
-    """Raises a CheckpointError about ``path`` for what transformers and tokenizers raise about files."""
-    # tokenizers raises plain ``Exception`` for most of its errors, and a ``BaseException`` of its own when it panics.
+    """Raises a CheckpointError about ``path`` for an error of these libraries."""
+    # tokenizers raises plain ``Exception`` for most errors, and a special ``BaseException`` if it panics.
     expected_errors = (OSError, ValueError, ImportError, LookupError, TypeError, AttributeError, RuntimeError)
     if not (isinstance(error, expected_errors) or type(error) is Exception or type(error).__name__ == "PanicException"):
         return

@@ -1,1 +1,1 @@
-"""Reading, checking, splitting and caching of labelled text; knows columns, not models or recipes."""
+"""Reads, checks, splits and caches labelled text, without models or recipes."""

@@ -1,8 +1,8 @@
-"""Rows in Arrow files: memory-mapped, selected by number, and kept in a cache.
+"""Rows in Arrow files, memory-mapped, selected by number, and cached.
 
 In the cache, ``<key>.json`` names an Arrow file, its number of rows, its sha256 and notes. A damaged, truncated or
-deleted file counts as missing. Files are written under a temporary name and moved into place, data first, so that
-processes that write and read at the same time never meet an unfinished one.
+deleted file counts as missing. Files are written under a temporary name and moved to their final name, data first, so
+that processes that write and read at the same time never meet an unfinished file.
 
 ``datasets`` does the same, but its import takes more than a second. It is imported for data sets of the hub only.
 """
@@ -27,15 +27,15 @@ from bert_tasks.terminal import message_stream
 if TYPE_CHECKING:
     import pyarrow
 
-Write = Callable[[Path], Sequence[str] | None]  # writes the Arrow file and returns the notes to keep beside it
+Write = Callable[[Path], Sequence[str] | None]  # writes the Arrow file and returns the notes to store beside it
 _BATCH = 1000
 
 
 class ArrowRows:
-    """Rows of an Arrow table. ``rows[3]`` is a row, ``rows[2:5]`` and ``rows[[4, 0]]`` are lists of rows.
+    """Rows of an Arrow table, such as ``rows[3]``, ``rows[2:5]`` or ``rows[[4, 0]]``.
 
     Attributes:
-        files: The files that the rows are in. Empty: they are in memory.
+        files: Files that hold the rows. Empty for rows in memory.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ArrowRows:
 
     @classmethod
     def joined(cls, parts: Sequence["ArrowRows"]) -> "ArrowRows":
-        """Returns the rows of several tables, one after another. A column that a table lacks is None there."""
+        """Joins the rows of several tables. A column that a table lacks is None there."""
         import pyarrow
 
         tables = [rows.table() for rows in parts]
@@ -109,18 +109,18 @@ class ArrowRows:
         return self.select_columns([name]).table().column(0)
 
     def values(self, name: str) -> list[Any]:
-        """Returns the values of a column as Python has them."""
+        """Returns the values of a column as Python objects."""
         values: list[Any] = self.column(name).to_pylist()
         return values
 
     def tables(self, names: Sequence[str] | None = None, *, size: int = _BATCH) -> Iterator["pyarrow.Table"]:
-        """Yields all rows in tables of ``size`` rows, with some columns or all of them (None)."""
+        """Yields all rows in tables of ``size`` rows, with some columns or all (None)."""
         rows = self if names is None else self.select_columns(names)
         for start in range(0, len(rows), size):
             yield rows.table(range(start, min(start + size, len(rows))))
 
     def table(self, rows: "Sequence[int] | NDArray[np.int64] | None" = None) -> "pyarrow.Table":
-        """Returns the rows with these numbers, in this order; default: all rows."""
+        """Returns the rows with these numbers, in this order. Default: all rows."""
         import pyarrow
 
         if rows is None and self._indices is None:
@@ -160,7 +160,7 @@ def with_progress(tables: Iterable["pyarrow.Table"], description: str, total: in
 
 
 def cache_folder(cache_dir: Path | None, name: str) -> Path:
-    """Returns a folder of the cache, created if it is missing. Default: in the cache of ``datasets``."""
+    """Returns a folder of the cache, which is by default in the cache of ``datasets``."""
     folder = (cache_folders()["HF_DATASETS_CACHE"] if cache_dir is None else cache_dir) / "bert_tasks" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,8 +173,8 @@ class StoredRows(NamedTuple):
     """Rows in the cache.
 
     Attributes:
-        path, sha256: The Arrow file and its digest.
-        notes: What the writer noted.
+        path, sha256: Arrow file and its digest.
+        notes: Notes of the writer.
     """
 
     rows: ArrowRows
@@ -184,12 +184,12 @@ class StoredRows(NamedTuple):
 
 
 def store(folder: Path, key: str | None, write: Write) -> StoredRows:
-    """Writes rows through ``write(path)``, unless they are stored under the key already, and opens them.
+    """Opens the rows stored under a key, after ``write(path)`` if they are missing.
 
-    Without a key they are always written, and cannot be found again.
+    Without a key they are always written, and cannot be opened again.
     """
     if key is not None:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged: written anew
+        with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged, so it is written again
             entry = json.loads((folder / f"{key}.json").read_text())
             path = folder / Path(entry["file"]).name
             if sha256_file(path) == entry["sha256"] and len(rows := ArrowRows.from_file(path)) == entry["rows"]:
@@ -230,10 +230,10 @@ def row_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str,
 
 
 def read_batches(path: Path, columns: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-    """Yields the rows of an Arrow file in order, in the batches they were written in.
+    """Yields the rows of an Arrow file in order, in the batches of the writer.
 
-    So a file of any size takes the memory of one batch; the pages of a memory-mapped file would stay in memory until
-    the system needs them.
+    A file of any size needs the memory of one batch. The pages of a memory-mapped file would stay in memory until the
+    system needs them.
     """
     import pyarrow
 

@@ -1,4 +1,4 @@
-"""Cells: the texts, label names, lists and numbers that a cell of any format may hold."""
+"""Parses cells of any format as texts, label names, lists or numbers."""
 
 import ast
 import json
@@ -9,7 +9,7 @@ from typing import Any
 from bert_tasks.data.problems import RowError
 
 LABEL_SEPARATOR = ";"
-# Not latin-1: it reads the bytes 0x80 to 0x9f, quotes and dashes of Windows, as control characters without an error.
+# Not latin-1, which reads the bytes 0x80 to 0x9f, quotes and dashes of Windows, as control characters without an error.
 ENCODING_EXAMPLE = "such as 'cp1252' for Western European text from Windows"
 
 
@@ -17,7 +17,7 @@ def parse_text(value: Any) -> str:
     """Returns a text.
 
     Raises:
-        RowError: The value is not a text, or holds characters that cannot be written.
+        RowError: The value is not a text, or holds characters that UTF-8 cannot encode.
     """
     if value is None:
         raise RowError("missing text", 'Write an empty text as "".')
@@ -38,10 +38,10 @@ _WHOLE_FLOAT = re.compile(r"-?\d+\.0+")
 
 
 def label_name(value: Any) -> str:
-    """Returns the name of a label, without white space around it. Numbers and booleans are named as Python writes them.
+    """Returns the name of a label, without white space around it.
 
-    pandas turns whole numbers into floats where a column has missing values, so whole floats have no ``.0``, written as
-    a text or not.
+    Numbers and booleans have the names that Python prints. Whole floats have no ``.0``, because pandas turns whole
+    numbers into floats if a column has missing values.
 
     Raises:
         RowError: The value is neither a number nor a name.
@@ -61,7 +61,7 @@ def label_name(value: Any) -> str:
 
 
 def label_value(name: str) -> float | None:
-    """Returns the number that a label spells, in any spelling that pandas reads as this number; None for a word."""
+    """Returns the number that pandas reads for a label, or None for a word."""
     if name.lower() in ("true", "false"):
         return float(name.lower() == "true")
     try:
@@ -71,12 +71,12 @@ def label_value(name: str) -> float | None:
 
 
 def is_integer(name: str) -> bool:
-    """Returns True if a label is a whole number; one of more digits than Python converts is a name."""
+    """Returns True if a label is a whole number with few enough digits for Python."""
     return re.fullmatch(r"[+-]?\d{1,4300}", name) is not None
 
 
 def label_parts(cell: str, separator: str = LABEL_SEPARATOR) -> list[Any]:
-    """Returns the names in one cell: a JSON or Python list, or names with the separator between them."""
+    """Returns the names in a cell, which is a JSON or Python list or has separators."""
     names = list_in_cell(cell)
     if names is not None:
         return names
@@ -89,9 +89,9 @@ _PYTHON_LIST = re.compile(rf"\[\s*(?:(?:{_PYTHON_ITEM.pattern})(?:\s*,\s*(?:{_PY
 
 
 def list_in_cell(cell: str) -> list[Any] | None:
-    """Returns the list that a cell holds as JSON or as Python writes one; None for another cell.
+    """Returns the list that a cell holds as JSON or in Python's ``repr``, or None.
 
-    Of Python's forms only those that ``repr`` writes are read: ``['a' 'b']``, as numpy prints, is one text there.
+    ``['a' 'b']``, as numpy prints, is one text.
     """
     if not cell.lstrip().startswith("["):
         return None
@@ -108,7 +108,7 @@ def list_in_cell(cell: str) -> list[Any] | None:
 
 
 def numbered_columns(name: str, present: Iterable[str]) -> list[str]:
-    """Returns the columns that have one choice each, in order: choice0, ... or choice_a, ... for ``choices``."""
+    """Returns the columns of single choices in order, choice0, ... or choice_a, ..."""
     stem = re.escape(name.removesuffix("s"))
     pattern = re.compile(rf"{stem}s?(?:[ _]?([0-9]{{1,3}}|[A-Z])|[ _]([a-z]))")
     matches = ((pattern.fullmatch(str(column)), column) for column in present)
@@ -118,12 +118,12 @@ def numbered_columns(name: str, present: Iterable[str]) -> list[str]:
 
 
 def column_parts(name: str) -> list[str]:
-    """Returns the columns that a name with commas stands for."""
+    """Returns the columns in a name with commas."""
     return [part.strip() for part in name.split(",")]
 
 
 def joined_names(columns: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
-    """Returns names of columns; the names of several columns have commas between them.
+    """Returns column names, in which several names are joined by commas.
 
     Example:
         >>> joined_names({"labels": ["toxic", "insult"]})
@@ -133,11 +133,11 @@ def joined_names(columns: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
 
 
 def with_named_cell(cells: Mapping[str, Any], name: str, join: Callable[[Mapping[str, Any]], Any]) -> Mapping[str, Any]:
-    """Returns the cells with one of this name, if the name stands for others.
+    """Returns the cells with a cell of this name, if the name stands for others.
 
     Args:
         cells: The row.
-        name: The name of a cell, a path into objects such as ``document.text``, or the names of several cells.
+        name: Name of a cell, a path into objects such as ``document.text``, or the names of several cells.
         join: Makes one value of several cells.
     """
     parts = column_parts(name)

@@ -1,4 +1,4 @@
-"""The checks on training and validation rows, and the data report.
+"""Checks of training and validation rows, and the data report.
 
 Owns the census of labels, the labels that are inferred from rows, the checks that training and validation rows fit
 together, and the report on a data set.
@@ -29,23 +29,23 @@ _FEW = 10  # a plain tag among ten chunk tags counts as a mistake
 
 
 class LabelCensus(NamedTuple):
-    """How often each label of a column occurs: as it is written, and in the spelling that labels are inferred in."""
+    """The counts of each label of a column, as written and in the inferred spelling."""
 
     rows: int
     written: Counter[str]
     normalized: Counter[str]
 
     def counts(self, labels: Iterable[str] | None = None) -> Counter[str]:
-        """Returns the counts in the spelling of some labels: tags in IOB2 if all labels are chunk tags.
+        """Returns the counts in the spelling of labels, which is IOB2 for chunk tags.
 
         Args:
-            labels: The labels; default: the counted ones.
+            labels: The labels. Default: the counted labels.
         """
         return self.normalized if all(map(is_chunk_tag, self.written if labels is None else labels)) else self.written
 
 
 def count_labels(table: RowTable, column: Column) -> LabelCensus:
-    """Returns the census of a column; no labels if the table does not have it."""
+    """Returns the census of a column, which is empty if the table lacks it."""
     rows, written, normalized = 0, Counter[str](), Counter[str]()
     for value in _values(table, column):
         rows += 1
@@ -55,24 +55,23 @@ def count_labels(table: RowTable, column: Column) -> LabelCensus:
 
 
 def named_splits(splits: Splits) -> list[tuple[str, RowTable]]:
-    """Returns the tables with names for people: train, validation (or validation_NAME for named sets)."""
+    """Returns the tables under the names train, validation and validation_NAME."""
     named = [(f"validation_{name}" if name != "" else "validation", table) for name, table in splits.validation.items()]
     return [("train", splits.train), *named]
 
 
 def infer_labels(table: RowTable, columns: Sequence[Column], census: LabelCensus | None = None) -> tuple[str, ...]:
-    """Returns the distinct labels of a table, numbers in their order, else in the order of their text; tags in IOB2.
+    """Returns the distinct labels of a table, numbers by value, others by text.
 
-    Integers of equal value ("1", "01", "+1") are different labels, in the order of their text.
+    Tags are in IOB2. Integers of equal value ("1", "01", "+1") are different labels, in the order of their text.
 
     Args:
         table: The rows.
-        columns: The task's columns; without one of labels there are no labels.
-        census: The table's labels; default: they are counted.
+        columns: The task's columns. Without a column of labels there are no labels.
+        census: The table's labels. Default: they are counted.
 
     Raises:
-        DataError: The labels look like numbers or ids, differ in letter case only, or some do not belong among the
-            others.
+        DataError: The labels look like numbers or ids, differ in letter case only, or some do not fit the others.
     """
     column = first_column(columns, lambda column_type: column_type.has_classes)
     if column is None:
@@ -101,7 +100,7 @@ def infer_labels(table: RowTable, columns: Sequence[Column], census: LabelCensus
 
 
 def _odd_labels(counts: Mapping[str, int], *, are_tags: bool) -> Iterator[RowError]:
-    """The labels that do not belong among the others: numbers among names, or words among chunk tags."""
+    """Yields labels that do not fit, as numbers among names or words among chunk tags."""
     numbers = [name for name in counts if is_integer(name)]
     names = [name for name in counts if not is_integer(name)]
     if numbers and names:
@@ -117,14 +116,13 @@ def _odd_labels(counts: Mapping[str, int], *, are_tags: bool) -> Iterator[RowErr
 
 
 def imbalance_hint(counts: Mapping[str, int], task: str = "", *, are_tags: bool = False) -> str | None:
-    """Returns the settings that help rare labels, and the metric that counts all labels alike.
+    """Returns the settings and the metric that help rare labels, or None.
 
-    None if no label is rare. Words without an entity are always frequent, so tags have a note only if one tag has more
-    than 90 % of the words.
+    Words without an entity are always frequent, so tags have a note only if one tag has more than 90 % of the words.
 
     Args:
-        counts: The rows of each label, or the words of each tag.
-        task: The name of the task if it is one of several.
+        counts: Number of rows of each label, or of words of each tag.
+        task: Name of the task if it is one of several.
         are_tags: True for tags of words.
     """
     rows = {label: count for label, count in counts.items() if count > 0}
@@ -146,7 +144,7 @@ def imbalance_hint(counts: Mapping[str, int], task: str = "", *, are_tags: bool 
 
 
 def _rows_with(table: RowTable, column: Column, errors: Iterable[RowError]) -> RowErrors:
-    """The rows whose labels have an error; the value of an error is the label."""
+    """Returns the errors of rows by label, the ``value`` of an error."""
     collected, by_label = RowErrors(), {error.value: error.at(column.name, None) for error in errors}
     if by_label:
         for rows in table.rows.tables([column.name, "line"]):
@@ -161,17 +159,17 @@ def _rows_with(table: RowTable, column: Column, errors: Iterable[RowError]) -> R
 def check_splits(
     splits: Splits, *, columns: Sequence[Column], labels: Sequence[str] = (), unlabelled: bool = False
 ) -> tuple[str, ...]:
-    """Checks that the splits can be trained and evaluated with, and returns the labels to train on.
+    """Checks the splits for training and evaluation, and returns the labels.
 
     Args:
         splits: Training and validation rows.
         columns: The task's columns.
-        labels: The known labels; default: the labels of the training rows. Chunk tags of validation rows may have other
+        labels: The known labels. Default: the labels of the training rows. Chunk tags of validation rows may have other
             types, which the data report names.
         unlabelled: A teacher knows the classes that no training row has.
 
     Returns:
-        The labels; none for columns without labels.
+        The labels. Empty for columns without labels.
 
     Raises:
         DataError: There are no training or validation rows, unknown labels, a single class, a class that only
@@ -220,7 +218,7 @@ def check_splits(
 def _check_validation_labels(
     tables: Sequence[RowTable], censuses: Sequence[LabelCensus], known_labels: Sequence[str]
 ) -> None:
-    """Raises DataError for labels that only validation rows have, unless they are misspelt."""
+    """Raises DataError for correctly spelt labels that only validation rows have."""
     train, *others = tables
     for table, census in zip(others, censuses[1:], strict=True):
         new = [name for name in sorted(census.written) if name not in censuses[0].written]
@@ -235,7 +233,7 @@ def _check_validation_labels(
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCounts:
-    """Of one split: each feature's length in tokens, what is in no feature, and the task's notes on that."""
+    """The length of each feature of a split, its truncation, and the task's notes."""
 
     lengths: Numbers
     cuts: Truncation
@@ -247,15 +245,16 @@ class SplitReport:
     """Figures of one split. The figures of tokens are None without features.
 
     Attributes:
-        words: the number of words of all sentences; None for other rows.
-        label_counts: rows with each label; words with each tag, in IOB2; answerable and unanswerable questions.
-        token_lengths: minimum, median, 95th percentile and maximum, in tokens.
-        truncated_share: the share of rows with tokens that are in no window.
-        duplicates: rows whose text an earlier row has; ``conflicts``: duplicates with another label.
-        also_in_train: rows whose text a training row has.
-        first_lines: lines of the first rows that these figures count, by the name of the figure.
-        notes: rows that were skipped, tags that no training row has, what was truncated, and rare labels.
-        tasks: of several tasks, the name of each -> the figures of the rows that have its label, and ``unlabelled``,
+        words: Number of words of all sentences. None for other rows.
+        label_counts: Number of rows with each label, of words with each tag in IOB2, or of answerable and unanswerable
+            questions.
+        token_lengths: Minimum, median, 95th percentile and maximum, in tokens.
+        truncated_share: Share of rows with tokens that are in no window.
+        duplicates: Number of rows whose text an earlier row has. ``conflicts`` counts duplicates with another label.
+        also_in_train: Number of rows whose text a training row has.
+        first_lines: Lines of the first rows that these figures count, by the name of the figure.
+        notes: Notes on skipped rows, tags that no training row has, truncation, and rare labels.
+        tasks: For several tasks, the name of each -> the figures of the rows that have its label, and ``unlabelled``,
             the number of the other rows.
     """
 
@@ -275,7 +274,7 @@ class SplitReport:
     tasks: dict[str, "SplitReport"] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """The figures as text, without the name and the number of rows."""
+        """Returns the figures as text, without the name and the number of rows."""
         lines = []
         if self.label_counts:
             whole = self.rows if self.words is None else max(sum(self.label_counts.values()), 1)
@@ -312,7 +311,6 @@ class DataReport:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The report as text, a few lines for each split."""
         lines = []
         for split in self.splits:
             words = "" if split.words is None else f", {counted(split.words, 'word')}"
@@ -329,13 +327,12 @@ def data_report(
     labels: Sequence[str] = (),
     task: str = "",
 ) -> DataReport:
-    """What to know of the data before training; ``tokens`` is keyed by the names that ``named_splits`` gives.
+    """Returns the figures and notes of the data before training.
 
-    Texts (of the columns that every row must have, words with a space between them) count as the same if they are
-    equal apart from letter case and outer spaces. A row conflicts if an earlier row of its split has the same text
-    and another label.
-
-    Several tasks have a report each, in which ``task`` is their name.
+    ``tokens`` has the names of ``named_splits``. Texts (of the columns that every row must have, words with a space
+    between them) count as the same if they are equal apart from letter case and outer spaces. A row conflicts if an
+    earlier row of its split has the same text and another label. Several tasks have a report each, in which ``task`` is
+    their name.
     """
     by_task = {
         column.task_name: data_report(
@@ -389,7 +386,7 @@ def data_report(
 
 
 def _text_figures(table: RowTable, keys: NDArray[Any], train: NDArray[Any] | None) -> dict[str, Any]:
-    """The fields of ``SplitReport`` about empty and repeated texts; ``train``: keys of the training rows."""
+    """Returns the figures of empty and repeated texts. ``train`` holds training keys."""
     _, first, text = np.unique(keys["text"], return_index=True, return_inverse=True)
     masks = {
         "empty_texts": keys["empty"].astype(bool),
@@ -403,13 +400,13 @@ def _text_figures(table: RowTable, keys: NDArray[Any], train: NDArray[Any] | Non
 
 
 def _label_counts(table: RowTable, columns: Sequence[Column]) -> Counter[str]:
-    """Labels or tags; questions by whether they have an answer, or by the place of the right choice."""
+    """Counts labels, tags, answered questions, or the index of the right choice."""
     counts = [count_labels(table, column).counts() for column in columns if column.type.is_label]
     return next((count for count in counts if count), Counter())
 
 
 def _values(table: RowTable, column: Column) -> Iterator[Any]:
-    """The values of a column that are there."""
+    """Yields the values of a column that are not missing."""
     if column.name in table.rows.column_names:
         for rows in table.rows.tables([column.name]):
             yield from (value for value in rows.column(0).to_pylist() if value is not None)

@@ -1,6 +1,6 @@
-"""Columns: what a task reads of a row, and under which names.
+"""Columns that a task reads of a row, and their names.
 
-Owns the declaration of a column, the names of columns beside the task's, and the forms in which a caller may pass rows.
+Owns the declaration of a column, further names of columns, and the forms in which a caller may pass rows.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ from bert_tasks.data.kinds import Column as Column
 from bert_tasks.errors import DataError
 
 Row = Mapping[str, Any]
-# Columns of the table beside the task's; no task can have these names.
+# Columns of the table beside the task's. No task can have these names.
 PASSTHROUGH, ROW_ERROR, FOLD_GROUP = "given row", "error of the row", "group of a fold"
 
 PassthroughColumns = Literal["all", "none"] | Sequence[str]
 
 
 def first_column(columns: Iterable[Column], has: Callable[[ColumnKind], object]) -> Column | None:
-    """Returns the first column whose kind has a property; None if there is no such column.
+    """Returns the first column whose kind has a property, or None.
 
     Example:
         >>> first_column([Column(name="text", kind="text")], lambda kind: kind.has_classes)
@@ -29,19 +29,20 @@ def first_column(columns: Iterable[Column], has: Callable[[ColumnKind], object])
 
 
 def has_labels(columns: Iterable[Column]) -> bool:
-    """Returns True if the rows of a task have labels; the documents of a corpus have none."""
+    """Returns True if the rows of a task have labels, unlike documents of a corpus."""
     return any(column.is_label for column in columns)
 
 
 def complete_row(cells: Row, columns: Sequence[Column], names: Mapping[str, str] = MappingProxyType({})) -> Row:
-    """Returns the cells with the values that other cells say: words of a text, a text of its sentences, choices.
+    """Returns the cells with values that follow from other cells.
 
-    A name with dots may be a path into objects, and one with commas several columns; see ``with_named_cell``.
+    They are the words of a text, a text of its sentences, and choices. A name with dots may be a path into objects, and
+    a name with commas several columns. See ``with_named_cell``.
 
     Args:
         cells: The row under the source's names.
         columns: The task's columns.
-        names: The task's columns -> the cells' columns, where they differ.
+        names: The task's columns -> the cells' columns, if they differ.
 
     Raises:
         RowError: The columns of single choices have wrong numbers, or several columns do not make one value.
@@ -56,12 +57,12 @@ def complete_row(cells: Row, columns: Sequence[Column], names: Mapping[str, str]
 
 
 def rename_row(row: Row, names: Mapping[str, str], columns: Sequence[Column] = ()) -> Row:
-    """Returns the row with the task's names: a column that is not there under this name has its other name.
+    """Returns the row with the task's names for columns with other names.
 
     Args:
         row: The row.
-        names: The task's columns -> other names.
-        columns: The columns that the task reads. None of them takes a value by its name that another one has taken.
+        names: The task's columns -> other names, for columns that are missing under the task's name.
+        columns: The columns that the task reads. None of them reads a value by name that another column has read.
     """
     moved = {name: row[other] for name, other in names.items() if name not in row and other in row}
     if not moved:
@@ -73,15 +74,16 @@ def rename_row(row: Row, names: Mapping[str, str], columns: Sequence[Column] = (
 def read_for_others(
     columns: Sequence[Column], given_names: Mapping[str, str], usual: Mapping[str, str] = MappingProxyType({})
 ) -> set[str]:
-    """Returns the optional columns that are not read, because their name in the source is stated as another column's.
+    """Returns the optional columns whose source name is set for another column.
 
-    With ``context = "question"`` stated, a task that may also have a ``question`` would else read the question twice.
-    The text of words is read nevertheless: it says where the words are, and is no further input.
+    They are not read. With ``context = "question"``, a task that may also have a ``question`` would otherwise read the
+    question twice. The text of words is always read, because it defines the positions of the words and is no further
+    input.
 
     Args:
         columns: The columns that the task reads.
-        given_names: The task's columns -> the source's, as the caller states them.
-        usual: The same for columns that are not stated, where these have another name.
+        given_names: The task's columns -> the source's columns, as set by the caller.
+        usual: The same for columns that the caller does not set, if they have another name.
     """
     taken = set(given_names.values())
     words = first_column(columns, lambda column_type: column_type.is_pretokenized)
@@ -91,7 +93,7 @@ def read_for_others(
 
 
 def text_columns(columns: Sequence[Column]) -> list[str]:
-    """Returns the columns of the texts that may stand for a row; none if a row needs more than texts."""
+    """Returns the columns of texts that may stand for a row, or none."""
     required = [column for column in columns if column.required]
     if not all(column.type.is_text for column in required):
         return []
@@ -100,22 +102,22 @@ def text_columns(columns: Sequence[Column]) -> list[str]:
 
 
 def _text_list_columns(columns: Sequence[Column]) -> list[str]:
-    """Returns the columns of texts and the last one, of a list of texts, if a row needs these: context and choices."""
+    """Returns the text columns and a last list of texts (context and choices), if any."""
     *firsts, last = [column for column in columns if column.required]
     is_list = last.type.has_texts and not last.type.is_text and not last.type.may_be_missing
     return [*text_columns(firsts), last.name] if firsts and is_list else []
 
 
 def as_row(row: Row | str | tuple[str, ...], columns: Sequence[Column], number: int) -> Row:
-    """Returns a row that the caller passes as a mapping, as its text, or as a tuple of its texts, choices at the end.
+    """Returns the row of a mapping, a text or a tuple of texts with choices last.
 
     Args:
         row: The row.
         columns: The task's columns.
-        number: The number of the row, for the message.
+        number: Number of the row, for the message.
 
     Raises:
-        DataError: The row is none of these. The message names the row and what it must be.
+        DataError: The row has another type. The message names the row and the valid types.
     """
     if isinstance(row, Mapping):
         return row
@@ -140,7 +142,7 @@ def as_row(row: Row | str | tuple[str, ...], columns: Sequence[Column], number: 
 def as_rows(
     inputs: Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]], columns: Sequence[Column]
 ) -> Iterable[Row]:
-    """Returns the rows of what ``TaskModel.predict`` is given: one row or several.
+    """Returns the rows from the argument of ``TaskModel.predict``, a row or several.
 
     Raises:
         DataError: A row is not in one of the forms that ``as_row`` accepts.

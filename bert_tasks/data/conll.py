@@ -1,9 +1,9 @@
-"""Sentences with one word per line: CoNLL columns, CoNLL-U (Universal Dependencies), and the schemes of their tags.
+"""Parses CoNLL and CoNLL-U files, one word per line, and schemes of tags.
 
-Owns what IOB1, IOB2, BIOES (also spelt BILOU or BMES) and raw tags mean, the conversions between them, and the parsing
-of the files: where sentences and documents begin and end, and what is a comment. Chunk tags are ``O`` and
-``PREFIX-TYPE``; the type may hold hyphens. A sentence with any other tag (parts of speech; a prefix without a type,
-since ``B`` and ``I`` are parts of speech in some tag sets) is raw and stays as it is. Imports nothing heavy.
+Owns the meaning of IOB1, IOB2, BIOES (also spelt BILOU or BMES) and raw tags, the conversions between them, and the
+parsing of sentences, documents and comments. Chunk tags are ``O`` and ``PREFIX-TYPE``, and the type may hold hyphens. A
+sentence with any other tag is raw and is not changed. Examples are parts of speech and a prefix without a type, since
+``B`` and ``I`` are parts of speech in some tag sets. Imports nothing heavy.
 """
 
 import re
@@ -17,15 +17,15 @@ from bert_tasks.data.records import Record
 
 Scheme = Literal["IOB1", "IOB2", "BIOES", "raw"]
 
-# What a prefix says of its word: it begins, is inside or ends an entity, or is one alone.
+# The role of a word by its prefix. It begins, is inside or ends an entity, or is a whole entity.
 _ROLES = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S"}
-# The prefixes that may say a role, best first: own spelling, then what reads as the same entities where possible.
+# Prefixes for a role, best first. After the usual spelling come prefixes that mean the same entities if possible.
 _SPELLINGS = {"B": "BIM", "I": "IM", "E": "ELIM", "S": "SUBELIM"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entity:
-    """Words ``start`` to ``end - 1`` of a sentence, and what they are."""
+    """Words ``start`` to ``end - 1`` of a sentence, and their type."""
 
     type: str
     start: int
@@ -33,7 +33,7 @@ class Entity:
 
 
 class _Piece(NamedTuple):
-    """One chunk tag, read after the tags before it; ``starts``: an entity begins here."""
+    """A chunk tag, read after the tags before it. ``starts`` marks a new entity."""
 
     role: str
     type: str
@@ -44,17 +44,17 @@ _OUTSIDE = _Piece("O", "", False)
 
 
 def is_chunk_tag(tag: str) -> bool:
-    """Whether the tag says where an entity begins, continues or ends: ``O`` or ``PREFIX-TYPE``."""
+    """Returns True for ``O`` and ``PREFIX-TYPE``, the tags of entities."""
     prefix, _, entity_type = tag.partition("-")
     return tag == "O" or (prefix in _ROLES and entity_type != "")
 
 
 def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
-    """The scheme that the tags of a file are written in.
+    """Returns the scheme of the tags in a file.
 
-    Any other tag makes the whole file raw; E-, S-, L- or U- make it BIOES. It is IOB1 if some entity starts with I-
-    while B- only separates neighbours of one type, else IOB2, in which an I- that starts an entity is a fault. Only
-    ``O``, or nothing at all, is IOB2: chunk tags without any entity.
+    Any other tag makes the whole file raw. E-, S-, L- or U- make it BIOES. It is IOB1 if some entity starts with I-
+    while B- only separates neighbours of one type. Otherwise it is IOB2, in which an I- that starts an entity is a
+    fault. A file of ``O`` only, or without tags, is IOB2 without entities.
     """
     prefixed, started_inside, began_afresh = False, False, False
     for tags in sentences:
@@ -70,10 +70,10 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
 
 
 def label_scheme(labels: Sequence[str]) -> Scheme:
-    """The scheme of a model's set of labels.
+    """Returns the scheme of a model's set of labels.
 
-    IOB1 if some type has I- without B-, as in files whose entities of that type never touch. A set with both reads as
-    IOB2: which of the two a model was trained on cannot be seen, and ``to_iob2`` reads either.
+    It is IOB1 if some type has I- without B-, as in files whose entities of that type never touch. A set with both
+    reads as IOB2. The set does not tell which of the two a model was trained on, but ``to_iob2`` reads either.
     """
     if not all(is_chunk_tag(label) for label in labels):
         return "raw"
@@ -84,7 +84,7 @@ def label_scheme(labels: Sequence[str]) -> Scheme:
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """The sentence in IOB2, from any scheme; what is IOB2 stays as it is.
+    """Converts a sentence from any scheme to IOB2.
 
     An entity starts at B- and S-, and at an I- or E- that has nothing of its type to continue, as conlleval counts.
     """
@@ -95,7 +95,7 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
 
 
 def from_iob2(tags: Sequence[str], scheme: Scheme) -> list[str]:
-    """The sentence in ``scheme``, with the letters B, I, O, E and S."""
+    """Converts a sentence to ``scheme``, with the letters B, I, O, E and S."""
     pieces = _pieces(to_iob2(tags))
     if pieces is None or scheme == "raw":
         return list(tags)
@@ -111,10 +111,11 @@ def from_iob2(tags: Sequence[str], scheme: Scheme) -> list[str]:
 
 
 def to_labels(tags: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """The IOB2 sentence in the labels of a set: its scheme and its letters (BIOES, BILOU, BMES).
+    """Converts an IOB2 sentence to the scheme and letters of a set of labels.
 
-    Where a type lacks a label of its scheme the next best is taken, say I- for B- where no B- exists; neighbours of one
-    type then run together. A tag that no label can express stays as ``from_iob2`` has it, for the caller to report.
+    The letters come from BIOES, BILOU or BMES. If a type lacks a label of its scheme, the next best label is used, for
+    example I- if there is no B-. Neighbours of one type then merge. A tag that no label can express is returned as from
+    ``from_iob2``, for the caller to report.
     """
     label_set = set(labels)
     spelt = []
@@ -126,7 +127,7 @@ def to_labels(tags: Sequence[str], labels: Sequence[str]) -> list[str]:
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """The entities of a sentence in any scheme, in order; none where the tags are raw. Counts as conlleval does."""
+    """Returns the entities of a sentence in order, as conlleval counts them."""
     pieces = _pieces(tags)
     if pieces is None:
         return []
@@ -137,10 +138,10 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def invalid_transitions(tags: Sequence[str], scheme: Scheme = "IOB2") -> int:
-    """How many steps from tag to tag, both ends of the sentence included, the scheme forbids.
+    """Counts the steps between tags, including both ends, that the scheme forbids.
 
-    IOB2: an I- with nothing of its type before it. IOB1: a B- with nothing of its type before it. BIOES: also an
-    entity that is not closed by E- or S-. Raw tags follow each other freely.
+    IOB2 forbids an I- with nothing of its type before it. IOB1 forbids a B- with nothing of its type before it. BIOES
+    also forbids an entity that is not closed by E- or S-. Raw tags may follow each other freely.
     """
     pieces = _pieces(tags)
     if pieces is None or scheme == "raw":
@@ -157,13 +158,13 @@ def invalid_transitions(tags: Sequence[str], scheme: Scheme = "IOB2") -> int:
 
 
 def forbidden_steps(labels: Sequence[str]) -> list[list[int]]:
-    """``[L + 2, L]`` which labels may not begin a sequence, follow each label, or end a sequence."""
+    """Returns ``[L + 2, L]``, labels forbidden first, after each label, and last."""
     scheme = label_scheme(labels)
 
     def faults(*tags: str) -> int:
         return invalid_transitions(tags, scheme)
 
-    # A label is followed by whatever it allows, so that only its own start is counted; what is left is its end.
+    # A label is followed by whatever it allows, so that only its start is counted. The rest is its end.
     starts = {label: min(faults(label, "O"), faults(label, f"E-{label[2:]}")) for label in labels}
     ends = {label: faults(label) - starts[label] for label in labels}
     within = [[faults(before, after) - starts[before] - ends[after] for after in labels] for before in labels]
@@ -171,19 +172,19 @@ def forbidden_steps(labels: Sequence[str]) -> list[list[int]]:
 
 
 def continuation_label(label: str, labels: Container[str]) -> str:
-    """The label of a word's later sub-words: ``I-X`` (``M-X`` in BMES) for ``B-X``; itself where there is none."""
+    """Returns a word's label for later sub-words, for example ``I-X`` for ``B-X``."""
     inside = (f"{letter}-{label[2:]}" for letter in _SPELLINGS["I"] if label.startswith("B-") and is_chunk_tag(label))
     return next((other for other in inside if other in labels), label)
 
 
 def _split(tag: str) -> tuple[str, str]:
-    """Role and type of a chunk tag; ``("O", "")`` outside of entities."""
+    """Returns role and type of a chunk tag, or ``("O", "")`` outside of entities."""
     prefix, _, entity_type = tag.partition("-")
     return _ROLES.get(prefix, "O"), entity_type
 
 
 def _pieces(tags: Sequence[str]) -> list[_Piece] | None:
-    """The tags as read from left to right; None for a raw sentence."""
+    """Reads the tags from left to right. Returns None for a raw sentence."""
     if not all(is_chunk_tag(tag) for tag in tags):
         return None
     pieces = []
@@ -197,7 +198,7 @@ def _pieces(tags: Sequence[str]) -> list[_Piece] | None:
 
 
 def _fresh_begins(pieces: Sequence[_Piece]) -> int:
-    """How many B- follow nothing of their type."""
+    """Counts the B- that follow nothing of their type."""
     return sum(after.role == "B" and before.type != after.type for before, after in pairwise([_OUTSIDE, *pieces]))
 
 
@@ -216,13 +217,13 @@ def _sentences(
     read: Callable[[str, bool], list[str] | str | None],
     cells_of: Callable[[list[list[str]]], dict[str, Any]],
 ) -> Iterator[Record]:
-    """One record for each sentence, or the faults of its lines, each with the whole sentence.
+    """Yields a record for each sentence, or for each fault the whole sentence.
 
     Args:
         lines: The lines of the file.
         document: Matches a line that begins a document.
-        read: Returns the cells of a line; none if the line is no word of its own, a text if it cannot be read, and None
-            for a comment. The second argument says whether it is within a sentence.
+        read: Returns the cells of a line. They are empty if the line is no separate word, a text if it is invalid, and
+            None for a comment. The second argument is True within a sentence.
         cells_of: Returns the cells of the record from the columns.
     """
     start, documents = 0, 0
@@ -250,17 +251,17 @@ def _sentences(
 
 
 def conll_rows(lines: Iterable[str]) -> Iterator[Record]:
-    """Sentences of a file with 1 column or more: the word first, the tag last, between them whatever there is.
+    """Yields the sentences of a file with the word first and the tag last.
 
-    A row's cells: ``words`` (the first column), ``tags`` (the last; not there in files of words alone), each column by
-    its number as text, the word being ``"0"``, and ``document``, the number of the document, once a -DOCSTART- line
-    has started one.
+    A row's cells are ``words`` (the first column), ``tags`` (the last, missing in files of words alone), each column by
+    its number as text, the word being ``"0"``, and ``document``, the number of the document, after a -DOCSTART- line.
 
-    The first word decides what separates the columns: a tab, if its line has one, else any number of spaces or tabs.
+    The first word decides on the separator of the columns. It is a tab, if its line has a tab, else any number of
+    spaces or tabs.
 
     A line that starts with "# " or "#" and a tab is a comment if its number of columns is not the file's. Otherwise it
     is a word within a sentence and in a file with tabs. Before the first word of a sentence, in a file with spaces, it
-    is a word if its last column is a tag: a chunk tag, "#" (Penn's tag of "#"), or a tag of an earlier word.
+    is a word if its last column is a chunk tag, "#" (Penn's tag of "#"), or a tag of an earlier word.
     """
     width, has_tabs, tags = 0, False, set[str]()
 
@@ -292,10 +293,10 @@ def conll_rows(lines: Iterable[str]) -> Iterator[Record]:
 
 
 def conllu_rows(lines: Iterable[str]) -> Iterator[Record]:
-    """Sentences of a CoNLL-U file: ``form``, ``upos``, ``xpos`` and so on, and ``document`` after a "# newdoc".
+    """Yields the sentences of a CoNLL-U file with ``form``, ``upos``, ``xpos`` etc.
 
-    Words are the syntactic ones: the surface form of a range (1-2) and empty nodes (1.1) are skipped. A column that
-    holds "_" for every word of a sentence is missing there.
+    ``document`` follows after a "# newdoc". Words are the syntactic words, so the surface form of a range (1-2) and
+    empty nodes (1.1) are skipped. A column that holds "_" for every word of a sentence is missing there.
     """
 
     def read(line: str, is_inside: bool) -> list[str] | str | None:

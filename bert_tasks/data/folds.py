@@ -1,4 +1,4 @@
-"""Folds of cross-validation: which rows are held out together, and the training and validation rows beside them.
+"""Folds of cross-validation, with training and validation rows for each.
 
 ``splits.divide`` divides the rows.
 """
@@ -30,8 +30,8 @@ class Folds:
     """The folds of a table.
 
     Attributes:
-        numbers: the fold of each row, from 1.
-        summary: what was spread evenly and kept together, in words.
+        numbers: Fold of each row, from 1.
+        summary: Description of values spread evenly and rows kept together.
     """
 
     numbers: Numbers
@@ -39,9 +39,9 @@ class Folds:
 
 
 def group_column(columns: Sequence[Column], group_name: str | None) -> tuple[Column | None, str]:
-    """The column beside the task's that keeps rows together, and its name in the files.
+    """Returns the further column that keeps rows together, and its name in the files.
 
-    Questions of one article belong together where the files name it.
+    Questions of one article belong together if the files name it.
     """
     if group_name is not None:
         return Column(name=FOLD_GROUP, kind="id"), group_name
@@ -52,18 +52,18 @@ def group_column(columns: Sequence[Column], group_name: str | None) -> tuple[Col
 def fold_splits(
     tables: Splits, columns: Sequence[Column], folds: Folds, fold: int, *, share: float, seed: int
 ) -> Splits:
-    """The rows of one fold are held out; the others train.
+    """Returns the splits in which one fold is held out and the others train.
 
-    Without validation rows a share of the others picks the best model, so that nothing is chosen on the rows that are
+    Without validation rows a share of the others selects the best model, so that no choice depends on the rows that are
     held out.
 
     Args:
-        tables: all rows, as ``load_tables`` gives them.
-        fold: from 1.
-        share, seed: of the validation rows.
+        tables: All rows, from ``load_tables``.
+        fold: Number of the fold, from 1.
+        share, seed: Share and seed of the validation rows.
 
     Raises:
-        DataError: there are too few rows for that.
+        DataError: There are too few rows for the share.
     """
     held_out = tables.train.select_part(np.flatnonzero(folds.numbers == fold).tolist())
     train = tables.train.select_part(np.flatnonzero(folds.numbers != fold).tolist())
@@ -78,15 +78,15 @@ def make_folds(table: RowTable, columns: Sequence[Column], *, count: int, seed: 
     """Divides rows into folds, each row into one.
 
     Rows of one group, context or document stay together (see ``row_groups``), and rows with the same texts, unless too
-    many groups share texts; the summary then counts the rows whose texts are also in other folds. Spread evenly are
-    labels, sets of labels, tenths of numbers, or questions with and without answers.
+    many groups share texts. The summary then counts the rows whose texts are also in other folds. The folds have equal
+    shares of labels, sets of labels, tenths of numbers, or questions with and without answers.
 
     Args:
-        count: of the folds.
-        seed: which of the possible divisions.
+        count: Number of folds.
+        seed: Selects one of the possible divisions.
 
     Raises:
-        DataError: there are too few rows or groups, or a label that only one fold would have.
+        DataError: There are too few rows or groups, or a label that only one fold would have.
     """
     keys = row_keys(table, columns)["text"].tolist()
     groups, group_type = row_groups(table, columns, keys, 1 / count)
@@ -115,7 +115,7 @@ def make_folds(table: RowTable, columns: Sequence[Column], *, count: int, seed: 
 
 
 def _folds_of(values: Iterable[Iterable[Hashable]], numbers: Numbers) -> dict[Hashable, set[int]]:
-    """The folds of the rows that have a value."""
+    """Returns the folds of the rows that have each value."""
     folds: dict[Hashable, set[int]] = {}
     for row, number in zip(values, numbers.tolist(), strict=True):
         for value in row:
@@ -124,7 +124,7 @@ def _folds_of(values: Iterable[Iterable[Hashable]], numbers: Numbers) -> dict[Ha
 
 
 def _check_labels(values: Sequence[Sequence[str]], numbers: Numbers, source: str) -> None:
-    """Raises DataError if all rows of a label are in one fold, whose model would then not know it."""
+    """Raises DataError if all rows of a label are in one fold."""
     folds = _folds_of(values, numbers)
     alone = [
         repr(label) for label in sorted({label for row in values for label in row}) if label and len(folds[label]) == 1

@@ -1,7 +1,7 @@
-"""Errors of rows, collected so that one report names them all, and small helpers of messages.
+"""Errors of rows, collected in one report, and functions for messages.
 
-Owns the wording ``file:line: what in column 'x': value. What to do.``, the limit on how many errors are shown, and the
-wording of counts, lists and suggestions.
+Owns the wording ``file:line: what in column 'x': value. What to do.``, the limit on shown errors, and the wording of
+counts, lists and suggestions.
 """
 
 import difflib
@@ -19,13 +19,13 @@ _LINES_SHOWN = 5
 
 
 class RowError(ValueError):
-    """What is wrong with a value of a row, or with the row as a whole.
+    """The error of a value of a row, or of the row as a whole.
 
     Args:
-        what: What is wrong, without the value, such as ``not a number``.
-        hint: A sentence that says what to do.
-        column: The column in the source; None if the row as a whole is wrong, or until the validator knows it.
-        value: The value, if it is worth showing.
+        what: Description without the value, such as ``not a number``.
+        hint: Sentence on what to do.
+        column: Column in the source. None if the row as a whole is wrong, or until the validator knows it.
+        value: Value, if it helps the user.
 
     Example:
         >>> print(RowError("not a number", "Did you mean '1.5'?", column="score", value="1,5"))
@@ -37,12 +37,12 @@ class RowError(ValueError):
         self.what, self.hint, self.column, self.value = problem, hint, column, value
 
     def at(self, column: str, value: object) -> Self:
-        """Returns the error with its column, and with the cell's value if it has none of its own."""
+        """Returns the error with its column, and with the cell's value if it has none."""
         return type(self)(self.what, self.hint, column=column, value=value if self.value is None else self.value)
 
     @property
     def message(self) -> str:
-        """The error without its column and value, for a caller who knows them."""
+        """Returns the error without its column and value, for a caller who knows them."""
         return _sentence(self.what) + (f" {self.hint}" if self.hint else "")
 
     def __str__(self) -> str:
@@ -54,17 +54,17 @@ class RowError(ValueError):
 
 
 class RowErrors(DataError):  # noqa: N818  (a collection)
-    """Rows that cannot be used, of one or more files. Equal errors are one line, and the first 20 are shown.
+    """Errors of rows in one or more files. The first 20 different errors are shown.
 
     Attributes:
-        count: The number of errors.
-        advice: What can be done other than to fix the rows, such as ``set data.on_error = "skip" to skip such rows``.
+        count: Number of errors.
+        advice: Advice other than to fix the rows, such as ``set data.on_error = "skip" to skip such rows``.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.count, self.advice = 0, ""
-        # (source, error) -> how many rows have it, and the first of their lines
+        # (source, error) -> the number of rows that have it, and the first of their lines
         self._entries: dict[tuple[str, str], tuple[int, tuple[int, ...]]] = {}
 
     def add(self, source: str, line: int, error: RowError) -> None:
@@ -105,7 +105,7 @@ def _sentence(text: str) -> str:
 
 
 def suggestion(value: str, names: Iterable[str]) -> str | None:
-    """The known value that was probably meant, or None: first by spaces and letter case, then by spelling."""
+    """Returns the known value closest in letter case, spaces, then spelling, or None."""
     by_folded = {name.strip().casefold(): name for name in names}
     folded = value.strip().casefold()
     if folded in by_folded:
@@ -115,18 +115,18 @@ def suggestion(value: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(value: str, names: Iterable[str]) -> str:
-    """A clause to append to a message, empty when nothing is close."""
+    """Returns a clause to append to a message, empty if no name is close."""
     meant = suggestion(value, names)
     return "" if meant is None else f", did you mean {meant!r}?"
 
 
 def missing_path(path: Path, noun: Literal["file", "folder"] = "file", *, pattern: str = "*") -> str:
-    """The message for a path that does not exist: its folder does not exist either, or another name was meant.
+    """Returns the message for a missing path, with its missing folder or a suggestion.
 
     Args:
-        path: the path, with a name at its end.
-        noun: what was expected there, and is suggested.
-        pattern: a pattern of the names to suggest.
+        path: The path, with a name at its end.
+        noun: Noun for the expected and the suggested path.
+        pattern: Pattern of the names to suggest.
 
     Returns:
         A message such as ``no such file, did you mean 'dev.csv'?``, without the path.
@@ -137,24 +137,24 @@ def missing_path(path: Path, noun: Literal["file", "folder"] = "file", *, patter
             return f"no such {noun}{did_you_mean(path.name, sorted(names))}"
         outer = path.parent.parent
         folders = sorted(entry.name for entry in outer.iterdir() if entry.is_dir()) if outer.is_dir() else []
-    except OSError:  # a folder that may not be listed: nothing to suggest
+    except OSError:  # a folder that may not be listed has nothing to suggest
         return f"no such {noun}"
     return f"no such {noun}: there is no folder {path.parent}{did_you_mean(path.parent.name, folders)}"
 
 
 def counted(count: int, noun: str) -> str:
-    """A count with its noun, such as ``1 row`` and ``2 rows``."""
+    """Returns a count with its noun, such as ``1 row`` and ``2 rows``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def first_few(items: Iterable[str], most: int) -> str:
-    """The first items, separated by commas, and ``...`` if there are more."""
+    """Returns the first items, separated by commas, and ``...`` if there are more."""
     shown = list(islice(items, most + 1))
     return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
 
 
 def shortened(value: object) -> str:
-    """A value as Python writes it, without its end if it is long."""
+    """Returns a value as Python prints it, without its end if it is long."""
     text = value if isinstance(value, str) else repr(value)
     if len(text) <= _VALUE_WIDTH:
         return repr(value)

@@ -1,6 +1,6 @@
-"""What the values of a column are like: how many, how long, numbers or names.
+"""Profiles of columns, with counts, lengths, numbers and names.
 
-Owns the figures by which tasks recognise their columns, and the few words by which a person does.
+Owns the figures by which tasks recognise their columns, and the description of a column for people.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 from bert_tasks.data.cells import label_parts, list_in_cell
 from bert_tasks.data.problems import counted
 
-MOST_CLASSES = 20  # more different numbers than this are amounts
+MOST_CLASSES = 20  # more distinct numbers than this are amounts
 SEPARATORS = (";", "|", ",")  # of several labels in a cell, in the order in which they are tried
 _LONGEST_NAME = 60
 _SHOWN = 6
@@ -26,15 +26,15 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnProfile:
-    """A column in figures; shares are of the ``filled`` cells, those with a value.
+    """A column in figures, with shares of the ``filled`` cells.
 
     Attributes:
-        distinct: how many different values; ``common``: those short enough for a name, most frequent first.
-        words: mean number of words.
-        numbers: share of numbers, from ``low`` to ``high``; ``decimals``: some are no whole numbers.
-        sets: share of cells with several names; ``names``: the different ones in all cells, none where any cell is
-            something else; ``separator``: between them.
-        nested: share of lists and objects; ``lists``: of lists, also those that a text cell holds.
+        distinct: Number of distinct values. ``common`` has values as short as a name, most frequent first.
+        words: Mean number of words.
+        numbers: Share of numbers, from ``low`` to ``high``. With ``decimals``, some are not whole.
+        sets: Share of cells with several names, split at ``separator``. ``names`` has the distinct names in all cells.
+            It is empty if any cell holds something else.
+        nested: Share of lists and objects. ``lists`` is the share of lists, also inside a text cell.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ColumnProfile:
 
     @property
     def known(self) -> str:
-        """The name without what people vary."""
+        """The name in a normal form."""
         return self.name.strip().lower()
 
     @property
@@ -64,7 +64,7 @@ class ColumnProfile:
 
     @property
     def is_id(self) -> bool:
-        """Another value without spaces in each row, and no amount."""
+        """True if each row has another value without spaces, and it is no amount."""
         return self.filled == self.distinct == self.rows > 2 and self.words < 2 and not self.decimals
 
     @property
@@ -73,19 +73,19 @@ class ColumnProfile:
 
     @property
     def is_classes(self) -> bool:
-        """Few short values that come back."""
+        """True if few short values repeat."""
         few = self.distinct <= MOST_CLASSES or (not self.is_number and self.distinct <= self.rows / 10)
         return few and self.is_repeated
 
     @property
     def is_repeated(self) -> bool:
-        """Short values that come back, however many; no decimals, no lists."""
+        """True if short values repeat, however many, that are no decimals and no lists."""
         short = sum(count for _, count in self.common) == self.filled and self.words <= 5
         return short and 1 < self.distinct <= max(2, self.rows / 2) and not self.decimals and self.nested == 0
 
     @property
     def is_sets(self) -> bool:
-        """Names that come back in other company, several in some cells, or lists of them."""
+        """True if names repeat in other sets, several in some cells, or lists of them."""
         return (self.sets > 0 or self.lists > 0) and _come_back(self.names, self.distinct, self.rows)
 
     @property
@@ -97,7 +97,6 @@ class ColumnProfile:
         return listed([f"{value} {count}" for value, count in self.common])
 
     def described(self) -> str:
-        """The column in a few words."""
         if self.filled == 0:
             return "empty"
         if self.nested > 0:
@@ -109,15 +108,12 @@ class ColumnProfile:
 
 
 def profile(name: str, values: Sequence[Any], separator: str | None = None) -> ColumnProfile:
-    """The profile of a column; None and the empty text are no values.
+    """Returns the profile of a column. None and the empty text are no values.
 
     Args:
-        name: Of the column.
+        name: Name of the column.
         values: Its cells.
-        separator: Between several names in a cell; None: it is found out.
-
-    Returns:
-        The figures.
+        separator: Separator of several names in a cell. None means that it is detected.
     """
     filled = [value for value in values if value is not None and value != ""]
     texts = [str(value) for value in filled]
@@ -146,24 +142,24 @@ def profile(name: str, values: Sequence[Any], separator: str | None = None) -> C
 
 
 def pieces(text: str) -> int:
-    """How many words and punctuation marks a text has: nearly what a tokenizer starts from."""
+    """Counts the words and punctuation marks of a text, almost as a tokenizer does."""
     return len(_PIECE.findall(text))
 
 
 def percentile(lengths: Sequence[int]) -> int:
-    """What 95 of 100 lengths do not exceed."""
+    """Returns the length that 95 of 100 lengths do not exceed."""
     return sorted(lengths)[math.ceil(0.95 * len(lengths)) - 1] if lengths else 0
 
 
 def listed(parts: Sequence[str]) -> str:
-    """The first few, with commas."""
+    """Returns the first few, with commas."""
     return ", ".join([*parts[:_SHOWN], *(["..."] if len(parts) > _SHOWN else [])])
 
 
 def _name_sets(
     values: Sequence[Any], separators: Sequence[str], *, distinct: int, rows: int
 ) -> tuple[str, list[list[str]]]:
-    """The first separator that parts the cells into names that come back, with these names; without one no names."""
+    """Returns the first separator of cells into repeated names, and the names, if any."""
     for separator in separators:
         sets = [_names(value, separator) for value in values]
         names = [part for part in sets if part is not None]
@@ -176,7 +172,7 @@ def _name_sets(
 
 
 def _names(value: Any, separator: str) -> list[str] | None:
-    """The names in a cell that may hold a set of them; None if it is another kind of cell."""
+    """Returns the names in a cell of a set, or None for another cell."""
     parts = value if isinstance(value, list) else label_parts(str(value), separator)
     names = [str(part).strip() for part in parts if isinstance(part, str | int)]
     if len(names) < len(parts) or any(len(name) > _LONGEST_NAME for name in names):
@@ -193,7 +189,7 @@ def _come_back(names: Sequence[str], distinct: int, rows: int) -> bool:
 
 
 def _are_decimals(sets: Sequence[Sequence[str]]) -> bool:
-    """Whether the commas are decimal commas, as many languages write them."""
+    """Returns True if the commas are decimal commas, as in many languages."""
     return all(len(names) <= 2 and all(name.lstrip("+-").isdecimal() for name in names) for names in sets)
 
 

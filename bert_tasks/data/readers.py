@@ -1,9 +1,8 @@
-"""Sources of rows: files, data sets of the hub, and tables in memory.
+"""Sources of rows, which are files, data sets of the hub, and tables in memory.
 
-Owns how a source becomes a ``RowTable``: which parser reads it, where its rows are stored, and which of the names of a
-model's training data apply to data that are read later. Rows are streamed into a memory-mapped Arrow file, so memory
-does not grow with them; an unchanged file that is read in the same way is not parsed again. pandas need not be
-installed.
+Owns how a source becomes a ``RowTable``, which includes its parser, its storage, and the names of a model's training
+data for data that are read later. Rows are streamed into a memory-mapped Arrow file, so memory does not grow with them.
+An unchanged file that is read in the same way is not parsed again. pandas need not be installed.
 """
 
 import re
@@ -30,14 +29,14 @@ from bert_tasks.storage import sha256_file, sha256_json
 if TYPE_CHECKING:
     from datasets import Dataset
 
-GivenRow = TypeVar("GivenRow")  # a row as the caller wrote it: a dict, a text, a tuple of texts
+GivenRow = TypeVar("GivenRow")  # a row as the caller wrote it, as a dict, a text or a tuple of texts
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_VERSION = 5  # part of the cache's key and of the fingerprint: raise it when reading changes
+_VERSION = 5  # part of the cache's key and of the fingerprint. Raise it when reading changes
 
 
 class Frame(Protocol):
-    """A table with named columns: a pandas DataFrame or a ``datasets.Dataset``."""
+    """A table with named columns, a pandas DataFrame or a ``datasets.Dataset``."""
 
     @property
     def shape(self) -> Any: ...
@@ -46,12 +45,12 @@ class Frame(Protocol):
 
 
 def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> Iterable[GivenRow | Row]:
-    """The rows of a list, a DataFrame, a pyarrow Table or a Dataset; the rows of a list are not checked.
+    """Returns the rows of a list, a DataFrame, a pyarrow Table or a Dataset.
 
-    Class ids of a Dataset become names. Missing values of a DataFrame become None; its index is no column.
+    Rows of a list are not checked. Class ids of a Dataset become names, missing values None, and an index no column.
 
     Raises:
-        DataError: it is something else, or a column of a DataFrame holds values of several types.
+        DataError: The data have another type, or a column of a DataFrame holds values of several types.
     """
     import pyarrow
 
@@ -80,7 +79,7 @@ def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> It
 
 
 class ReadingArguments(TypedDict, total=False):
-    """The keyword arguments of public functions that say how to read data, as `ReadOptions` describes them."""
+    """Keyword arguments of public functions to read data, as in `ReadOptions`."""
 
     columns: Mapping[str, Any] | None
     format: str | None
@@ -92,7 +91,7 @@ class ReadingArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(ParseOptions):
-    """How to read a file.
+    """Options to read a file.
 
     Attributes:
         columns: The task's columns -> the file's columns, if the names differ. The columns of CoNLL files are numbers,
@@ -125,7 +124,7 @@ class ReadOptions(ParseOptions):
     def from_arguments(
         cls, function: Callable[..., object], arguments: ReadingArguments, *, document: Document | None = None
     ) -> "ReadOptions":
-        """Returns the options that a public function got as keyword arguments.
+        """Returns the options from keyword arguments of a public function.
 
         Raises:
             UsageError: An argument is unknown. The message suggests a similar one.
@@ -138,15 +137,15 @@ class ReadOptions(ParseOptions):
         return cls(**arguments, document=document)
 
     def has(self, column: str) -> bool:
-        """Whether a column of the task is named here, or by the format."""
+        """Returns True if the options or the format name a column of the task."""
         format_columns = {} if self.format is None else named_format(self.format).columns
         return column in format_columns or (self.columns is not None and column in self.columns)
 
     def training_names(self, train: str | Path | None, columns: Sequence[Column] | None = None) -> dict[str, str]:
-        """Returns the names of training data's columns that a model remembers: the task's column -> another name.
+        """Returns the training data's names of the task's columns, for the model.
 
         Args:
-            train: The file with the training rows. None: they came from the hub or from memory.
+            train: File with the training rows. None if they came from the hub or from memory.
             columns: The columns that the task reads.
         """
         usual: Mapping[str, str] = {}
@@ -160,10 +159,10 @@ class ReadOptions(ParseOptions):
     def with_names(
         self, names: Mapping[str, str], columns: Sequence[Column], present: Collection[str]
     ) -> "ReadOptions":
-        """Returns the options with the model's remembered names that are present and not set here.
+        """Returns the options with the model's remembered names that are not set here.
 
         Args:
-            names: The task's columns -> the names of the training data.
+            names: The task's columns -> the names of the training data. Names that are not present are skipped.
             columns: The columns that the task reads.
             present: The columns of the data.
         """
@@ -181,7 +180,7 @@ class ReadOptions(ParseOptions):
         )
 
     def _for_table(self, path: Path, headers: Collection[str], columns: Sequence[Column]) -> "ReadOptions":
-        """Returns the options, with the format of a table for lines of text whose first one names a column."""
+        """Returns options for a table if the first line of a text file names a column."""
         if self.format is not None or not file_format(None, existing_file(path), columns).has_documents:
             return self
         with open_text(path, encoding=self.encoding, newline="\n") as file:
@@ -191,7 +190,7 @@ class ReadOptions(ParseOptions):
         return formats.get(mark, replace(self, format="csv", delimiter=mark))
 
     def for_file(self, path: str | Path, names: Mapping[str, str], columns: Sequence[Column]) -> "ReadOptions":
-        """Returns the options for a file; see ``with_names``."""
+        """Returns the options for a file. See ``with_names``."""
         try:
             options = self._for_table(Path(path), {*names.values(), *(column.name for column in columns)}, columns)
             return options.with_names(names, columns, column_names(Path(path), options, columns)) if names else options
@@ -214,23 +213,23 @@ def read_table(
     """Reads one file.
 
     Args:
-        source: the file.
-        columns: what the task reads.
-        reading: how to read the file.
-        require_labels: False reads files for prediction: labels may be missing, and each line of a text file is a
+        source: The file.
+        columns: The columns that the task reads.
+        reading: Options to read the file.
+        require_labels: False reads files for prediction. Labels may then be missing, and each line of a text file is a
             text.
-        labels: the known label names, which every label must be (but not every tag: see ``check_splits``); an empty
-            sequence says that they will be inferred from the rows (numbers among names are then refused); None
-            leaves labels unchecked.
-        cache_dir: where rows are stored; None: the cache of ``datasets``.
-        passthrough: which of the file's columns each row carries along in a column ``PASSTHROUGH``.
-        skip_errors: rows that cannot be used are in the table, with the reason in a column ``ROW_ERROR``, unless no row
-            can be used.
-        name: the file's name in messages.
+        labels: Known label names, which every label must be (but not every tag, see ``check_splits``). An empty
+            sequence means that they will be inferred from the rows, so numbers among names are errors. None means that
+            labels are not checked.
+        cache_dir: Folder for rows. None means the cache of ``datasets``.
+        passthrough: Columns of the file that each row carries along in a column ``PASSTHROUGH``.
+        skip_errors: Store rows that cannot be used, with the reason in a column ``ROW_ERROR``, unless no row can be
+            used.
+        name: Name of the file in messages.
 
     Raises:
-        RowErrors: rows that cannot be used, all of them.
-        DataError: the file as a whole cannot be used.
+        RowErrors: Some rows cannot be used. The error has all of them.
+        DataError: The file as a whole cannot be used.
     """
     path = existing_file(Path(source))
     options = ReadOptions() if reading is None else reading
@@ -300,9 +299,9 @@ def read_hub(
     passthrough: PassthroughColumns = "none",
     skip_errors: bool = False,
 ) -> RowTable:
-    """Reads one split of a data set on the hub (or in a folder laid out like one); see ``read_table``.
+    """Reads one split of a data set on the hub or in a folder with its layout.
 
-    Class ids become the names that the data set gives them; -1 says that a label is hidden.
+    See ``read_table``. Class ids become the names that the data set defines for them. -1 means that a label is hidden.
     """
     layout = None if format is None else named_format(format)
     source = "/".join(part for part in (dataset, config, split) if part is not None)
@@ -330,7 +329,7 @@ def read_hub(
 def _write_rows(
     opened: AbstractContextManager[Records], validator: RowValidator, source: str, target: Path
 ) -> tuple[str, ...]:
-    """Streams the canonical rows into an Arrow file and returns the notes, or raises with every fault."""
+    """Streams the canonical rows into an Arrow file and returns the notes."""
     texts = [PASSTHROUGH] if validator.passthrough != "none" else []
     texts += [ROW_ERROR] if validator.skip_errors else []
     schema = table_schema([field.column for field in validator.fields], texts)
@@ -342,7 +341,7 @@ def _write_rows(
 
 
 def hub_splits(dataset: str, *, config: str | None = None, revision: str | None = None) -> list[str]:
-    """The names of a data set's splits."""
+    """Returns the names of a data set's splits."""
     import datasets
 
     try:
@@ -376,14 +375,14 @@ def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None
 
 
 def _commit(rows: "Dataset") -> str | None:
-    """The commit of the hub's data set: the name of the folder where ``datasets`` keeps the rows it prepared."""
+    """Returns the commit of the hub's data set from the folder of its prepared rows."""
     folders = {Path(file["filename"]).parent.name for file in rows.cache_files}
     commits = [name for name in folders if _COMMIT.fullmatch(name)]
     return commits[0] if len(commits) == len(folders) == 1 else None
 
 
 def _licence(dataset: str, commit: str) -> str | None:
-    """The licence in the metadata of the data set's page, if the page is in the cache; the hub is not asked again."""
+    """Returns the licence in the metadata of the data set's page, if it is cached."""
     from huggingface_hub import DatasetCard, try_to_load_from_cache
     from yaml import YAMLError
 
@@ -405,10 +404,10 @@ def _unusable_dataset(dataset: str, config: str | None, error: Exception) -> Dat
 
 
 def existing_file(path: Path) -> Path:
-    """The path, if it is a regular file, which can be read several times, or the folder of a data set.
+    """Returns the path of a regular file (to read twice) or of a data set's folder.
 
     Raises:
-        DataError: there is nothing, a folder, a pipe or a device; the message says which.
+        DataError: The path does not exist, or is a folder, a pipe or a device. The message names its type.
     """
     if is_dataset(path):
         return path
@@ -426,15 +425,15 @@ def existing_file(path: Path) -> Path:
 
 
 def column_names(path: Path, options: ReadOptions, columns: Sequence[Column] | None = None) -> list[str]:
-    """The names of a file's columns: the header, or the names of its first row.
+    """Returns the names of a file's columns, from the header or the first row.
 
     Args:
-        path: of the file.
-        options: how to read it.
-        columns: that the task reads, where it is known.
+        path: Path of the file.
+        options: Options to read it.
+        columns: Columns that the task reads, if it is known.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: The file is not readable.
     """
     format = file_format(options.format, existing_file(path), columns)
     with format.open(path, options) as records:
@@ -442,7 +441,7 @@ def column_names(path: Path, options: ReadOptions, columns: Sequence[Column] | N
 
 
 def peeked(records: Records) -> tuple[Records, list[str]]:
-    """The same records, and the names of their columns: the header, or the names of the first row."""
+    """Returns the same records, and the columns in the header or the first row."""
     if records.columns is not None:
         return records, list(records.columns)
     first = next(records.rows, None)

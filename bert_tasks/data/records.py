@@ -1,8 +1,8 @@
-"""Records: the rows of a source as they are in it, before any value is validated.
+"""Records, the rows of a source before any value is validated.
 
-Owns the parsers of csv, tsv, text, JSON, SQuAD and parquet files (the parsers of CoNLL files are in ``conll``), and the
-opening of text files: byte order marks, encodings, gzip, and how much one row may hold. A small compressed file can
-expand to more than the memory holds, so rows are limited. Files are not, because they are read row by row.
+Owns the parsers of csv, tsv, text, JSON, SQuAD and parquet files (the parsers of CoNLL files are in ``conll``). It
+opens text files with byte order marks, encodings and gzip, and limits rows, because a small compressed file can expand
+to more than the memory holds. Files have no limit, because they are read row by row.
 """
 
 import codecs
@@ -23,13 +23,13 @@ from bert_tasks.data.cells import ENCODING_EXAMPLE
 from bert_tasks.data.problems import counted
 from bert_tasks.errors import DataError, argument
 
-Document = Literal["blank-line", "line", "file"]  # what a document is in a file of text
+Document = Literal["blank-line", "line", "file"]  # a document in a file of text
 _GZIP = b"\x1f\x8b"
-_UTF8 = "utf-8-sig"  # it reads files without a mark, too
+_UTF8 = "utf-8-sig"  # which reads files without a mark, too
 _LOOKED_AT = 400
 LARGEST_ROW = 64 * 2**20  # characters of one row
-LARGEST_JSON = 4 * LARGEST_ROW  # characters of a file that is one JSON value; the largest of SQuAD has 42 million
-# Longer marks first: UTF-32's begins like UTF-16's.
+LARGEST_JSON = 4 * LARGEST_ROW  # characters of a file that is one JSON value. The largest of SQuAD has 42 million
+# Longer marks come first, because UTF-32's begins like UTF-16's.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -43,12 +43,12 @@ class Record(NamedTuple):
     """One row of a source.
 
     Attributes:
-        line: its line in the file, or its number, from 1.
-        cells: the values by column name.
-        fault: what is wrong with the row as a whole.
-        skip: why the row is counted and not read; None: it is read.
-        name: what identifies a row without a line of its own in messages.
-        raw: the text of a row whose cells are not known.
+        line: Line in the file, or number, from 1.
+        cells: Values by column name.
+        fault: Error of the row as a whole.
+        skip: Reason why the row is counted and not read. None means that it is read.
+        name: Identifies a row without a separate line in messages.
+        raw: Text of a row whose cells are not known.
     """
 
     line: int
@@ -60,7 +60,7 @@ class Record(NamedTuple):
 
 
 class Records(NamedTuple):
-    """The rows of a source, and its columns; None where each row names its own."""
+    """The rows of a source, and its columns, or None if each row names its columns."""
 
     columns: tuple[str, ...] | None
     rows: Iterator[Record]
@@ -68,7 +68,7 @@ class Records(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ParseOptions:
-    """How to parse a file. ``ReadOptions`` describes the attributes."""
+    """Options to parse a file. ``ReadOptions`` describes the attributes."""
 
     delimiter: str | None = None
     encoding: str | None = None
@@ -83,7 +83,7 @@ class ParseOptions:
 
 
 class BoundedText(io.TextIOWrapper):
-    """A text file that rejects a row which is too large, before the row is in memory.
+    """A text file that rejects a row that is too large before it is in memory.
 
     The lines since the last record of ``rows`` are a row. An array of JSON is read as a whole, as if it were one row.
     """
@@ -105,7 +105,7 @@ class BoundedText(io.TextIOWrapper):
         """Returns the next line as a whole, whatever ``size`` is. Iteration calls it.
 
         Raises:
-            DataError: the row is too large.
+            DataError: The row is too large.
         """
         line, self._ahead = self._ahead or super().readline(self._limit + 1 - self._characters), ""
         self._characters += len(line)
@@ -124,7 +124,7 @@ class BoundedText(io.TextIOWrapper):
         """Returns the text from here to its end.
 
         Raises:
-            DataError: it is too large.
+            DataError: The text is too large.
         """
         text = self.read(LARGEST_JSON + 1)
         if len(text) > LARGEST_JSON:
@@ -141,14 +141,14 @@ def _too_large(subject: str, limit: int) -> DataError:
 
 @contextmanager
 def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[BoundedText]:
-    """The file as text without its byte order mark; undecodable bytes become surrogates, to be reported.
+    """Yields the file as text without its byte order mark.
 
-    A byte order mark decides the encoding, whatever ``encoding`` says; without both it is utf-8. A file that is
-    compressed with gzip is decompressed as it is read, whatever its name.
+    Undecodable bytes become surrogates, to be reported. A byte order mark takes precedence over ``encoding``. Without
+    both it is utf-8. A file that is compressed with gzip is decompressed as it is read, whatever its name.
     """
     codec = _UTF8 if encoding is None or encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
     try:
-        "".encode(codec)  # also refuses codecs that are not for text, such as base64
+        "".encode(codec)  # also rejects codecs that are not for text, such as base64
     except (LookupError, ValueError) as error:
         raise DataError(
             f"{path}: {encoding!r} is not a text encoding; state one of Python's, such as 'utf-8' or 'cp1252'"
@@ -170,12 +170,12 @@ def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[Bou
 
 
 def is_encodable(text: str) -> bool:
-    """Whether the text has no undecodable bytes and no half characters."""
+    """Returns True if the text has no undecodable bytes and no half characters."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
-    """The rows of JSON: one object a line, or an array of objects, which are numbered from 1.
+    """Yields the rows of JSON, of one object a line or of an array, from number 1.
 
     The first character decides. Lines between objects may be blank.
     """
@@ -217,9 +217,9 @@ _PARQUET_BATCH = 1000  # rows
 
 @contextmanager
 def parquet_records(path: Path, *, columns_to_read: Sequence[str] | None = None) -> Iterator[Records]:
-    """Opens a parquet file and reads its rows, with some columns or all of them (None).
+    """Opens a parquet file and reads its rows, with some columns or all (None).
 
-    Label ids become names where ``datasets`` wrote these into the file's metadata.
+    Label ids become names if ``datasets`` wrote the names into the file's metadata.
     """
     import pyarrow
     from pyarrow import parquet
@@ -249,7 +249,7 @@ def _checked_sizes(records: Iterable[Record], path: Path) -> Iterator[Record]:
 
 
 def size_of(value: Any) -> int:
-    """The number of characters in a value, and in the values that it holds."""
+    """Returns the number of characters in a value, and in the values that it holds."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, Mapping):
@@ -258,13 +258,13 @@ def size_of(value: Any) -> int:
 
 
 def dataset_records(rows: Any) -> Records:
-    """Rows of a ``datasets.Dataset``; label ids become names."""
+    """Returns the rows of a ``datasets.Dataset`` with names for label ids."""
     batches = (table.to_pylist() for table in rows.with_format("arrow").iter(batch_size=1000))
     return Records(tuple(rows.column_names), _numbered(batches, _class_names(rows.features)))
 
 
 def arrow_records(table: Any) -> Records:
-    """Rows of a ``pyarrow.Table``; label ids become names where ``datasets`` wrote these into its metadata."""
+    """Returns the rows of a ``pyarrow.Table``, with names from its metadata if any."""
     batches = (batch.to_pylist() for batch in table.to_batches(max_chunksize=1000))
     return Records(tuple(table.column_names), _numbered(batches, _schema_class_names(table.schema)))
 
@@ -276,7 +276,7 @@ def _numbered(batches: Iterable[list[dict[str, Any]]], class_names: Mapping[str,
 
 
 def _named(value: Any, names: list[str]) -> Any:
-    """The name of a class id, or of each id in a list; -1 means that the label is hidden."""
+    """Returns the names of class ids, or None for a hidden label (-1)."""
     if isinstance(value, list):
         return [_named(item, names) for item in value]
     if value is None or value == -1:
@@ -303,13 +303,14 @@ TEXT, SENTENCES = "text", "sentences"  # the columns that the lines are
 
 
 def text_rows(lines: Iterable[str], document: Document | None = None) -> Iterator[Record]:
-    """The rows of a file of text.
+    """Yields the rows of a file of text.
 
     Args:
-        lines: of the file.
-        document: None: each line is a text, also an empty one, because predictions are read beside the lines. Else the
-            rows are the documents of a corpus: the lines that are not blank ("line"), what is between blank lines
-            ("blank-line"), or the whole file. Documents of several lines have their lines as ``sentences``.
+        lines: Lines of the file.
+        document: None makes each line a text, also an empty line, because predictions are read beside the lines.
+            Otherwise the rows are the documents of a corpus, which are the lines that are not blank ("line"), the
+            blocks between blank lines ("blank-line"), or the whole file. Documents of several lines have their lines as
+            ``sentences``.
     """
     if document is None:
         for number, line in enumerate(lines, start=1):
@@ -340,19 +341,19 @@ def table_records(
     headless: tuple[str, ...] = (),
     skips_short_rows: bool = False,
 ) -> Records:
-    """Rows of a csv file, or of a file without quoting, in which a quote is a character like any other.
+    """Returns the rows of a csv file, or of a file without quoting.
 
-    Without a header the columns are called by their number, from "0".
+    A quote is then an ordinary character. Without a header the columns are called "0", "1" and so on.
 
     Args:
-        lines: the lines of the file, with their ends.
-        path: the file's name in messages.
-        delimiter: what separates cells.
-        header: whether the first line names the columns.
-        quoted, headless, skips_short_rows: see ``Format``.
+        lines: Lines of the file, with their ends.
+        path: Name of the file in messages.
+        delimiter: Separator of cells.
+        header: The first line names the columns.
+        quoted, headless, skips_short_rows: See ``Format``.
 
     Raises:
-        DataError: the file is empty, or its first line cannot name columns.
+        DataError: The file is empty, or its first line cannot name columns.
     """
     rows = _quoted_rows(lines, delimiter) if quoted else _plain_rows(lines, delimiter)
     first = next(rows, None)
@@ -383,13 +384,14 @@ def table_records(
     return Records(columns, _table_rows(rows, columns, delimiter, widest, skips_short_rows=skips_short_rows))
 
 
-_TableRow = tuple[int, list[str], csv.Error | None]  # its line, and its cells or why it cannot be read
+_TableRow = tuple[int, list[str], csv.Error | None]  # its line, and its cells or the error
 
 
 def _quoted_rows(lines: Iterable[str], delimiter: str) -> Iterator[_TableRow]:
-    """Quoted cells may hold delimiters, line ends and doubled quotes; CR ends a line too; blank lines are no rows.
+    """Yields rows whose quoted cells may hold delimiters, line ends and quotes.
 
-    Quoting is strict: text after a closing quote is a fault of the row instead of a part of the cell.
+    CR ends a line, too. Blank lines are no rows. Quoting is strict, so text after a closing quote is a fault of the row
+    instead of a part of the cell.
     """
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
@@ -406,7 +408,7 @@ def _quoted_rows(lines: Iterable[str], delimiter: str) -> Iterator[_TableRow]:
 
 
 def _plain_rows(lines: Iterable[str], delimiter: str) -> Iterator[_TableRow]:
-    """Only LF and CRLF end a line; blank lines are no rows."""
+    """Yields rows of lines that only LF and CRLF end. Blank lines are no rows."""
     for number, line in enumerate(lines, start=1):
         text = line.removesuffix("\n").removesuffix("\r")
         if text != "":
@@ -416,7 +418,7 @@ def _plain_rows(lines: Iterable[str], delimiter: str) -> Iterator[_TableRow]:
 def _table_rows(
     rows: Iterable[_TableRow], columns: tuple[str, ...], delimiter: str, widest: str, *, skips_short_rows: bool
 ) -> Iterator[Record]:
-    """The rows as records; ``widest`` says where the number of columns comes from."""
+    """Yields the rows as records. ``widest`` names the source of the column count."""
     for line, cells, error in rows:
         if len(cells) == len(columns):
             yield Record(line, dict(zip(columns, cells, strict=True)))
@@ -437,7 +439,7 @@ def read_json(file: BoundedText, path: Path) -> Any:
     """Returns the value that a file holds as JSON.
 
     Raises:
-        DataError: It does not hold one. The message names the line.
+        DataError: The file does not hold JSON. The message names the line.
     """
     try:
         return json.loads(file.whole())
@@ -448,13 +450,13 @@ def read_json(file: BoundedText, path: Path) -> Any:
 
 
 def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
-    """One record a question: id, title, question, context and answers, numbered from 1 in file order.
+    """Yields one record a question, with id, title, question, context and answers.
 
-    A member of ``data`` without paragraphs is a row.
-    Questions without ``answers`` (test data) have none. Those that are impossible have an empty list.
+    They are numbered from 1 in file order. A member of ``data`` without paragraphs is a row. Questions without
+    ``answers`` (test data) have no answers. Impossible questions have an empty list.
 
     Raises:
-        DataError: naming the place in the file where the nesting is not SQuAD's.
+        DataError: The message names the position in the file at which the nesting is not SQuAD's.
     """
     content = read_json(file, path)
     number = 0
@@ -480,7 +482,7 @@ def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
 
 
 def _members(parent: Any, name: str, path: Path, location: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """The objects in a list of the parent, each with its location, such as ``data[0].paragraphs[3]``."""
+    """Yields the objects in a list with locations such as ``data[0].paragraphs[3]``."""
     inside = f"{location}.{name}" if location else name
     if not isinstance(parent, dict) or not isinstance(parent.get(name), list):
         hint = "" if location else "; read one object a line, such as {\"question\": ...}, as format = 'jsonl'"

@@ -1,4 +1,4 @@
-"""Spans: entities by their characters in a text, in the forms that annotation tools write, as tags of words."""
+"""Converts entities from characters of a text, as annotation tools write, to tags."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from bert_tasks.data.cells import label_name
 from bert_tasks.data.problems import RowError, shortened
 
 _EXAMPLE = 'Write spans such as [[0, 5, "PER"]].'
-# Keys of a span: of prodigy, spaCy and transformers, of doccano, of Label Studio.
+# Keys of a span in prodigy, spaCy and transformers, in doccano, and in Label Studio.
 _START, _END = ("start", "start_offset"), ("end", "end_offset")
 _LABEL = ("label", "label_name", "entity_group", "labels")
 
@@ -17,9 +17,9 @@ class Span(NamedTuple):
     """An entity.
 
     Attributes:
-        start, end: Its characters, from ``start`` to ``end - 1``.
-        label: Its type.
-        text: These characters, if the source repeats them.
+        start, end: Characters from ``start`` to ``end - 1``.
+        label: Type of the entity.
+        text: The characters, if the source repeats them.
     """
 
     start: int
@@ -33,11 +33,11 @@ def parse_spans(value: Any) -> list[Span]:
 
     Args:
         value: A list of ``[start, end, label]`` or of objects with these keys, ``{type: {text: [[start, last]]}}`` as
-            CLUENER has it (https://github.com/CLUEbenchmark/CLUENER2020; its last character is part of the span), or a
+            CLUENER has it (https://github.com/CLUEbenchmark/CLUENER2020, the last character is part of the span), or a
             JSON text of one of them.
 
     Raises:
-        RowError: The value is none of these.
+        RowError: The value has another form.
     """
     if isinstance(value, str):
         try:
@@ -80,13 +80,13 @@ def _by_type(value: Mapping[str, Any]) -> Iterator[Span]:
 
 
 def word_tags(spans: Sequence[Span], words: Sequence[tuple[int, int]], text: str) -> tuple[list[str], int]:
-    """Returns the tag of each word in IOB2, and the number of spans that begin or end within a word.
+    """Returns the IOB2 tag of each word, and the number of spans within a word.
 
-    Such a span is moved to the borders of its words.
+    A span that begins or ends within a word is moved to the borders of its words.
 
     Args:
         spans: Entities of the text.
-        words: Where each word begins and ends.
+        words: Start and end of each word.
         text: The text.
 
     Raises:
@@ -115,7 +115,7 @@ def word_tags(spans: Sequence[Span], words: Sequence[tuple[int, int]], text: str
 def _in_characters(span: Span, text: str) -> Span:
     """Returns the span with offsets in characters.
 
-    Tools in a browser count a character outside the basic plane twice (UTF-16). The span's own text tells.
+    Tools in a browser count a character outside the basic plane twice (UTF-16). The span's text shows it.
     """
     if span.text is None or text[span.start : span.end] == span.text:
         if span.end > len(text):

@@ -1,7 +1,7 @@
-"""Training and validation rows: where a data set's files are, and how rows are split off for validation.
+"""Training and validation rows, their files, and the split for validation.
 
-Owns the description of a data set as a recipe states it, where its files are looked for, and what a random split
-spreads evenly and keeps together.
+Owns the description of a data set in a recipe, the search for its files, and the rows that a random split spreads
+evenly or keeps together.
 """
 
 from collections import Counter
@@ -31,14 +31,14 @@ _GROUP = "group"
 def train_validation_split(
     table: RowTable, columns: Sequence[Column], share: float, seed: int
 ) -> tuple[RowTable, RowTable]:
-    """Training and validation rows.
+    """Splits rows into training and validation rows.
 
-    Every label is on both sides as far as there are rows of it. Rows with the same texts (see ``row_keys``) stay
-    together, as do questions on one context, rows of one group, and the sentences of a document where there are
-    documents enough (as many as shares in the whole).
+    Every label is on both sides if there are enough rows of it. Rows with the same texts (see ``row_keys``) stay
+    together, as do questions on one context, rows of one group, and the sentences of a document if there are enough
+    documents (as many as shares in the whole).
 
     Raises:
-        DataError: if there are too few rows or contexts.
+        DataError: There are too few rows or contexts.
     """
     keys = row_keys(table, columns)["text"].tolist()
     groups, group_type = row_groups(table, columns, keys, share)
@@ -56,7 +56,7 @@ def train_validation_split(
     return table.select(train), table.select(validation)
 
 
-# What rows in different groups of a kind have in common, in words.
+# Names of the common property of rows in different groups of a kind.
 _APART = {
     "group": "in different groups",
     "context": "on different contexts",
@@ -70,13 +70,13 @@ _APART = {
 def row_groups(
     table: RowTable, columns: Sequence[Column], keys: Sequence[int], share: float
 ) -> tuple[Sequence[Hashable], str]:
-    """For each row the group whose rows stay together, and the kind of the groups, as a word.
+    """Returns the group of each row whose rows stay together, and a word for groups.
 
-    Groups that share a text are one, unless too many rows were linked so.
+    Groups that share a text are joined, unless too many rows were linked so.
 
     Args:
-        keys: digests of the rows' texts.
-        share: of the rows that are split off: contexts and documents are groups if there are enough for that.
+        keys: Digests of the rows' texts.
+        share: Share of the rows to split off. Contexts and documents are groups if there are enough of them.
     """
     names = table.rows.column_names
     if FOLD_GROUP in names:
@@ -93,15 +93,15 @@ def row_groups(
 
 
 def _or_own(groups: Iterable[str | None]) -> list[Hashable]:
-    """The groups; a row of none, such as a sentence of no document or an empty cell, is its own."""
+    """Returns the groups, with a separate group for each row that has none."""
     return [index if group is None or not group.strip() else group for index, group in enumerate(groups)]
 
 
 def row_keys(table: RowTable, columns: Sequence[Column]) -> np.ndarray[Any, Any]:
-    """For each row digests of its texts and of its label, and whether a required text is empty: 17 bytes per row.
+    """Returns for each row digests of its texts and label, and a flag for empty texts.
 
-    Rows with the same texts, in the sense of ``data_report``, have the same 64 bits in the field ``text``; two of 100
-    million different texts have them by chance once in 3,700 such data sets.
+    They need 17 bytes per row. Rows with the same texts, in the sense of ``data_report``, have the same 64 bits in the
+    field ``text``. Two of 100 million different texts have them by chance once in 3,700 such data sets.
     """
     has_choices = any(column.type.is_numbered for column in columns)  # they may belong to an optional question
     texts = [column for column in columns if column.type.has_texts and (column.required or has_choices)]
@@ -120,17 +120,17 @@ def row_keys(table: RowTable, columns: Sequence[Column]) -> np.ndarray[Any, Any]
 def divide(
     strata: Sequence[Sequence[str]], groups: Sequence[Hashable], shares: Sequence[float], seed: int
 ) -> NDArray[np.int64]:
-    """Returns the part of each row, from 0; all rows of a group are in one part.
+    """Returns the part of each row, from 0. All rows of a group are in one part.
 
     Each group goes to the part that it brings nearest to its shares of all rows and of the rows of each stratum, large
     and rare groups first (iterative stratification, Sechidis et al. 2011). Groups whose sizes are within a factor of
-    two come in random order. Of two parts the first one gets the only group of a stratum, and both get one of two.
+    two come in random order. The only group of a stratum goes to the first of two parts, and two groups go to both.
 
     Args:
-        strata: The names of what is spread evenly, for each row.
-        groups: The group of each row.
-        shares: The share of each part in the rows.
-        seed: The order of the groups.
+        strata: Names to spread evenly, for each row.
+        groups: Group of each row.
+        shares: Share of each part in the rows.
+        seed: Seed of the order of the groups.
     """
     from scipy.sparse import csr_array
 
@@ -156,7 +156,7 @@ def divide(
     for unit in order[np.lexsort((rarity[order], -size_class[order]))]:
         entries = slice(counts.indptr[unit], counts.indptr[unit + 1])
         columns, added = counts.indices[entries], counts.data[entries]
-        # How much less the squared distances from the wanted numbers are, relative to these numbers.
+        # Decrease of the squared distances from the target numbers, relative to these numbers.
         best_part = (added * (2 * missing[:, columns] - added) / targets[:, columns]).sum(axis=1).argmax()
         part_of[unit] = best_part
         missing[best_part, columns] -= added
@@ -164,7 +164,7 @@ def divide(
 
 
 def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Sequence[Hashable]:
-    """The groups, where those that share a key become one, unless that links too many rows."""
+    """Joins groups that share a key, unless that links too many rows."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -181,7 +181,7 @@ def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Se
 
 
 def row_strata(table: RowTable, columns: Sequence[Column]) -> list[Sequence[str]]:
-    """Returns what to spread evenly: the labels of each row, its tenth of the numbers, or whether it has an answer."""
+    """Returns the labels, the tenth of the numbers, or the answerability of each row."""
     column = first_column(columns, lambda column_type: column_type.strata_name)
     if column is None or column.name not in table.rows.column_names:
         return [("",)] * len(table)
@@ -193,7 +193,7 @@ _VALIDATION_NAMES = ("validation", "dev", "valid")
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """Where the rows are: one of a hub data set, a folder with train.* and dev.*, or files."""
+    """Source of the rows, a hub data set, a folder with train.* and dev.*, or files."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
@@ -208,34 +208,34 @@ class DataSpec:
     train: str | tuple[str, ...] | None = None
     """A file with the training rows, several files, or a pattern such as `texts/*.txt`."""
     validation: str | dict[str, str] | None = None
-    """A split's name, a file's name in `dir`, or a path, as fits; a table of them gives several named sets. Without it
-    the format may know of several (MNLI's matched and mismatched)."""
+    """A split's name, a file's name in `dir`, or a path. A table of them defines several named sets. Without it the
+    format may define several (MNLI's matched and mismatched)."""
     format: str | None = None
-    """The format of the files; by default their extension says it."""
+    """The format of the files. Default: by their extension."""
     columns: dict[str, str | tuple[str, ...]] = field(default_factory=dict)
-    """The task's columns -> columns of the files; CoNLL's are called by their number, the words' column "0".
+    """The task's columns -> columns of the files. CoNLL's are called by their number, the words' column "0".
     `"document.text"` is a text inside an object. Several columns are labels, each 0 or 1, or choices."""
     validation_share: float = 0.1
-    """Share of the training rows that is used for validation where no validation rows are given or found; rows with the
-    same texts stay together."""
+    """Share of the training rows that is used for validation if there are no validation rows. Rows with the same texts
+    stay together."""
     encoding: str = "utf-8"
-    """The encoding of text files; a byte order mark in a file takes precedence."""
+    """The encoding of text files. A byte order mark in a file takes precedence."""
     delimiter: str | None = None
     """The delimiter of csv files, such as `;`."""
     header: bool = True
-    """Whether the first line of csv and tsv files names the columns; without a header these are called "0", "1", ..."""
+    """The first line of csv and tsv files names the columns. Without a header they are called "0", "1", ..."""
     label_separator: str = LABEL_SEPARATOR
-    """What separates several labels in one cell, such as `|`; lists in JSON or Python form need none."""
+    """Separator of several labels in one cell, such as `|`. Lists in JSON or Python form need none."""
     document: Document = "blank-line"
-    """What a document is in a file of text (.txt): the lines between blank lines, a line, or the file. Each line of a
+    """Document in a file of text (.txt), which is the lines between blank lines, a line, or the file. Each line of a
     document is a sentence."""
 
     tasks: "dict[str, DataSpec]" = field(default_factory=dict)
-    """The rows of tasks that have their own: not a key, but the sections `[tasks.NAME.data]`."""
+    """The rows of tasks with separate data. Set them in the sections `[tasks.NAME.data]`."""
     on_error: Literal["fail", "skip"] = "fail"
-    """What happens to rows that cannot be used: `fail` names them all and stops; `skip` leaves them out of training and
-    validation, counts them, and writes each with its reason to `rejects.jsonl` in the output folder. A label that is
-    none of the stated labels stops the run in any case."""
+    """Action for rows that cannot be used. `fail` names them all and stops. `skip` skips them in training and
+    validation, counts them, and writes each with its reason to `rejects.jsonl` in the output folder. An unknown label
+    always stops the run."""
 
     def __post_init__(self) -> None:
         sources = {"dataset": self.dataset, "dir": self.dir, "train": self.train}
@@ -257,11 +257,11 @@ class DataSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """Training rows, and validation rows by name; the name is empty where there is one unnamed set.
+    """Training rows, and validation rows by name, which is empty for one unnamed set.
 
     Attributes:
-        held_out: the rows of a fold, which the run does not see.
-        division: how the rows were divided into folds, in words.
+        held_out: Rows of a fold, which the run does not read.
+        division: Description of the division into folds, in words.
     """
 
     train: RowTable
@@ -271,7 +271,7 @@ class Splits:
 
 
 def trained_names(spec: DataSpec, columns: Sequence[Column]) -> dict[str, str]:
-    """Returns the names of columns that a model which is trained on these rows remembers."""
+    """Returns the names of columns that a model trained on these rows remembers."""
     if spec.tasks:
         return {}  # each task has the names of its columns
     return _read_options(spec).training_names(None if spec.dataset is not None else split_files(spec)[0][0], columns)
@@ -289,7 +289,7 @@ def load_splits(
     seed: int,
     **options: Any,
 ) -> Splits:
-    """Reads all splits, and splits off validation rows where there are none; see ``load_tables`` for the options."""
+    """Reads splits as ``load_tables`` does, and splits off missing validation rows."""
     if spec.tasks:
         return _load_tasks(spec, columns, seed=seed, **options)
     tables = load_tables(spec, columns=columns, **options)
@@ -300,7 +300,7 @@ def load_splits(
 
 
 def _load_tasks(spec: DataSpec, columns: Sequence[Column], **options: Any) -> Splits:
-    """Reads the rows that tasks share, and the rows of each task that has its own."""
+    """Reads the rows that tasks share, and the rows of tasks with separate data."""
     shared = [column for column in columns if not (isinstance(column, TaskColumn) and column.task_name in spec.tasks)]
     sources = [("data", replace(spec, tasks={}), shared)] if shared else []
     for column in columns:
@@ -318,10 +318,10 @@ def _load_tasks(spec: DataSpec, columns: Sequence[Column], **options: Any) -> Sp
 
 
 def joined_splits(splits: Sequence[Splits]) -> Splits:
-    """The rows of several sources, one after another.
+    """Joins the rows of several sources, one after another.
 
     Raises:
-        DataError: they have different validation sets.
+        DataError: The sources have different validation sets.
     """
     names = splits[0].validation.keys()
     for other in splits[1:]:
@@ -360,16 +360,16 @@ def load_tables(
     group_name: str = "",
     passthrough: PassthroughColumns = "none",
 ) -> Splits:
-    """Reads all splits as they are given; there may be no validation rows.
+    """Reads all splits, perhaps without validation rows.
 
     Args:
-        labels, passthrough: see ``read_table``.
-        unlabelled: training rows may lack labels.
-        group: a column of the training rows beside the task's, which is called ``group_name`` in the files.
+        labels, passthrough: See ``read_table``.
+        unlabelled: Training rows may lack labels.
+        group: A further column of the training rows, which is called ``group_name`` in the files.
 
     Raises:
-        RowErrors: one report over all files.
-        DataError: if a file, folder or data set cannot be used.
+        RowErrors: One report over all files.
+        DataError: A file, folder or data set cannot be used.
     """
     columns = [_with_usual_names(column, spec) for column in columns]
     train, validation = split_files(spec)
@@ -402,7 +402,7 @@ def load_tables(
 
 
 def _with_usual_names(column: Column, spec: DataSpec) -> Column:
-    """Returns the column of a task with the names that the format of the files has for what the task reads."""
+    """Returns a task's column with the names of the files' format for its fields."""
     if not isinstance(column, TaskColumn):
         return column
     names = {**trained_names(spec, column.columns), **dict(column.names)}
@@ -410,7 +410,7 @@ def _with_usual_names(column: Column, spec: DataSpec) -> Column:
 
 
 def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Where training and validation rows are read: split names of a hub data set, else paths."""
+    """Returns the sources of rows, as split names of a hub data set or as paths."""
     sources = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
     layout = None if spec.format is None else named_format(spec.format)
     if spec.train is not None:
@@ -443,7 +443,7 @@ def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def _matching(name: str) -> list[str]:
-    """The files that a pattern matches, in order; the name itself if it is none, or a file is called so."""
+    """Returns the files that a pattern matches, in order, or the name itself."""
     if not has_magic(name) or Path(name).exists():
         return [name]
     files = sorted(file for file in glob(name, recursive=True) if Path(file).is_file())

@@ -1,8 +1,8 @@
-"""Tables: the rows of one source in canonical form, and their features.
+"""Tables with the rows of one source in canonical form, and their features.
 
-Owns ``RowTable``, the Arrow schema of features, which features belong to one sample (the windows of a long text are
-read together), and batches of a limited number of tokens. To the key of features that the caller gives, the cache adds
-the rows and the tokenizer.
+Owns ``RowTable``, the Arrow schema of features, the features of one sample (the windows of a long text are read
+together), and batches of a limited number of tokens. The cache adds the rows and the tokenizer to the caller's key of
+features.
 """
 
 import json
@@ -31,20 +31,20 @@ _LINES_SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class RowTable:
-    """Rows with the task's column names, and ``line``: the row's place in its source, from 1.
+    """Rows with the task's column names, and ``line``, their line in the source.
 
     Attributes:
-        rows: the rows. A label column that the source does not have is absent; a single missing label is None.
-        source: the source's name in messages.
-        fingerprint: a sha256 over the contents and the way they were read.
-        notes: what people should know of the reading, such as rows that were skipped.
-        file: the Arrow file that holds these rows and no others, if there is one: reading them in order then leaves no
-            pages of it in memory.
-        hub: the dataset, config, split, commit and licence (as its page states it) of rows of the hub.
-        errors: of the rows that were skipped (``without_errors``) the column ``ROW_ERROR``, in which each is a JSON
-            object: its line, what is wrong with it, and the row itself.
-        part: the table that these rows are a part of, and their numbers there, if they share its features.
-        joined_sources: of a table that was joined from several, the source and the number of rows of each, in order.
+        rows: The rows. A label column that the source does not have is absent. A single missing label is None.
+        source: Name of the source in messages.
+        fingerprint: A sha256 of the contents and the reading options.
+        notes: Notes for people on the reading, such as skipped rows.
+        file: Arrow file that holds only these rows, or None. Reading them in order then leaves no pages of it in
+            memory.
+        hub: The dataset, config, split, commit and licence (from its page) of rows of the hub.
+        errors: The column ``ROW_ERROR`` of rows that were skipped (``without_errors``). Each is a JSON object with its
+            line, its error, and the row itself.
+        part: The table that contains these rows, and their numbers in it, if they share its features.
+        joined_sources: Source and number of rows of each joined table, in order.
     """
 
     rows: ArrowRows
@@ -68,18 +68,18 @@ class RowTable:
         labels: Sequence[str] | None = None,
         skip_errors: bool = False,
     ) -> "RowTable":
-        """A table of rows in memory.
+        """Returns a table of rows in memory.
 
         Args:
-            rows: the rows, under the task's names.
-            source: their name in messages, which count rows from 1.
-            columns: the task's columns, by which rows are validated as from files; None: they are taken as
-                they are.
-            require_labels, labels, skip_errors: see ``read_table``.
+            rows: The rows, under the task's names.
+            source: Name of the rows in messages, which count rows from 1.
+            columns: The task's columns, by which rows are validated as from files. None means that rows are not
+                validated.
+            require_labels, labels, skip_errors: See ``read_table``.
 
         Raises:
-            RowErrors: rows that cannot be used, all of them.
-            DataError: a row is not a dict, or no row has a needed column.
+            RowErrors: Some rows cannot be used. The error has all of them.
+            DataError: A row is not a dict, or no row has a needed column.
         """
         for number, row in enumerate(rows, start=1):
             if not isinstance(row, Mapping):
@@ -100,7 +100,7 @@ class RowTable:
 
     @classmethod
     def joined(cls, tables: Sequence["RowTable"]) -> "RowTable":
-        """The rows of several tables, one table after another."""
+        """Joins the rows of several tables, one table after another."""
         if len(tables) == 1:
             return tables[0]
         errors = [table.errors for table in tables if table.errors is not None]
@@ -129,7 +129,7 @@ class RowTable:
                 yield from table.to_pylist()
 
     def without_errors(self) -> "RowTable":
-        """The rows that can be used, without the column ``ROW_ERROR``; the others are counted in a note."""
+        """Returns the rows without errors and ``ROW_ERROR``. A note counts the others."""
         if ROW_ERROR not in self.rows.column_names:
             return self
         faulty = [fault is not None for fault in self.rows.values(ROW_ERROR)]
@@ -144,7 +144,7 @@ class RowTable:
         return replace(usable, notes=(*self.notes, note), errors=self.rows.select(bad).select_columns([ROW_ERROR]))
 
     def select(self, indices: Sequence[int]) -> "RowTable":
-        """The rows with these numbers, in this order; a part of a part is one of the whole."""
+        """Returns the rows with these numbers, in this order, as a part of the whole."""
         numbers = [int(index) for index in indices]
         fingerprint = sha256_json(self.fingerprint, numbers)
         part = None if self.part is None else (self.part[0], self.part[1][numbers])
@@ -152,12 +152,12 @@ class RowTable:
         return replace(self, rows=rows, fingerprint=fingerprint, file=None, part=part, joined_sources=())
 
     def select_part(self, indices: Sequence[int]) -> "RowTable":
-        """``select``, of a table that is tokenised once for all of its parts."""
+        """Does as ``select``, for a table that is tokenised once for all of its parts."""
         return replace(self.select(indices), part=(self, np.asarray(indices, dtype=np.int64)))
 
 
 def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "pyarrow.Schema":
-    """The types of a table's columns; ``texts`` names further columns of text."""
+    """Returns the types of a table's columns and of further text columns, ``texts``."""
     import pyarrow
 
     further = {"line": pyarrow.int64()} | dict.fromkeys(texts, pyarrow.string())
@@ -165,14 +165,14 @@ def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "pyarr
 
 
 def without_absent(rows: ArrowRows, columns: Sequence[Column]) -> ArrowRows:
-    """The rows without the optional columns that hold no value at all."""
+    """Returns the rows without the optional columns that hold no value at all."""
     optional = {column.name for column in columns if not column.required}
     names = rows.column_names
     return rows.select_columns([n for n in names if n not in optional or rows.column(n).null_count < len(rows)])
 
 
 MakeFeatures = Callable[[list[dict[str, Any]], Any], Sequence[Mapping[str, Any]]]
-_FEATURES_VERSION = 6  # part of the key: raise it when the schema changes
+_FEATURES_VERSION = 6  # part of the key. Raise it when the schema changes
 _OPTIONAL = ("labels", "gather_positions", "word_ids", "offsets", "sentence_starts", "head")
 
 
@@ -185,15 +185,15 @@ def cached_features(
     cache_dir: Path | None = None,
     batch_size: int | None = 1000,
 ) -> ArrowRows:
-    """The features of all rows, in row order; ``row`` counts over the whole table.
+    """Returns the features of all rows, in row order.
 
-    What a feature lacks is None; ``lost_tokens`` and ``lost_answers`` are then 0.
+    ``row`` counts over the whole table. Missing values are None, but ``lost_tokens`` and ``lost_answers`` are then 0.
 
     Args:
-        features: makes the features of a batch of rows, whose ``row`` counts within the batch.
-        key: what the features depend on besides the rows and the tokenizer, as plain values: task, settings, labels,
-            package version.
-        batch_size: rows per call of ``features``; None: all at once.
+        features: Makes the features of a batch of rows, whose ``row`` counts within the batch.
+        key: Plain values on which the features depend besides the rows and the tokenizer, such as task, settings,
+            labels and package version.
+        batch_size: Number of rows per call of ``features``. None means all at once.
     """
     import pyarrow
 
@@ -229,7 +229,7 @@ def cached_features(
 
 
 def tokenizer_content(tokenizer: Any) -> str:
-    """A digest of what a tokenizer does, whatever its files are called.
+    """Returns a digest of a tokenizer's behaviour, whatever its files are called.
 
     Truncation and padding of the backend do not count, because each call sets them anew.
     """
@@ -244,7 +244,7 @@ Numbers = NDArray[np.int64]
 SampleUnit = Literal["row", "window", "group"]
 Item = TypeVar("Item")
 
-# What a batch is made of, and what decoding needs.
+# Columns for a batch, and columns for decoding.
 _FOR_TRAINING = (
     "row",
     "input_ids",
@@ -260,18 +260,18 @@ _FOR_DECODING = ("row", "gather_positions", "word_ids", "offsets", "head")
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Features of a table grouped into samples: a row's windows together, each window for itself, or groups of rows.
+    """Features of a table grouped into samples of rows, windows or groups of rows.
 
-    In memory are five arrays at most; everything else stays in the file.
+    Memory holds five arrays at most. Everything else stays in the file.
 
     Attributes:
-        features: memory-mapped, in row order; ``trained`` and ``decoded`` are some of its columns.
-        tokens: the number of tokens of each feature.
-        starts: index of each sample's first feature in ``order``, and the number of features at the end.
-        lengths: tokens of each sample, all its windows together.
-        row_starts: index of each row's first feature, and the number of features at the end.
-        tables: the number of rows of each table that was joined, in order; empty for one table.
-        order: the features of all samples, one sample after another; None: as they are.
+        features: Memory-mapped features in row order. ``trained`` and ``decoded`` have some of its columns.
+        tokens: Number of tokens of each feature.
+        starts: Index of each sample's first feature in ``order``, and the number of features at the end.
+        lengths: Number of tokens of each sample, all its windows together.
+        row_starts: Index of each row's first feature, and the number of features at the end.
+        tables: Number of rows of each table that was joined, in order. Empty for one table.
+        order: Features of all samples, one sample after another. None means row order.
     """
 
     features: ArrowRows
@@ -289,9 +289,9 @@ class Samples:
         """Reads all lengths once.
 
         Args:
-            features: of a table, as ``cached_features`` numbers its rows.
-            unit: what a sample is. Groups are rows until ``grouped``.
-            count: of the rows. The last ones may have no feature of their own.
+            features: Features of a table, as ``cached_features`` numbers its rows.
+            unit: Unit of a sample. Groups are rows until ``grouped``.
+            count: Number of rows. The last rows may have no feature.
         """
         import pyarrow.compute
 
@@ -302,7 +302,7 @@ class Samples:
 
     @classmethod
     def _of_counts(cls, features: ArrowRows, tokens: Numbers, counts: ArrayLike, unit: SampleUnit) -> Self:
-        """``counts``: the number of features of each row."""
+        """Makes samples from ``counts``, the number of features of each row."""
         row_starts = np.append(0, np.cumsum(counts, dtype=np.int64))
         starts = np.arange(len(tokens) + 1) if unit == "window" else row_starts
         return cls(
@@ -316,7 +316,7 @@ class Samples:
         )
 
     def of_rows(self, rows: Numbers) -> Self:
-        """The samples of some rows, which are counted from 0 in their new order; the features stay where they are."""
+        """Returns the samples of some rows, numbered from 0 in their new order."""
         counts = np.diff(self.row_starts)[rows]
         ends = np.cumsum(counts, dtype=np.int64)
         indices = np.repeat(self.row_starts[rows] - ends + counts, counts) + np.arange(counts.sum())
@@ -324,10 +324,10 @@ class Samples:
         return self._of_counts(self.features.select(indices), self.tokens[indices], counts, unit)
 
     def grouped(self, groups: Sequence[Hashable]) -> Self:
-        """The same features, with all rows of a group as one sample. Groups are in the order of their first rows.
+        """Returns the samples whose rows are whole groups, ordered by their first rows.
 
         Args:
-            groups: the group of each row. Its rows need not be neighbours.
+            groups: Group of each row. Its rows need not be neighbours.
         """
         numbers: dict[Hashable, int] = {}
         by_row = np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
@@ -342,26 +342,26 @@ class Samples:
 
     @property
     def by_table(self) -> list[Numbers]:
-        """The samples of each table that was joined. A group with rows of several tables belongs to its first row's."""
+        """Returns the samples of each joined table, groups with their first row's table."""
         starts = self.row_starts[np.append(0, np.cumsum(self.tables, dtype=np.int64))]
         firsts = self.starts[:-1] if self.order is None else self.order[self.starts[:-1]]
         tables = np.split(np.arange(len(self)), np.searchsorted(firsts, starts[1:-1]))
         return [table for table in tables if len(table)]
 
     def indices(self, samples: Iterable[int]) -> list[int]:
-        """The numbers of all features of some samples, in that order."""
+        """Returns the numbers of all features of some samples, in that order."""
         numbers = [i for sample in samples for i in range(self.starts[sample], self.starts[sample + 1])]
         return numbers if self.order is None else [int(i) for i in self.order[numbers]]
 
     def rows(self, samples: Iterable[int]) -> list[int]:
-        """The numbers of the rows that some samples are of, ascending, from 0."""
+        """Returns the numbers of the rows of some samples, ascending, from 0."""
         features = self.indices(samples)
         return sorted(set((np.searchsorted(self.row_starts, features, side="right") - 1).tolist()))
 
     def features_of(self, samples: Iterable[int]) -> list[dict[str, Any]]:
-        """What training needs of all features of some samples, in that order.
+        """Returns the training columns of all features of some samples, in that order.
 
-        ``row`` is the same for all features of a sample. A sample that comes twice is two rows.
+        ``row`` is the same for all features of a sample. A sample that occurs twice is two rows.
         """
         numbers = list(samples)
         features = self.trained[self.indices(numbers)]
@@ -371,11 +371,11 @@ class Samples:
         return [{**feature, "row": row} for feature, row in zip(features, rows, strict=True)]
 
     def whole_features_of(self, samples: Iterable[int]) -> list[dict[str, Any]]:
-        """All features of some samples, in that order, with what decoding needs."""
+        """Returns all features of some samples, with the columns for decoding."""
         return self.features[self.indices(samples)]
 
     def decoded_rows(self, first: int, end: int) -> list[dict[str, Any]]:
-        """What decoding needs of the features of rows ``first`` to ``end - 1``; ``row`` counts from 0 there."""
+        """Returns the decoding columns of rows ``first`` to ``end - 1``, numbered from 0."""
         records = self.decoded[self.row_starts[first] : self.row_starts[end]]
         rows = np.repeat(np.arange(end - first), np.diff(self.row_starts[first : end + 1])).tolist()
         return [{**record, "row": row} for record, row in zip(records, rows, strict=True)]
@@ -383,12 +383,12 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Truncation:
-    """What is truncated: what no window of some rows holds.
+    """Tokens and answers that no window of some rows holds.
 
     Attributes:
-        rows: the number of all rows.
-        cut_rows: the number of rows with tokens that no window holds.
-        lost_answers: answers that no window holds whole.
+        rows: Number of all rows.
+        cut_rows: Number of rows with tokens that no window holds.
+        lost_answers: Number of answers that no window holds whole.
     """
 
     rows: int
@@ -404,12 +404,12 @@ class Truncation:
         return cls(rows=rows, cut_rows=cut_rows, lost_answers=int(counts["lost_answers"].sum()))
 
     def share(self, count: int) -> str:
-        """A count of rows with its share: ``3 of 200 (1.5%)``."""
+        """Returns a count of rows with its share, such as ``3 of 200 (1.5%)``."""
         return f"{count} of {self.rows} ({count / max(self.rows, 1):.1%})"
 
 
 def filled_batches(items: Iterable[Item], length: Callable[[Item], int], *, max_tokens: int) -> Iterator[list[Item]]:
-    """Batches of neighbours of at most ``max_tokens`` tokens, as they come; a longer item is a batch of its own."""
+    """Yields batches of neighbours of at most ``max_tokens``, or one longer item."""
     batch: list[Item] = []
     room = max_tokens
     for item in items:
@@ -424,22 +424,21 @@ def filled_batches(items: Iterable[Item], length: Callable[[Item], int], *, max_
 
 
 def token_batches(order: Iterable[int], lengths: Sequence[int] | Numbers, *, max_tokens: int) -> list[list[int]]:
-    """``filled_batches`` of indices in an order."""
+    """Returns ``filled_batches`` of indices in an order."""
     return list(filled_batches(order, lambda index: int(lengths[index]), max_tokens=max_tokens))
 
 
 def longest_first(lengths: ArrayLike, *, max_tokens: int) -> list[list[int]]:
-    """All indices in batches of similar length, which depend on the data alone; the longest come first, so that a lack
-    of memory is seen early."""
+    """Returns all indices in batches of similar length, the longest batch first."""
     sizes = np.asarray(lengths, dtype=np.int64)
     return token_batches(np.argsort(-sizes, kind="stable").tolist(), sizes.tolist(), max_tokens=max_tokens)
 
 
 def filling_order(lengths: ArrayLike, *, max_tokens: int) -> list[int]:
-    """All indices in an order that ``filled_batches`` cuts into batches of ``max_tokens`` tokens or a little less.
+    """Orders all indices so that ``filled_batches`` makes nearly full batches.
 
-    The longest come first. What room a batch has left is given to the longest of the others that fit, so that nearly
-    all batches have the same number of tokens, for which the products of layers are prepared once.
+    The longest come first. Free room in a batch goes to the longest of the others that fit, so that nearly all batches
+    have the same number of tokens, for which the products of layers are prepared once.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     waiting: dict[int, deque[int]] = {}

@@ -16,13 +16,13 @@ ROW_OF = "row of "  # the name of a column with the rows of a task begins so, as
 
 @dataclass(frozen=True, kw_only=True)
 class TaskColumn(Column):
-    """The row of a task that is one of several. A row of the data may lack it, and a row of the task its label.
+    """The row of one of several tasks. It, or its label, may be missing in a row.
 
     Args:
-        columns: The columns of the task.
-        names: Pairs of a column of the task and its name in the data, where they differ.
-        labels: The known labels of the task.
-        format: The format of the data, which may have names for label ids.
+        columns: Columns of the task.
+        names: Pairs of a column of the task and its name in the data, if they differ.
+        labels: Known labels of the task.
+        format: Format of the data, which may have names for label ids.
     """
 
     columns: tuple[Column, ...]
@@ -53,7 +53,7 @@ class TaskRow(ColumnKind):
 
     @cached_property
     def _validators(self) -> tuple[RowValidator, RowValidator]:
-        """The validators of rows under the names of the data, and under the names of the task."""
+        """The validators of rows under the names of the data, and of the task."""
         column = self._column
         layout = None if column is None or column.format is None else named_format(column.format)
         names = {} if column is None else dict(column.names)
@@ -88,22 +88,22 @@ class TaskRow(ColumnKind):
         return [("",) if value is None else next(strata) for value in present]
 
     def source_columns(self, column: Column) -> Sequence[Column]:
-        """The columns of the task but for labels. None of them is required, because a row may lack the task."""
+        """Returns the optional columns of the task, except labels."""
         fields = [field for field in self._validators[0].fields if not field.column.is_label]
         return [replace(field.column, name=field.name, required=False) for field in fields]
 
     def columns_in(self, name: str, present: Collection[str]) -> list[str]:
-        return [name]  # a source may lack the columns of a task; ``complete`` checks each row
+        return [name]  # a source may lack the columns of a task, so ``complete`` checks each row
 
     def complete(
         self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
     ) -> Mapping[str, Any]:
-        """Adds the row of the task to the cells, if they have what the task reads."""
+        """Adds the row of the task to the cells, if they have the columns that it reads."""
         name = names.get(column.name, column.name)
         is_nested = isinstance(cells.get(name), Mapping)
         source, validator = (cells[name], self._validators[1]) if is_nested else (cells, self._validators[0])
         source = {key: value for key, value in source.items() if value is not None}
-        for field in validator.fields:  # the name of the task's column, where the name in the training data is missing
+        for field in validator.fields:  # the name of the task's column, if the name in the training data is missing
             if not field.column.is_label and field.name not in source and field.column.name in source:
                 source[field.name] = source[field.column.name]
         for fields in self._needed(validator):
@@ -123,7 +123,7 @@ class TaskRow(ColumnKind):
         return {**cells, name: row}
 
     def _needed(self, validator: RowValidator) -> list[list[Field]]:
-        """Each field that a row of the task needs, with the fields that may stand in its place."""
+        """Returns each field that a row of the task needs, with its replacements."""
         pairs = [(field, field.column.type.replacement(self.columns)) for field in validator.fields]
         return [
             [field, *(each for each in validator.fields if other is not None and each.column == other)]
@@ -133,7 +133,7 @@ class TaskRow(ColumnKind):
 
     @property
     def reads(self) -> str:
-        """The columns that a row of the task needs, for messages."""
+        """Names the columns that a row of the task needs, for messages."""
         needed = self._needed(self._validators[0])
         return " and ".join(" or ".join(repr(field.name) for field in fields) for fields in needed)
 
@@ -141,7 +141,7 @@ class TaskRow(ColumnKind):
     def _without(
         cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
     ) -> Mapping[str, Any]:
-        """Returns the cells of a row that lacks a task; raises RowError after the last task if it lacks all of them."""
+        """Returns the cells, or raises RowError after the last task if all are missing."""
         tasks = [each for each in columns if isinstance(each, TaskColumn)]
         if column is tasks[-1] and not any(names.get(each.name, each.name) in cells for each in tasks):
             reads = (f"{each.task_name} {each.type.reads}" for each in tasks)

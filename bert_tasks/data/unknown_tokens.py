@@ -1,6 +1,6 @@
-"""Unknown tokens: what the vocabulary of a model cannot spell.
+"""Unknown tokens, which the vocabulary of a model cannot spell.
 
-Owns their number in features, and the note on it. A tokenizer without a token for them, or of bytes, never has any.
+Owns their number in features, and the note on it. A tokenizer of bytes, or without an unknown token, never has any.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ _ADVICE = (
 
 
 class UnknownTokens(NamedTuple):
-    """Number of unknown tokens, and of all tokens but the special ones around a text."""
+    """Number of unknown tokens, and of all tokens except special tokens around a text."""
 
     unknown: int = 0
     tokens: int = 0
@@ -35,7 +35,7 @@ class UnknownTokens(NamedTuple):
             tokenizer: The tokenizer that made them.
 
         Returns:
-            The counts; zeros if no text is unknown to the tokenizer.
+            The counts. They are 0 if no text is unknown to the tokenizer.
         """
         unk = tokenizer.unk_token_id
         if unk not in tokenizer(_RARE, add_special_tokens=False)["input_ids"]:
@@ -46,7 +46,7 @@ class UnknownTokens(NamedTuple):
 
     @classmethod
     def of_features(cls, features: ArrowRows, tokenizer: Any) -> "UnknownTokens":
-        """Counts the unknown tokens of a table's features, which stay in their file."""
+        """Counts the unknown tokens of a table's features from their file."""
         import pyarrow.compute
 
         tables = features.tables(["input_ids"], size=_WINDOWS)
@@ -57,10 +57,10 @@ class UnknownTokens(NamedTuple):
         return cls(*(sum(column) for column in zip(*counts, strict=True)))
 
     def notes(self, vocabulary: str) -> tuple[str, ...]:
-        """Returns a line for people if there are unknown tokens; a warning if there are many.
+        """Returns a line for people if there are unknown tokens, a warning if many.
 
         Args:
-            vocabulary: The name of the model that has the vocabulary.
+            vocabulary: Name of the model that has the vocabulary.
         """
         if self.unknown == 0:
             return ()

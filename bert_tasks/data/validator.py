@@ -1,8 +1,7 @@
-"""The row validator: which of a source's columns a task reads, and whether each value can be used.
+"""The row validator, which finds a task's columns and checks each value.
 
-Every row passes through ``RowValidator``: rows of files and of hub data sets, tables in memory, the rows that
-``TaskModel.predict`` is given, and the rows of the server's requests. So an error has the same message everywhere,
-apart from the place that it names.
+Every row passes through ``RowValidator``, from files, hub data sets, tables in memory, ``TaskModel.predict``, and the
+server's requests. So an error has the same message everywhere, except for the position that it names.
 """
 
 import json
@@ -37,7 +36,7 @@ _COLUMNS_SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A column of the task, its name in the source, and whether every row needs a value there."""
+    """A column of the task, its name in the source, and True if every row needs it."""
 
     column: Column
     name: str
@@ -45,24 +44,24 @@ class Field:
 
 
 def unknown_column(name: str, names: Sequence[str]) -> str:
-    """Returns the message for a stated column that the task does not have."""
+    """Returns the message for a column name that the task does not have."""
     return f"columns: the task reads {', '.join(names)}, not {name!r}{did_you_mean(name, names)}"
 
 
 class RowValidator:
-    """Turns rows as a source has them into rows with the task's names and canonical values.
+    """Converts rows of a source to the task's names and canonical values.
 
-    ``validate`` looks at one row. ``rows`` looks at all rows of a source, and collects what is wrong with them.
+    ``validate`` checks one row. ``rows`` checks all rows of a source, and collects the errors.
 
     Args:
-        columns: The columns that the task reads.
-        names: The task's columns -> the source's, as the caller states them.
-        layout: The format of the source.
-        require_labels: Every row needs its label; default: labels may be missing, as in files for prediction.
-        labels: The known labels, which every label must be; default: labels are not checked.
-        passthrough: The source's columns that each row carries along in a column ``PASSTHROUGH``.
-        skip_errors: Rows that cannot be used become rows without values that say what is wrong in ``ROW_ERROR``.
-        label_separator: What separates several labels in one cell.
+        columns: Columns that the task reads.
+        names: The task's columns -> the source's columns, as set by the caller.
+        layout: Format of the source.
+        require_labels: Every row needs its label. Default: labels may be missing, as in files for prediction.
+        labels: Known labels, which every label must be. Default: labels are not checked.
+        passthrough: Columns of the source that each row carries along in a column ``PASSTHROUGH``.
+        skip_errors: Rows that cannot be used become rows without values that have the error in ``ROW_ERROR``.
+        label_separator: Separator of several labels in one cell.
 
     Raises:
         DataError: ``names`` has a column that the task does not read, or the separator is blank.
@@ -90,7 +89,7 @@ class RowValidator:
         if unknown is not None:
             raise DataError(unknown_column(unknown, task_columns))
         unread = read_for_others(columns, column_names, usual)
-        # Spans are labels, but tags may be there in their place.
+        # Spans are labels, but tags may replace them.
         sources = [column.type.replacement(columns) for column in columns]
         needed = [c for c in columns if c.required or (c.is_label and require_labels and c not in sources)]
         self.fields = tuple(
@@ -108,12 +107,12 @@ class RowValidator:
         self.skip_errors = skip_errors
         self.notes: tuple[str, ...] = ()
         self._separator = label_separator
-        self._remarks: Sequence[str] = ()  # what people should know of the row that was validated last
+        self._remarks: Sequence[str] = ()  # notes for people on the row that was validated last
         self._label_names = {} if layout is None else layout.label_names
         self._columns = [field.column for field in self.fields]
         self._names = {field.column.name: field.name for field in self.fields}
         self._labels = dict.fromkeys(() if labels is None else labels)
-        # The labels that spell a number which no other label spells: true and 1, 2.0 and 2.
+        # Labels that spell a number which no other label spells, such as true and 1, 2.0 and 2.
         values = Counter(map(label_value, self._labels))
         self._by_value = {label_value(label): label for label in self._labels if values[label_value(label)] == 1}
 
@@ -124,7 +123,7 @@ class RowValidator:
             cells: The row under the source's names.
 
         Returns:
-            The values by the task's names, without missing and wrong values, and what is wrong.
+            The values by the task's names, without missing and wrong values, and the errors.
         """
         row: dict[str, Any] = {}
         errors: list[RowError] = []
@@ -166,9 +165,9 @@ class RowValidator:
         return row, errors
 
     def _label(self, name: str) -> str | None:
-        """The name of a label id, or the known label that spells the same number; None if the label is hidden.
+        """Returns the known label for an id or for another spelling of its number.
 
-        pandas and JSON do not keep how a file spells 1 or true.
+        Returns None if the label is hidden. pandas and JSON do not preserve the spelling of 1 or true in a file.
         """
         names = self._label_names
         if names and name not in names.values():
@@ -179,11 +178,11 @@ class RowValidator:
         return name if value is None else self._by_value.get(value, name)
 
     def rows(self, records: Records, source: str) -> Iterator[dict[str, Any]]:
-        """Yields the rows of a source with their ``line``; at their end ``notes`` names the skipped and changed ones.
+        """Yields the rows of a source with their ``line``, and sets ``notes`` at the end.
 
         Raises:
-            RowErrors: At the end: rows that cannot be used, all of them. Rows that became a ``ROW_ERROR`` only if no
-                row is left.
+            RowErrors: Some rows cannot be used. The error has all of them and is raised at the end. Rows with a
+                ``ROW_ERROR`` count only if no row is left.
             DataError: There are no rows, or a column is missing.
         """
         carried = self.passthrough
@@ -191,7 +190,7 @@ class RowValidator:
         present: dict[str, None] = dict.fromkeys(() if records.columns is None else records.columns)
         if records.columns is not None:
             self.check_columns(records.columns, source)
-        noted: dict[str, list[int]] = {}  # what people should know of rows -> the lines of these rows
+        noted: dict[str, list[int]] = {}  # notes for people on rows -> the lines of these rows
         count = bad = skipped = 0
         for record in records.rows:
             count += 1
@@ -232,7 +231,7 @@ class RowValidator:
             raise DataError(f"{source}: no rows{below}{''.join(f'; {note}' for note in self.notes)}")
         if present:
             self.check_columns(present, source)
-        # Rows that are skipped say themselves what is wrong, but an unknown label is never skipped.
+        # Skipped rows hold their error, but an unknown label is never skipped.
         (unknown_labels if self.skip_errors and bad < count else errors).raise_if_any()
 
     def _unknown_labels(self, row: Mapping[str, Any]) -> Iterator[RowError]:
@@ -243,10 +242,10 @@ class RowValidator:
                 yield from (error.at(field.name, None) for error in column_type.unknown(names, self._labels))
 
     def check_columns(self, present: Collection[str], source: str) -> None:
-        """Checks that a source has the columns that are needed, or asked for by name.
+        """Checks that a source has the needed columns, and columns set by name.
 
         Raises:
-            DataError: A column is missing. The message names the columns that are there.
+            DataError: A column is missing. The message names the columns of the source.
         """
         columns = ", ".join(map(repr, sorted(present)))
         for name in self._to_keep:
@@ -284,7 +283,7 @@ class RowValidator:
 
 
 def _to_json(cells: Row) -> str:
-    """The cells as JSON, which can be written as UTF-8."""
+    """Returns the cells as JSON that UTF-8 can encode."""
     try:
         text = json.dumps(cells, ensure_ascii=False, allow_nan=False)
         text.encode()
@@ -294,7 +293,7 @@ def _to_json(cells: Row) -> str:
 
 
 def _reject(record: Record, errors: Sequence[RowError]) -> str:
-    """A line of a file of rejects, in ASCII: where the record is, what is wrong with it, and all of it as it is."""
+    """Returns an ASCII line for a file of rejects, with position, error and record."""
     name = {} if record.name is None else {"id": record.name}
     raw = dict(record.cells) if record.raw is None else record.raw
     line = {"line": record.line, **name, "reason": " ".join(map(str, errors)), "raw": raw}
@@ -302,7 +301,7 @@ def _reject(record: Record, errors: Sequence[RowError]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Returns the value in types that JSON has: a number that is not finite becomes None, half a character U+FFFD."""
+    """Returns the value in JSON types, with None for nan and U+FFFD for surrogates."""
     if isinstance(value, Mapping):
         return {str(plain(name)): plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -321,12 +320,12 @@ def valid_rows(
     *,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Row]:
-    """Yields the rows' values of some columns, validated and in the form that tasks read.
+    """Yields the rows' values of some columns, validated for tasks.
 
     Args:
         rows: The rows, in the forms that ``as_row`` accepts.
-        columns: The columns that are read.
-        names: Columns -> the names under which rows may have them instead.
+        columns: Columns to read.
+        names: Columns -> other names that rows may use for them.
 
     Raises:
         DataError: A row cannot be used. The message names its number from 0, its first error, and the column.

@@ -1,30 +1,31 @@
-"""Words: how a text is split where a tagger that was trained on words reads a text."""
+"""Splits a text into words for taggers that were trained on words."""
 
 import re
 import unicodedata
 from collections.abc import Sequence
 from itertools import accumulate
 
-# Over the classes of characters: an abbreviation of letters (U.S.), a word, which may have single marks between letters
+# A regular expression over classes of characters. It matches an abbreviation (U.S.), a word, with marks between letters
 # or digits (state-of-the-art, 3.5, O'Neill), a Chinese or Japanese character, or one character of punctuation.
 _WORD = re.compile(r"(?:lp){2,}(?![lmw])|[lmw]+(?:[jp][lmw]+)*|cm*|[^s]")
-# Han, Hiragana and Katakana, between whose words there are no spaces: corpora such as WikiANN annotate each character.
+# Han, Hiragana and Katakana have no spaces between words. Corpora such as WikiANN annotate each character.
 _CJK = re.compile(
     "[\u3005\u3007\u3040-\u3098\u309b-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
     "\U00020000-\U0003ffff]"
 )
 _JOINING = "'\u2019-"
-# As in the Penn Treebank and CoNLL-2003: Luigi 's, did n't.
+# As in the Penn Treebank and CoNLL-2003, for example Luigi 's and did n't.
 _CLITIC = re.compile(r"(?<=.)(?:n['\u2019]t|['\u2019](?:s|re|ve|ll|d|m))$", re.IGNORECASE | re.DOTALL)
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Returns where each word of a text begins and ends, in characters.
+    """Returns start and end of each word of a text, in characters.
 
     Every character but white space is in one word.
 
     Example:
-        >>> [text[start:end] for start, end in word_spans(text := "Luigi's 3.5%")]
+        >>> text = "Luigi's 3.5%"
+        >>> [text[start:end] for start, end in word_spans(text)]
         ['Luigi', "'s", '3.5', '%']
     """
     spans: list[tuple[int, int]] = []
@@ -37,7 +38,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 
 def place_words(words: Sequence[str], text: str) -> list[tuple[int, int]] | None:
-    """Returns the place of each word in the text, one after the other; None if a word is not there."""
+    """Returns the position of each word in the text, or None if a word is missing."""
     spans: list[tuple[int, int]] = []
     end = 0
     for word in words:
@@ -50,13 +51,11 @@ def place_words(words: Sequence[str], text: str) -> list[tuple[int, int]] | None
 
 
 def located_words(words: Sequence[str], text: str | None) -> tuple[str, str, list[tuple[int, int]]]:
-    """Returns a text that has the words of a row, and the place of each word in it.
+    """Returns a text that has the words of a row, and the position of each word in it.
 
     Returns:
-        The column of the text: "text", or "words" if the row has no text with these words. Then the text is all words
-        with a space between them.
-        The text.
-        The places of the words.
+        The column of the text, which is "text", or "words" if the row has no text with these words. Then the text is
+        all words with a space between them. The text and the positions of the words follow.
     """
     places = None if text is None else place_words(words, text)
     if text is not None and places is not None:
@@ -67,7 +66,7 @@ def located_words(words: Sequence[str], text: str | None) -> tuple[str, str, lis
 
 
 def _class_of(character: str) -> str:
-    """l letter, m mark on it, w digit, c Chinese or Japanese, s white space, p full stop, j joining mark, o other."""
+    """Returns the class of a character, for example l for a letter and w for a digit."""
     if character.isspace():
         return "s"
     if _CJK.match(character):

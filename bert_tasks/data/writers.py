@@ -1,7 +1,7 @@
-"""Writers of rows: JSON Lines, and csv, tsv and parquet files made of them.
+"""Writes rows as JSON Lines, and makes csv, tsv and parquet files of them.
 
-Owns the formats of output, what a cell may hold, and that a file appears complete or not at all. Vectors are base64 in
-JSON lines that become a file of another format, which is exact and a quarter of the size of decimal numbers.
+Owns the formats of output and the values of cells. A file appears complete or not at all. Vectors are base64 in JSON
+lines that become a file of another format, which is exact and a quarter of the size of decimal numbers.
 """
 
 import base64
@@ -33,20 +33,20 @@ Vectors = NDArray[np.float32]
 
 
 def vector_text(vector: Vectors) -> str:
-    """A vector as base64 of its little-endian float32 numbers."""
+    """Encodes a vector as base64 of its little-endian float32 numbers."""
     return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
 
 
 def _stacked(texts: Sequence[str], width: int) -> Vectors:
-    """``[R, width]`` the vectors of some rows."""
+    """Returns the vectors of some rows, ``[R, width]``."""
     return np.frombuffer(b"".join(map(base64.b64decode, texts)), dtype="<f4").reshape(len(texts), width)
 
 
 def write_npy(lines: Path, target: Path, column: str, width: int) -> None:
-    """Makes NumPy's file of one column of vectors: an array ``[rows, width]`` of float32. Memory stays flat.
+    """Writes vectors as NumPy's float32 array ``[rows, width]``, in constant memory.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: The file is not writable.
     """
     try:
         with lines.open("rb") as file:
@@ -61,18 +61,18 @@ def write_npy(lines: Path, target: Path, column: str, width: int) -> None:
 
 
 def write_parquet(lines: Path, target: Path, *, vectors: Mapping[str, int] = MappingProxyType({})) -> None:
-    """Converts JSON lines to a parquet file, in two passes: for the types and for the rows. Memory stays flat.
+    """Converts JSON lines to a parquet file, in one pass for types and one for rows.
 
-    Numbers, texts, lists and objects keep their type. A column with values of several types, for example numbers and
-    texts, becomes a text column, in which all values that are not texts are JSON.
+    Memory does not grow. Numbers, texts, lists and objects keep their type. A column with values of several types, for
+    example numbers and texts, becomes a text column, in which all values that are not texts are JSON.
 
     Args:
-        lines: The file of JSON lines.
-        target: The parquet file.
+        lines: File of JSON lines.
+        target: Parquet file.
         vectors: Columns of vectors (``vector_text``) -> their width. They become lists of fixed size of float32.
 
     Raises:
-        UsageError: The file cannot be written, or a column has whole numbers above 2^53 and, far below, fractions.
+        UsageError: The file is not writable, or a column has whole numbers above 2^53 and, far below, fractions.
     """
     import pyarrow
     from pyarrow import parquet
@@ -91,7 +91,7 @@ def write_parquet(lines: Path, target: Path, *, vectors: Mapping[str, int] = Map
 
 
 def _column_types(lines: Path, vectors: Collection[str]) -> "dict[str, pyarrow.DataType]":
-    """The Arrow type of each column: text if its values have no common type, or one that parquet lacks."""
+    """Returns the Arrow type of each column, text if parquet has no common type."""
     import pyarrow
 
     types: dict[str, pyarrow.DataType] = {}
@@ -112,7 +112,7 @@ def _column(block: list[Row], name: str, arrow_type: "pyarrow.DataType") -> "pya
     import pyarrow
 
     values = [row.get(name) for row in block]
-    if pyarrow.types.is_fixed_size_list(arrow_type):  # inference makes none: it is a column of vectors
+    if pyarrow.types.is_fixed_size_list(arrow_type):  # inference makes none, so it is a column of vectors
         vectors = _stacked([row[name] for row in block], arrow_type.list_size)
         return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), arrow_type.list_size)
     if pyarrow.types.is_string(arrow_type):
@@ -137,8 +137,8 @@ def _blocks(lines: Path) -> Iterator[list[Row]]:
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 FORMS = ("jsonl", *DELIMITERS, "parquet")
 
-# What a spreadsheet may take for a formula (some read full-width signs as plain ones, and skip a leading tab or end of
-# line), and the mark that says it is a text; so marked texts get one more.
+# Text like a formula in a spreadsheet (some read full-width signs as plain ones, and skip a leading tab or end of
+# line), and the mark of a text, so that marked texts get one more mark.
 _FORMULA = re.compile(
     "'*[=+\\-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}"
     "\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}]"
@@ -148,10 +148,10 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def check_place(path: Path) -> None:
-    """Refuses the place of a file before any work is done for it.
+    """Rejects a path at which no file can be written, before any work is done.
 
     Raises:
-        UsageError: a folder, a device or a pipe is there, or the file's folder does not exist or cannot be written.
+        UsageError: A folder, a device or a pipe is at the path, or the file's folder does not exist or is not writable.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder, expected the name of a file")
@@ -165,7 +165,7 @@ def check_place(path: Path) -> None:
 
 
 def is_special(path: Path) -> bool:
-    """Whether a device, a pipe or a socket is there."""
+    """Returns True if the path is a device, a pipe or a socket."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -174,13 +174,13 @@ def json_line(row: Mapping[str, Any]) -> str:
 
 
 def write_table(lines: Path, target: Path, delimiter: str, *, raw: bool) -> None:
-    """Makes a table of JSON lines; memory does not grow with them. Any row may bring a new column.
+    """Makes a table of JSON lines with the columns of all rows, in constant memory.
 
     Args:
-        raw: texts that a spreadsheet would take for a formula stay as they are; see ``cell``.
+        raw: Do not mark texts that a spreadsheet would interpret as a formula. See ``cell``.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: The file is not writable.
     """
     names = list(dict.fromkeys(name for block in _blocks(lines) for row in block for name in flat(row)))
     with whole_file(target, lines.parent) as file:
@@ -205,7 +205,7 @@ class TableWriter:
 
 
 class _LineFeeds:
-    """Ends rows with LF; the writer must believe in CRLF, or it leaves cells that hold a CR without quotes."""
+    """A stream that turns CRLF into LF, because only CRLF makes the writer quote CR."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -215,7 +215,7 @@ class _LineFeeds:
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as columns: an object of plain values becomes columns such as ``scores.positive``."""
+    """Returns fields as columns, objects of plain values as ``scores.positive`` etc."""
     columns: dict[str, Any] = {}
     for name, value in row.items():
         is_object = isinstance(value, Mapping) and len(value) > 0
@@ -227,9 +227,9 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cell(value: Any, *, raw: bool) -> Any:
-    """What stands in a table for a value: lists and objects as JSON, which our readers take back.
+    """Returns the cell of a value in a table, with lists and objects as JSON.
 
-    Unless ``raw``, a text (not a number) that starts like a formula, or like one so marked, gets a ``'`` in front.
+    Unless ``raw``, a text (not a number) that starts like a formula, or like a marked formula, gets a ``'`` in front.
     """
     if isinstance(value, Mapping | list | bool):
         return json.dumps(value, ensure_ascii=False)
@@ -240,13 +240,13 @@ def cell(value: Any, *, raw: bool) -> Any:
 
 @contextmanager
 def whole_file(path: Path, folder: Path | None = None) -> Iterator[TextIO]:
-    """A text file that appears under its name when all of it is written and on the disk, or not at all.
+    """Yields a text file that appears complete and flushed to the disk, or not at all.
 
     Args:
-        folder: where it grows, on the same file system; default: where it will be.
+        folder: Folder of the file while it grows, on the same file system. Default: the final folder.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: The file is not writable.
     """
     try:
         with atomic_path(path, folder=folder) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
@@ -256,5 +256,5 @@ def whole_file(path: Path, folder: Path | None = None) -> Iterator[TextIO]:
 
 
 def write_failure(error: OSError, path: Path) -> UsageError:
-    """Why an output file cannot be written, as an error for the user."""
+    """Returns the error for the user if an output file is not writable."""
     return UsageError(f"{path}: cannot write the output ({error.strerror})")

@@ -1,1 +1,1 @@
-"""The encoder in plain torch: configuration, packing, attention, layers, heads and the CRF."""
+"""The encoder in plain torch, from its configuration to heads and the CRF."""

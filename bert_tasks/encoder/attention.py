@@ -1,12 +1,12 @@
 """Self-attention over packed or padded tokens.
 
-``attend`` and ``attend_cls_query`` keep sequences apart, and ``attend`` chooses the kernel. A layer passes queries,
-keys and values in one tensor, because one product makes them and one gather regroups them. On the CPU, where torch has
-no fast kernel that drops attention weights, training with attention dropout takes ``attention_with_dropout``. Where a
-token attends to a window of its sequence, the work and the memory grow with N and not with T * T.
+``attend`` and ``attend_cls_query`` separate the sequences, and ``attend`` chooses the kernel. A layer passes queries,
+keys and values in one tensor, because one product makes them and one gather regroups them. On the CPU, training with
+attention dropout uses ``attention_with_dropout``, because torch has no fast kernel there that drops attention weights.
+If a token attends to a window of its sequence, work and memory grow with N and not with T * T.
 
-Shape legend: N tokens (rows of a layout), B sequences, T padded length, A heads, D head size, H = A * D, M = B * A,
-P rows of the padded groups, W window, C blocks of rows.
+Shape legend: N tokens (rows of a layout), B sequences, T padded length, A heads, D head size, H = A * D, M = B * A, P
+rows of the padded groups, W window, C blocks of rows.
 """
 
 import math
@@ -27,15 +27,15 @@ from bert_tasks.encoder.positions import Scores
 
 Backend = Literal["grouped", "flash"]
 
-# Attention weights of one piece: 1 MiB in float32. Larger pieces leave the cache, smaller ones cost more calls.
+# Attention weights of one piece, 1 MiB in float32. Larger pieces leave the cache, smaller pieces cost more calls.
 _PIECE = 2**18
 
 
 def attention_backend(*, device: torch.device, dtype: torch.dtype, head_size: int, has_scores: bool = False) -> Backend:
-    """Returns the kernel for packed tokens. The choice does not change the mathematics.
+    """Returns the kernel for packed tokens, which does not change the mathematics.
 
-    ``flash`` is FlashAttention-2 (Dao, arXiv:2307.08691) as torch ships it for CUDA: half precision, head sizes that
-    are multiples of 8 up to 256, and nothing added to the scores.
+    ``flash`` is torch's FlashAttention-2 for CUDA (Dao, arXiv:2307.08691). It computes in half precision, needs a head
+    size that is a multiple of 8 up to 256, and adds nothing to the scores.
     """
     is_half = dtype in (torch.float16, torch.bfloat16)
     fits = head_size % 8 == 0 and head_size <= 256
@@ -53,16 +53,16 @@ def attend(
     scores: Scores | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Scaled dot-product attention inside each sequence.
+    """Computes scaled dot-product attention inside each sequence.
 
     Args:
         qkv: ``[N, 3, A, D]`` queries, keys and values.
-        layout: where the sequences are.
-        dropout: probability of dropping an attention weight; 0 outside training.
-        window: how many tokens on each side a token attends to; None: all. In a padded layout they are counted in
-            columns.
-        scores: what is added to the scaled products of queries and keys; None: nothing.
-        scale: the factor of these products; default: ``1 / sqrt(D)``.
+        layout: Layout of the sequences.
+        dropout: Probability of dropping an attention weight. Use 0 outside training.
+        window: Number of tokens on each side that a token attends to. None means all. In a padded layout, columns are
+            counted instead of tokens.
+        scores: Terms to add to the scaled products of queries and keys. None means no terms.
+        scale: Factor of these products. Default: ``1 / sqrt(D)``.
 
     Returns:
         ``[N, H]`` context. At the padding of a padded layout it has no meaning.
@@ -92,16 +92,16 @@ def attend(
 
 
 def _within(window: int, mask: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """``[B, 1, T, T]``: True at keys that a mask ``[B, 1, 1, T]`` allows, at most ``window`` tokens away."""
+    """Returns the mask ``[B, 1, T, T]`` of allowed keys at most ``window`` away."""
     columns = torch.arange(length, device=device)
     distance = (columns[:, None] - columns).abs()  # [T, T]
     near = distance <= window
-    # A token of the padding attends to itself: a softmax over nothing would not be a number.
+    # A token of the padding attends to itself, because a softmax over nothing would not be a number.
     return near[None, None] if mask is None else (mask & near) | (distance == 0)
 
 
 def attend_cls_query(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: float) -> Tensor:
-    """Attention of each sequence's first token alone, for heads that read no other.
+    """Computes the attention of each first token, for heads that read no other.
 
     Args:
         query: ``[B, A, D]`` of the first tokens, in the order of the rows (``layout.cu_seqlens``).
@@ -123,15 +123,15 @@ def attend_cls_query(query: Tensor, key_value: Tensor, layout: Packed, *, dropou
 
 
 def pad_groups(rows: Tensor, layout: Packed) -> Tensor:
-    """``[N, ...] -> [P, ...]`` packed rows as the layout's groups have them; padding shows row 0."""
+    """Arranges packed rows in groups, ``[N, ...] -> [P, ...]``, padded with row 0."""
     return rows if layout.regroup is None else _pad(rows, layout.regroup.pad_index, layout.regroup.unpad_index)
 
 
 def _attend_window(qkv: Tensor, sequence_of_row: Tensor, window: int, dropout: float) -> Tensor:
-    """``[N, 3, A, D] -> [N, H]`` of tokens that attend to neighbours in their sequence, at most ``window`` away.
+    """Attends to neighbours at most ``window`` away, ``[N, 3, A, D] -> [N, H]``.
 
-    The packed rows are cut into blocks of 2 W queries, whatever sequences they belong to. The keys of a block are its
-    own rows and W rows on each side, and a mask keeps the keys of the same sequence within the window.
+    The packed rows are cut into blocks of 2 W queries that may span several sequences. The keys of a block are its rows
+    and W rows on each side, and a mask keeps the keys of the same sequence within the window.
     """
     rows, _, heads, size = qkv.shape
     block = 2 * window
@@ -160,7 +160,7 @@ def attend_padded(
     scores: Scores | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """``[B * T, 3, A, D] -> [B * T, H]`` of sequences that are padded to one length."""
+    """Attends in padded sequences, ``[B * T, 3, A, D] -> [B * T, H]``."""
     _, _, heads, size = qkv.shape
     qkv = qkv.view(batch, length, 3, heads, size)
     is_plain = scores is None and scale is None and (mask is None or mask.shape[2] == 1)
@@ -179,11 +179,12 @@ def attend_padded(
 def _attend_heads(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None = None
 ) -> Tensor:
-    """``scaled_dot_product_attention``; where it has no kernel that drops weights, the formula with our dropout.
+    """Computes ``scaled_dot_product_attention``, or the formula with our dropout.
 
     Args:
-        query, key, value: ``[..., A, T, D]``; the query's T may be another.
-        mask: broadcastable to ``[..., A, T, T]``: True at keys that may be attended to, or numbers to add; None: all.
+        query, key, value: ``[..., A, T, D]``. The query's T may differ.
+        mask: Broadcastable to ``[..., A, T, T]``. Holds True at keys that may be attended to, or numbers to add. None
+            means all.
     """
     if not uses_random_bits(query, dropout):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
@@ -198,7 +199,7 @@ def _attend_heads(
 
 
 class _Pad(torch.autograd.Function):
-    """Packed rows into padded groups. Padding shows row 0 and attention masks it, so its gradient is dropped."""
+    """Pads packed rows to groups. Attention masks padding, so it gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, pad_index: Tensor, unpad_index: Tensor) -> Tensor:
@@ -212,7 +213,7 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """Padded groups back into packed rows; padding gets a gradient of zero."""
+    """Arranges padded groups as packed rows. Padding gets a gradient of zero."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, unpad_index: Tensor) -> Tensor:
@@ -232,14 +233,14 @@ _unpad: Callable[[Tensor, Tensor], Tensor] = _Unpad.apply
 
 
 class _FlashAttention(torch.autograd.Function):
-    """FlashAttention over packed rows, with dropout, which ``torch.nn.attention.varlen`` does not have.
+    """FlashAttention with dropout, which ``torch.nn.attention.varlen`` does not have.
 
     Args:
         qkv: ``[N, 3, A, D]`` queries, keys and values on a CUDA device, in half precision.
-        starts: ``[B + 1]`` int32 rows at which the sequences start.
-        longest: the longest sequence in tokens.
-        dropout: the probability of dropping a weight.
-        window: how many tokens on each side a token attends to; None: all.
+        starts: ``[B + 1]`` int32, the rows at which the sequences start.
+        longest: Length of the longest sequence in tokens.
+        dropout: Probability of dropping a weight.
+        window: Number of tokens on each side that a token attends to. None means all.
 
     Returns:
         ``[N, A, D]`` context.
@@ -282,15 +283,15 @@ flash_attention: Callable[[Tensor, Tensor, int, float, int | None], Tensor] = _F
 
 
 class _AttentionWithDropout(torch.autograd.Function):
-    """Attention whose weights are dropped with probability ``p``, as ``scaled_dot_product_attention`` computes it.
+    """Attention that drops weights with probability ``p``.
 
-    It works in pieces whose weights stay in the processor's cache, and keeps each weight with its random bits for the
-    backward pass.
+    It computes what ``scaled_dot_product_attention`` does, in pieces whose weights stay in the processor's cache, and
+    stores each weight with its random bits for the backward pass.
 
     Args:
         qkv: ``[B, T, 3, A, D]`` queries, keys and values on the CPU, float32 or float64.
-        mask: ``[B, 1, 1, T]`` True at keys that may be attended to; None: all.
-        p: the probability.
+        mask: ``[B, 1, 1, T]`` True at keys that may be attended to. None means all.
+        p: Probability of dropping a weight.
 
     Returns:
         ``[B, T, A, D]`` context.

@@ -1,22 +1,22 @@
-"""What is particular to a CPU: libraries of matrix products, dropout from random bits, two batches at the same time.
+"""Fast computation on a CPU with oneDNN, random bits and two threads.
 
-**float32.** ``F.linear`` takes MKL, whose code for processors of other makers than Intel stops at AVX2. oneDNN, which
-torch carries too, uses AVX-512 there and is up to twice as fast, with the same rounding error. ``matmul_library``
-decides.
+**float32.** ``F.linear`` uses MKL, whose code for processors of other makers than Intel stops at AVX2. oneDNN, which
+torch also contains, uses AVX-512 on them and is up to twice as fast, with the same rounding error. ``matmul_library``
+chooses the library.
 
-**bfloat16.** Under autocast every product is oneDNN's, and two costs come close to the products' own. oneDNN
+**bfloat16.** Under autocast oneDNN computes every product, and two costs come close to the products' cost. oneDNN
 compiles code for each number of rows, which takes longer than running it, so rows are cut into blocks of few sizes
-(``_blocks``). And weights are converted, each once while ``reuse_bfloat16_weights`` is open. The copies belong to the
-open context and to no parameter, because optimizers change parameters without telling.
+(``_blocks``). The weights are converted, but only once while ``reuse_bfloat16_weights`` is open. The copies belong to
+the open context and to no parameter, because optimizers change parameters without telling.
 
 **Dropout.** torch draws one random float per element, which costs several times as much as the rest of dropout. Here
 four elements share one 64-bit draw of torch's generator, so ``torch.manual_seed`` fixes the masks as usual. A
-probability is rounded to a multiple of 1/65536, and kept elements are scaled by exactly the rounded one.
+probability is rounded to a multiple of 1/65536, and kept elements are scaled by exactly the rounded probability.
 
-**Two batches at the same time**, in evaluation and prediction: in two Python threads, each with half of torch's
-threads. When one batch has all of torch's threads, they wait for each other at the end of every operation, and what is
-not divided (compiling a product for a new shape, Python itself) uses one of them. Two batches wait for each other at
-their end only.
+**Two batches at the same time.** Evaluation and prediction use two Python threads, each with half of torch's threads.
+If one batch has all of torch's threads, they wait for each other at the end of every operation, and undivided work
+(compiling a product for a new shape, Python itself) uses one of them. Two batches wait for each other only at their
+end.
 
 Shape legend: N rows, I inputs, O outputs.
 """
@@ -46,10 +46,10 @@ MatmulLibrary = Literal["mkl", "onednn"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Rows of a product in bfloat16: of a block, and what the rows of the last block are padded to a multiple of. With AMX
+# Rows of a product in bfloat16, of a block and of the multiple to which the last block is padded. With AMX
 # there are fewer sizes, because compiling for one more takes many times as long as the product.
 _BLOCK, _MULTIPLE = 512, 128 if torch.cpu.get_capabilities().get("amx_bf16") else 64
-# id of a parameter -> its copy in bfloat16; None while weights may change.
+# id of a parameter -> its copy in bfloat16, or None while weights may change.
 _BFLOAT16_WEIGHTS: ContextVar[dict[int, Tensor] | None] = ContextVar("_BFLOAT16_WEIGHTS", default=None)
 # Values of ONEDNN_MAX_CPU_ISA that leave out the products in bfloat16 of later processors.
 _WITHOUT_BFLOAT16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
@@ -59,12 +59,12 @@ _WORKERS = 2  # batches that are computed at the same time
 
 @cache
 def matmul_library() -> MatmulLibrary:
-    """The library that multiplies float32 matrices on the CPU.
+    """Returns the library that multiplies float32 matrices on the CPU.
 
-    MKL leaves the AVX-512 instructions of processors that are not Intel's unused, and oneDNN does not; elsewhere both
-    are equally fast. Nothing is timed, so equal machines and variables compute equal results. The variable
-    ``BERT_TASKS_MATMUL`` decides instead of the processor, and ``ONEDNN_MAX_CPU_ISA`` limits the instructions. A torch
-    without oneDNN uses its own library. Where the answer is oneDNN, the first call limits its caches.
+    MKL does not use the AVX-512 instructions of processors that are not Intel's, but oneDNN does. On other processors
+    both are equally fast. Nothing is timed, so equal machines and variables compute equal results. The variable
+    ``BERT_TASKS_MATMUL`` takes precedence over the processor, and ``ONEDNN_MAX_CPU_ISA`` limits the instructions. A
+    torch without oneDNN uses its default library. If the result is oneDNN, the first call limits its caches.
 
     Raises:
         UsageError: ``BERT_TASKS_MATMUL`` is neither ``mkl`` nor ``onednn``.
@@ -94,7 +94,7 @@ def _is_intel() -> bool:
 
 
 def slow_bfloat16() -> str | None:
-    """A note for the user where bfloat16 is slower than float32 on this machine's CPU; else None."""
+    """Returns a note for the user if bfloat16 is slower than float32 on this CPU."""
     capabilities = torch.cpu.get_capabilities()
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     has_instructions = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
@@ -106,13 +106,13 @@ def slow_bfloat16() -> str | None:
 
 
 def is_eager_on_cpu(rows: Tensor) -> bool:
-    """Whether the rows, a matrix on the CPU, are computed now, and neither traced nor compiled."""
+    """Returns True if this matrix is on the CPU and is neither traced nor compiled."""
     is_traced = torch.compiler.is_compiling() or is_tracing()  # type: ignore[no-untyped-call]  # torch
     return rows.device.type == "cpu" and rows.dim() > 1 and not is_traced
 
 
 def linear_on_cpu(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``F.linear`` of rows for which ``is_eager_on_cpu``, by the library that ``matmul_library`` chooses."""
+    """Computes ``F.linear`` of ``is_eager_on_cpu`` rows with ``matmul_library``."""
     if _takes_onednn(rows, weight):
         return _onednn(rows, weight, bias)
     if _takes_bfloat16(rows, weight):
@@ -121,7 +121,7 @@ def linear_on_cpu(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def gelu_linear_on_cpu(rows: Tensor, weight: Tensor, bias: Tensor | None, form: str) -> Tensor:
-    """GELU of ``linear_on_cpu`` without gradients: part of oneDNN's product, or written over the product.
+    """Computes the GELU of ``linear_on_cpu`` without gradients.
 
     Args:
         form: "none" (erf) or "tanh".
@@ -134,7 +134,7 @@ def gelu_linear_on_cpu(rows: Tensor, weight: Tensor, bias: Tensor | None, form: 
 
 @contextmanager
 def reuse_bfloat16_weights() -> Iterator[None]:
-    """While this context is open, weights do not change, so that each is converted to bfloat16 once."""
+    """Converts each weight to bfloat16 once while weights do not change."""
     token = _BFLOAT16_WEIGHTS.set({})
     try:
         yield
@@ -144,7 +144,7 @@ def reuse_bfloat16_weights() -> Iterator[None]:
 
 def _takes_onednn(rows: Tensor, weight: Tensor) -> bool:
     is_float32 = rows.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    is_empty = 0 in (rows.numel(), weight.numel())  # oneDNN refuses products over nothing, here or in the gradient
+    is_empty = 0 in (rows.numel(), weight.numel())  # oneDNN rejects products over nothing, here or in the gradient
     return is_float32 and not is_empty and matmul_library() == "onednn"
 
 
@@ -170,7 +170,7 @@ def _bfloat16_copy(weight: Tensor) -> Tensor:
 def _product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none", form: str | None = None
 ) -> Tensor:
-    """``[..., I], [O, I] -> [..., O]`` by oneDNN, which takes transposed views as well."""
+    """Multiplies ``[..., I], [O, I] -> [..., O]`` with oneDNN, also transposed views."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], form)
     return product
 
@@ -198,10 +198,10 @@ class _OneDNN(torch.autograd.Function):
 
 
 def _weight_gradient(gradient: Tensor, rows: Tensor) -> Tensor:
-    """``[N, O], [N, I] -> [O, I]`` by oneDNN.
+    """Multiplies ``[N, O], [N, I] -> [O, I]`` with oneDNN.
 
-    The operator copies its first matrix where that is a transposed view, which takes up to a third of a product's time.
-    So the first one is the gradient, or the rows, whose product is transposed: whichever copies less.
+    The operator copies its first matrix if it is a transposed view, which takes up to a third of the time. So it is the
+    gradient, or the rows, whose product is transposed, to copy less.
     """
     (count, outputs), inputs = gradient.shape, rows.shape[1]
     if count * outputs <= (count + outputs) * inputs:
@@ -213,9 +213,10 @@ _onednn: Callable[[Tensor, Tensor, Tensor | None], Tensor] = _OneDNN.apply
 
 
 class _BFloat16(torch.autograd.Function):
-    """A linear layer whose three products are computed in bfloat16; the gradients of weight and bias keep their type.
+    """A linear layer whose three products are computed in bfloat16.
 
-    ``copy`` is the weight in the products. The weight itself is there for its gradient, summed over blocks in its type.
+    The gradients of weight and bias do not change their type. ``copy`` is the weight in the products. The weight itself
+    is an input for its gradient, summed over blocks in its type.
     """
 
     @staticmethod
@@ -243,7 +244,7 @@ class _BFloat16(torch.autograd.Function):
 
 
 def _block_product(blocks: Iterable[Tensor], matrix: Tensor, bias: Tensor | None, shape: torch.Size) -> Tensor:
-    """Blocks of ``[..., I]``, ``[I, O] -> [..., O]``; ``shape``: the dimensions before O."""
+    """Returns ``[*shape, O]``, the product of blocks ``[..., I]`` and ``[I, O]``."""
     outputs, count = matrix.shape[1], shape.numel()
     product = matrix.new_empty(count + -count % _MULTIPLE, outputs)
     for block, out in zip(blocks, torch.split(product, _BLOCK), strict=True):
@@ -255,9 +256,10 @@ def _block_product(blocks: Iterable[Tensor], matrix: Tensor, bias: Tensor | None
 
 
 def _blocks(rows: Tensor) -> Iterator[Tensor]:
-    """Blocks of ``[..., I]``: ``[512, I]``, and a last one that is padded to a multiple of 64 rows, or of 128 with AMX.
+    """Cuts ``[..., I]`` into blocks of 512 rows and a padded last block.
 
-    So the products of a layer have few shapes, whatever the lengths of the data.
+    The last block is padded to a multiple of 64 rows, or of 128 with AMX. So the products of a layer have few shapes,
+    whatever the lengths of the data.
     """
     *whole, last = torch.split(rows.flatten(0, -2), _BLOCK)
     yield from whole
@@ -268,42 +270,43 @@ _bfloat16: Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor] = _BFloat16
 
 
 def uses_random_bits(hidden: Tensor, p: float) -> bool:
-    """Whether dropout of this tensor with probability ``p`` draws random bits."""
+    """Returns True if dropout of this tensor with probability ``p`` draws random bits."""
     is_drawn = 0 < round(p * _VALUES) < _VALUES
     return is_drawn and hidden.device.type == "cpu" and hidden.dtype in (torch.float32, torch.float64, torch.bfloat16)
 
 
 def random_bits(shape: Sequence[int]) -> Tensor:
-    """``int16`` numbers of the given shape from the CPU's generator, every value equally likely."""
+    """Draws ``int16`` numbers from the CPU's generator, every value equally likely."""
     count = torch.Size(shape).numel()
     draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     return draws.view(torch.int16)[:count].view(shape)
 
 
 def keep_mask(bits: Tensor, p: float, *, out: Tensor) -> Tensor:
-    """1 where the bits keep an element, else 0, written into ``out`` of any floating type."""
+    """Writes 1 into ``out`` (any floating type) if the bits keep an element, else 0."""
     return torch.ge(bits, round(p * _VALUES) - _VALUES // 2, out=out)
 
 
 def keep_scale(p: float) -> float:
-    """The factor of kept elements, which preserves the expected value."""
+    """Returns the factor of kept elements, which preserves the expected value."""
     return _VALUES / (_VALUES - round(p * _VALUES))
 
 
 def map_batches(
     function: Callable[[Item], Result], batches: Iterable[Item], *, device: torch.device
 ) -> Generator[Result, None, None]:
-    """``function`` of each batch, in their order; two at the same time on a CPU where torch's threads can be divided.
+    """Applies ``function`` to each batch and yields the results in order.
 
-    Threads know the context variables of the caller, but not torch's modes (inference, autocast), which ``function``
-    sets. A batch that has no other beside it gets all of torch's threads.
+    On a CPU two batches run at the same time if torch's threads can be divided. Threads know the context variables of
+    the caller, but not torch's modes (inference, autocast), which ``function`` sets. A single batch gets all of torch's
+    threads.
 
     Args:
-        batches: read as they are needed, a few ahead.
-        device: where ``function`` computes.
+        batches: Read when they are needed, a few ahead.
+        device: The device on which ``function`` computes.
 
     Raises:
-        Exception: what ``function`` raises, after the batches that have begun.
+        Exception: The error of ``function``, after the batches that have begun.
     """
     threads = torch.get_num_threads()
     remaining = iter(batches)
@@ -329,9 +332,9 @@ def map_batches(
 
 @cache
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """The workers of a process, each with ``threads`` threads of torch.
+    """Returns the workers of a process, each with ``threads`` threads of torch.
 
-    They stay, because oneDNN keeps for each thread what it has prepared. A process that was forked has none of them.
+    The workers persist, because oneDNN caches its preparations for each thread. A forked process has no workers.
     """
     return ThreadPoolExecutor(_WORKERS, "bert_tasks", initializer=_begin, initargs=(threads,))
 

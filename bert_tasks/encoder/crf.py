@@ -1,9 +1,10 @@
-"""Linear-chain CRF: the likelihood of label sequences, the most probable one, and the marginals of single labels.
+"""Linear-chain CRF with likelihoods, the most probable labels and marginals.
 
-Sequences of different lengths are computed without padding: longest first, and step t covers the sequences that have a
-word t. Every function takes ``logits [R, L + 2, L]``, the words of all sequences one after another, and ``counts``, the
-number of words of each sequence, none of them 0. A word's matrix holds the score that label j adds to a path: row 0 if
-the word is the first, row i + 1 after label i, and the last row in addition if the word is the last.
+Sequences of different lengths are computed without padding. The longest comes first, and step t covers the sequences
+that have a word t. Every function has two arguments. ``logits [R, L + 2, L]`` holds the words of all sequences one
+after another, and ``counts`` holds the number of words of each sequence, none of them 0. A word's matrix holds the
+score that label j adds to a path. Row 0 counts if the word is the first, row i + 1 after label i, and the last row in
+addition if the word is the last.
 
 Shape legend: R words, C sequences, K sequences that have a word at some step, L labels.
 """
@@ -18,18 +19,18 @@ from torch import Tensor
 
 from bert_tasks.encoder.packing import device_tensor
 
-# Added to the score of a forbidden step: far below every real score, and harmless where all steps are forbidden.
+# Added to the score of a forbidden step. It is far below every real score, and harmless if all steps are forbidden.
 FORBIDDEN = -1e4
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Steps:
-    """The words in the order in which they are computed: step after step, in each the longest sequence first.
+    """The words in the order of computation, by step and by length of the sequence.
 
     Attributes:
-        words: step -> ``[K, L + 2, L]``.
-        places: ``[R]`` the place of each word in that order.
-        ends: ``[C]`` the place of each sequence's last word.
+        words: Maps a step to ``[K, L + 2, L]``.
+        places: ``[R]`` the position of each word in that order.
+        ends: ``[C]`` the position of each sequence's last word.
     """
 
     words: tuple[Tensor, ...]
@@ -54,17 +55,17 @@ class _Steps:
         )
 
     def in_order(self, steps: Sequence[Tensor]) -> Tensor:
-        """What was computed step by step, ``[K, ...]`` each, as ``[R, ...]`` in the order of the words."""
+        """Joins the steps' results ``[K, ...]`` to ``[R, ...]`` in the order of the words."""
         return torch.cat(list(steps)).index_select(0, self.places)
 
 
 def log_likelihood(logits: Tensor, labels: Tensor, counts: Sequence[int]) -> Tensor:
-    """``[C]`` the log probability of the labels (``[R]``, int64) of each sequence."""
+    """Returns ``[C]``, the log probability of each sequence's labels (``[R]``, int64)."""
     return path_score(logits, labels, counts) - log_partition(logits, counts)
 
 
 def path_score(logits: Tensor, labels: Tensor, counts: Sequence[int]) -> Tensor:
-    """``[C]`` the score of the path through the labels (``[R]``, int64) of each sequence."""
+    """Returns ``[C]``, the score of the path through the labels (``[R]``, int64)."""
     lengths = device_tensor(counts, logits.device)
     ends = lengths.cumsum(0) - 1
     before = torch.cat([labels.new_zeros(1), labels[:-1] + 1]).index_fill(0, ends - lengths + 1, 0)  # [R]
@@ -75,7 +76,7 @@ def path_score(logits: Tensor, labels: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def log_partition(logits: Tensor, counts: Sequence[int]) -> Tensor:
-    """``[C]`` the logarithm of the sum of the exponentials of all paths' scores."""
+    """Returns ``[C]``, the log of the sum of the exponentials of all paths' scores."""
     steps = _Steps.of(logits, counts)
     forward = torch.cat(_forward(steps)).index_select(0, steps.ends)
     stops = torch.cat([words[:, -1] for words in steps.words]).index_select(0, steps.ends)
@@ -83,13 +84,13 @@ def log_partition(logits: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def marginals(logits: Tensor, counts: Sequence[int]) -> Tensor:
-    """``[R, L]`` the probability of each label of each word, over all paths of its sequence."""
+    """Returns ``[R, L]``, each label's probability over all paths of the sequence."""
     steps = _Steps.of(logits, counts)
     return steps.in_order([torch.softmax(a + b, dim=1) for a, b in zip(_forward(steps), _backward(steps), strict=True)])
 
 
 def best_labels(logits: Tensor, counts: Sequence[int]) -> Tensor:
-    """``[R]`` the labels of the best path of each sequence (Viterbi)."""
+    """Returns ``[R]``, the labels of the best path of each sequence (Viterbi)."""
     steps = _Steps.of(logits, counts)
     scores = [steps.words[0][:, 0]]  # step -> [K, L] score of the best path up to each label
     pointers: list[Tensor] = []  # step -> [K, L] the label before, on the best path to each label of the next step
@@ -107,7 +108,7 @@ def best_labels(logits: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def _forward(steps: _Steps) -> list[Tensor]:
-    """Step -> ``[K, L]`` log sum over all paths up to a word with each label, that word included."""
+    """Returns ``[K, L]`` per step, the log sum over paths up to and with each label."""
     sums = [steps.words[0][:, 0]]
     for words in steps.words[1:]:
         sums.append(torch.logsumexp(sums[-1][: len(words), :, None] + words[:, 1:-1], dim=1))
@@ -115,7 +116,7 @@ def _forward(steps: _Steps) -> list[Tensor]:
 
 
 def _backward(steps: _Steps) -> list[Tensor]:
-    """Step -> ``[K, L]`` log sum over all paths from a word with each label to the end, that word excluded."""
+    """Returns ``[K, L]`` per step, the log sum over paths after each label."""
     sums = [steps.words[-1][:, -1]]
     for words, following in zip(steps.words[-2::-1], steps.words[:0:-1], strict=True):
         continued = torch.logsumexp(following[:, 1:-1] + sums[-1][:, None, :], dim=2)
@@ -124,16 +125,17 @@ def _backward(steps: _Steps) -> list[Tensor]:
 
 
 def compressed(logits: Tensor) -> Tensor:
-    """``[R, L + 2, L] -> [L + 2 + R, L]`` the first word's matrix and row 0 of every word; ``[0, L]`` without words.
+    """Compresses logits, ``[R, L + 2, L] -> [L + 2 + R, L]``.
 
-    ``restored`` computes the logits from these, because a label adds its own score to all rows of its word but the
-    last, and the rest of the matrix is the same for all words.
+    The result holds the first word's matrix and row 0 of every word, or ``[0, L]`` without words. ``restored`` computes
+    the logits from it, because a label adds the same score to all rows of its word but the last, and the rest of the
+    matrix is the same for all words.
     """
     return torch.cat([logits[:1].flatten(0, 1), logits[:, 0]])
 
 
 def restored(summaries: Sequence[Tensor]) -> Tensor:
-    """``[R, L + 2, L]`` the logits over all words of several tensors of ``compressed`` of one model, up to rounding."""
+    """Restores ``[R, L + 2, L]`` from ``compressed`` tensors, up to rounding."""
     filled = [summary for summary in summaries if len(summary)]
     labels = summaries[0].shape[1]
     if not filled:

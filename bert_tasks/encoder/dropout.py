@@ -1,6 +1,6 @@
-"""Dropout, on a CPU from 16 random bits per element (``encoder/cpu.py``).
+"""Dropout, which on a CPU draws 16 random bits per element (``encoder/cpu.py``).
 
-Other devices and float16 use torch's own dropout.
+Other devices and float16 use torch's dropout.
 """
 
 import torch
@@ -11,7 +11,7 @@ from bert_tasks.encoder.cpu import keep_mask, keep_scale, random_bits, uses_rand
 
 
 def drop(hidden: Tensor, p: float) -> Tensor:
-    """The elements, each 0 with probability ``p``, the others scaled by 1 / (1 - p)."""
+    """Zeroes each element with probability ``p`` and scales the others by 1 / (1 - p)."""
     if not uses_random_bits(hidden, p):
         return F.dropout(hidden, p)
     factors = keep_mask(random_bits(hidden.shape), p, out=torch.empty_like(hidden))
@@ -21,7 +21,7 @@ def drop(hidden: Tensor, p: float) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """While training, sets each element to 0 with probability ``p`` and scales the others by 1 / (1 - p)."""
+    """The module of ``drop``, which has no effect outside training."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

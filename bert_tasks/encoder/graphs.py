@@ -1,11 +1,11 @@
-"""CUDA graphs of the layers in training: one launch instead of a thousand.
+"""CUDA graphs of the layers in training, with one launch instead of a thousand.
 
 BERT-base on 32 short sentences keeps an H200 busy for 4 ms a step, and the host needs 45 ms to launch the kernels. A
 graph is launched at once, but its shapes are fixed. So a batch's rows are padded, by half at most (small batches to
-128), with sequences that no other row attends to and that have no gradient. Which graph a batch takes follows from its
-lengths and from the order of the passes of a step, so a resumed run takes the same ones.
+128), with sequences that no other row attends to and that have no gradient. A batch's graph depends on its lengths and
+on the order of the passes of a step, so a resumed run uses the same graphs.
 
-What is captured does not change: modules' hooks, rates of dropout, and which parameters are trained.
+A captured graph does not follow changes of modules' hooks, rates of dropout, or the set of trained parameters.
 
 Shape legend: N tokens, P padded rows, B sequences, H hidden.
 """
@@ -30,12 +30,12 @@ _WARM_UPS = 2  # in which libraries choose their kernels
 
 @dataclass(frozen=True)
 class GraphShape:
-    """What is fixed in a graph.
+    """The fixed shape of a graph.
 
     Attributes:
-        rows: P.
+        rows: Number of padded rows, P.
         sequences: Number of sequences, padding included.
-        longest: Limit of their lengths.
+        longest: Maximum length of a sequence.
     """
 
     rows: int
@@ -54,7 +54,7 @@ class GraphShape:
         return cls(rows, 1 << (len(lengths) + padding - 1).bit_length(), longest)
 
     def starts(self, lengths: Sequence[int]) -> Tensor:
-        """Returns ``[sequences + 1]`` int32: where sequences start: of the batch, of the padding, and empty ones."""
+        """Returns the starts of sequences, ``[sequences + 1]`` int32, empty ones last."""
         starts = [0]
         for length in sorted(lengths):
             starts.append(starts[-1] + length)
@@ -85,12 +85,12 @@ _Layers = Callable[[Tensor, Tensor, Packed], Tensor]
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Returns the one stream for capturing: libraries keep memory for each stream."""
+    """Returns the only capture stream, because libraries allocate memory per stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch
 
 
 class _Graph:
-    """The forward and the backward pass of one shape, captured. Gradients are added to ``gradients``."""
+    """The captured passes of one shape, whose backward adds to ``gradients``."""
 
     def __init__(
         self,
@@ -143,13 +143,13 @@ class _Graph:
 
 
 class LayerGraphs:
-    """Graphs for the shapes of a run, captured when a shape is met first.
+    """Graphs for the shapes of a run, captured when a shape is first met.
 
     The gradients of the trained parameters have fixed addresses, to which graphs add.
 
     Args:
-        layers: Runs all layers: embeddings ``[P, H]``, position ids ``[P]`` and a layout ``-> [P, H]``.
-        parameters: The parameters of the layers. At least one is trained.
+        layers: Function of all layers, from embeddings ``[P, H]``, position ids ``[P]`` and a layout to ``[P, H]``.
+        parameters: Parameters of the layers. At least one is trained.
     """
 
     def __init__(self, layers: _Layers, parameters: Sequence[nn.Parameter]) -> None:
@@ -161,7 +161,7 @@ class LayerGraphs:
         self._is_busy = False
 
     def begin_step(self) -> None:
-        """Gives the parameters their gradients, which are 0. Graphs of weights that have moved are dropped."""
+        """Sets the parameters' gradients to 0. Drops graphs of weights that have moved."""
         addresses = [parameter.data_ptr() for parameter in self._parameters]
         if addresses != self._addresses:
             self._graphs.clear()
@@ -174,8 +174,8 @@ class LayerGraphs:
     def run(self, embedded: Tensor, position_ids: Tensor, layout: Packed) -> Tensor | None:
         """Returns the output ``[N, H]`` of the layers for embeddings ``[N, H]``.
 
-        None: no graph can compute it, because the batch is too large, or because the backward pass of the batch before
-        has not run, which still needs what the graphs keep.
+        Returns None if no graph can compute it. Either the batch is too large, or the backward pass of the batch before
+        has not run, which still needs the graphs' memory.
         """
         if self._is_busy or embedded.shape[0] > MOST_ROWS or not torch.is_grad_enabled():
             return None
@@ -199,11 +199,11 @@ class LayerGraphs:
         return _replay(embedded, self, graph, position_ids, starts)
 
     def end(self) -> None:
-        """Says that the backward pass has run."""
+        """Records that the backward pass has run."""
         self._is_busy = False
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """Copies of the encoder have no graphs, because a graph is of this encoder's weights."""
+        """Drops the graphs from copies, because they use this encoder's weights."""
         return type(None), ()
 
 

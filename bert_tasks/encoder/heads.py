@@ -1,11 +1,11 @@
-"""The heads that tasks put on the encoder, and pooling over sequences.
+"""Heads of tasks, and pooling over sequences.
 
 A head selects the tokens that it reads from the last layer (``select``) and turns their states into logits
-(``forward``). What families differ in is data (``HeadConfig``). Logits over a vocabulary are many: a head for them
-returns a ``VocabularyOutput``, which computes them some rows at a time.
+(``forward``). The families differ in data (``HeadConfig``). Logits over a vocabulary need much memory, so a head for
+them returns a ``VocabularyOutput``, which computes them some rows at a time.
 
-Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R tokens that a head reads, V vocabulary,
-E width of the embeddings.
+Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R tokens that a head reads, V vocabulary, E
+width of the embeddings.
 """
 
 from abc import ABC, abstractmethod
@@ -30,16 +30,16 @@ _CHUNK_BYTES = 2**25  # of logits over the vocabulary that exist at once
 
 
 class Head(nn.Module, ABC):
-    """What a task adds to the encoder; a task of your own may return any subclass.
+    """The layers of a task on the encoder. Your task may return any subclass.
 
     Attributes:
-        per_token: the logits are one row for each token that is read, and not one for each sequence.
-        reads_embeddings: the logits are products with a table over the vocabulary: the word embeddings, or the head's
+        per_token: The logits have one row for each token that is read, and not one for each sequence.
+        reads_embeddings: The logits are products with a table over the vocabulary, the word embeddings or the head's
             decoder.
-        label_dims: name of a parameter of single labels -> its dimensions that count labels, so that loading can
-            reorder the labels.
-        output: the linear layer that makes the logits; a head without one overrides ``num_logits``.
-        depth: how many layers of the encoder run before it; None: all.
+        label_dims: Maps the name of a parameter of single labels to its dimensions that count labels, so that loading
+            can reorder the labels.
+        output: The linear layer that makes the logits. A head without this layer overrides ``num_logits``.
+        depth: Number of the encoder's layers that run before the head. None means all.
     """
 
     per_token: ClassVar[bool] = False
@@ -50,17 +50,17 @@ class Head(nn.Module, ABC):
 
     @property
     def num_logits(self) -> int:
-        """How many logits a row has; export needs it."""
+        """The number of logits in a row. Export needs it."""
         return self.output.out_features
 
     @property
     def outputs_per_token(self) -> int:
-        """How many numbers the output holds for each token. Prediction runs fewer tokens together if they are many."""
+        """The number of outputs per token. If it is large, prediction runs fewer tokens."""
         return 1
 
     @property
     def outside_graph(self) -> dict[str, Tensor]:
-        """Parameters that are not in an exported graph, by their names."""
+        """Returns the parameters that are not in an exported graph, by their names."""
         return {}
 
     def from_graph(self, logits: Tensor) -> Tensor:
@@ -68,23 +68,24 @@ class Head(nn.Module, ABC):
         return logits
 
     def select(self, layout: Layout) -> Selection | None:
-        """The tokens whose states ``forward`` gets; None: all."""
+        """Returns the tokens whose states ``forward`` reads. None means all."""
         return None
 
     @abstractmethod
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Any:
-        """Logits from the states of the selected tokens: a tensor, or for many of them a ``VocabularyOutput``.
+        """Returns the logits of the selected tokens, or a ``VocabularyOutput``.
 
         Args:
             hidden: ``[R, H]``, or ``[N, H]`` of all tokens.
-            layout: where the sequences are.
-            embeddings: ``[V, E]`` the encoder's word embeddings, for heads with ``reads_embeddings``. Others must not
-                read them: in training they may be the rows of some tokens only (``training/vocabulary.py``).
+            layout: Layout of the sequences.
+            embeddings: ``[V, E]`` the encoder's word embeddings, for heads with ``reads_embeddings``. Other heads must
+                not read them, because in training they may be the rows of some tokens only
+                (``training/vocabulary.py``).
         """
 
 
 def select_first_tokens(layout: Layout) -> Selection:
-    """The first real token of each sequence, ``[B]`` (under left padding that is not column 0)."""
+    """Selects each sequence's first real token, ``[B]``, also under left padding."""
     if isinstance(layout, Packed):
         return Selection(rows=layout.first_rows, first_tokens=True)
     starts = torch.arange(layout.batch, device=layout.mask.device) * layout.length
@@ -92,7 +93,7 @@ def select_first_tokens(layout: Layout) -> Selection:
 
 
 def reduce_rows(hidden: Tensor, layout: Layout, how: Literal["sum", "mean", "max"]) -> Tensor:
-    """``[N, H] -> [B, H]`` sum, mean or largest value over the tokens of each sequence."""
+    """Reduces ``[N, H] -> [B, H]``, the sum, mean or maximum over each sequence."""
     if isinstance(layout, Packed):
         compact = torch.segment_reduce(hidden, how, lengths=layout.row_lengths, unsafe=True)
         return compact.index_select(0, layout.caller_order)
@@ -104,7 +105,7 @@ def reduce_rows(hidden: Tensor, layout: Layout, how: Literal["sum", "mean", "max
 
 
 def softmax_rows(scores: Tensor, layout: Layout) -> Tensor:
-    """``[N] -> [N]`` softmax within each sequence; padding gets 0."""
+    """Computes softmax within each sequence, ``[N] -> [N]``. Padding gets 0."""
     if isinstance(layout, Packed):
         largest = torch.segment_reduce(scores.detach(), "max", lengths=layout.row_lengths, unsafe=True)  # [B]
         powers = (scores - largest.index_select(0, layout.sequence_of_row)).exp()
@@ -115,11 +116,10 @@ def softmax_rows(scores: Tensor, layout: Layout) -> Tensor:
 
 
 class SequenceHead(Head):
-    """One row of logits per sequence from its first token (or as ``HeadConfig.pooling`` says), as in the family's
-    HF class.
+    """Head with one row of logits per sequence, as in the family's HF class.
 
-    In BERT and ALBERT ``dense`` is the pooler of the base model; in the others it belongs to the classifier. UltraBERT
-    has no such layer.
+    It reads the first token, or as ``HeadConfig.pooling`` says. In BERT and ALBERT ``dense`` is the pooler of the base
+    model. In the other families it belongs to the classifier. UltraBERT has no such layer.
     """
 
     def __init__(self, config: EncoderConfig, num_labels: int) -> None:
@@ -148,9 +148,9 @@ class SequenceHead(Head):
 
 
 class ChoiceHead(SequenceHead):
-    """One logit for each choice, as in the family's HF class for multiple choice: each choice is a sequence.
+    """Head with one logit for each choice, as in the family's HF class.
 
-    It is the sequence head but for dropout. In RoBERTa and MPNet, too, ``dense`` is the pooler of the base model.
+    Only dropout differs from the sequence head. In RoBERTa and MPNet, too, ``dense`` is the pooler of the base model.
     """
 
     label_dims: ClassVar[dict[str, tuple[int, ...]]] = {}
@@ -162,14 +162,14 @@ class ChoiceHead(SequenceHead):
 
 
 def _prediction_norm(config: EncoderConfig) -> nn.Module:
-    """The norm after the linear layer that a head begins with; the identity where the family has none."""
+    """Returns the norm after a head's first linear layer, or the identity."""
     if not config.head.prediction_head:
         return nn.Identity()
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.head_bias)
 
 
 class PoolingHead(Head):
-    """One row of logits per sequence from all of its tokens: mean, max or learned attention, then a linear layer."""
+    """Head with one row of logits per sequence, from a mean, maximum or attention."""
 
     def __init__(self, config: EncoderConfig, num_labels: int, *, pooling: TokenPooling) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class PoolingHead(Head):
 
 
 class HiddenStatesHead(Head):
-    """The states of the tokens themselves, for graphs whose users pool them. ``width``: H."""
+    """The states of the tokens, for graphs whose users pool them. ``width`` is H."""
 
     per_token = True
 
@@ -213,8 +213,8 @@ class EmbeddingHead(Head):
     """One vector per sequence from the states of its tokens, without parameters.
 
     Args:
-        width: numbers of a vector, H.
-        depth: the layer whose states are read, as how many run; 0: the embeddings of the tokens.
+        width: Length of a vector, H.
+        depth: Number of layers that run before the states are read. 0 means the embeddings of the tokens.
     """
 
     def __init__(self, *, width: int, pooling: Literal["mean", "cls", "max"], depth: int) -> None:
@@ -270,10 +270,10 @@ class PerTokenHead(Head):
 
 
 class CRFHead(PerTokenHead):
-    """Logits for each word that depend on the label of the word before: a linear-chain CRF over the words.
+    """Head with a linear-chain CRF over the words.
 
-    ``transitions [L + 2, L]``: row 0 scores a label at the start of a sequence, row i + 1 a label after label i, the
-    last row a label at the end.
+    The logits of a word depend on the label of the word before. Row 0 of ``transitions [L + 2, L]`` scores a label at
+    the start of a sequence, row i + 1 a label after label i, and the last row a label at the end.
     """
 
     label_dims: ClassVar[dict[str, tuple[int, ...]]] = {**PerTokenHead.label_dims, "transitions": (0, 1)}
@@ -283,7 +283,7 @@ class CRFHead(PerTokenHead):
         self.transitions = nn.Parameter(torch.zeros(num_labels + 2, num_labels))
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
-        """``[R, H] -> [R, L + 2, L]``, see ``with_transitions``; a padded layout gives the emissions, ``[N, L]``."""
+        """Returns ``with_transitions`` of ``[R, H]``, or padded emissions ``[N, L]``."""
         emissions = super().forward(hidden, layout, embeddings)  # [R, L]
         return emissions if isinstance(layout, Padded) else self.with_transitions(emissions)
 
@@ -299,10 +299,10 @@ class CRFHead(PerTokenHead):
         return self.with_transitions(logits)
 
     def with_transitions(self, emissions: Tensor) -> Tensor:
-        """``[R, L] -> [R, L + 2, L]`` the matrices that crf.py computes with.
+        """Computes the matrices that crf.py reads, ``[R, L] -> [R, L + 2, L]``.
 
-        A word's matrix holds what each label adds to a path: as the first word, after each label, and (without the
-        emission) as the last word.
+        A word's matrix holds the score that each label adds to a path. The rows stand for the first word, for the word
+        after each label, and (without the emission) for the last word.
         """
         within = emissions[:, None, :] + self.transitions[:-1]  # [R, L + 1, L]
         ends = self.transitions[-1:].expand(emissions.shape[0], 1, -1)  # [R, 1, L]
@@ -310,7 +310,7 @@ class CRFHead(PerTokenHead):
 
 
 class ReplacedTokenHead(PerTokenHead):
-    """One logit for each token: whether another one was put in its place. This is ELECTRA's discriminator."""
+    """Head with one logit for each token (ELECTRA's discriminator)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config, 1, dropout=0.0)
@@ -321,10 +321,10 @@ class ReplacedTokenHead(PerTokenHead):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadOutput:
-    """The output of a head that is more than one tensor. Methods that tensors also have do what they do there.
+    """The output of a head that is more than one tensor, with tensors' methods.
 
     Attributes:
-        logit_fields: Names of the fields that hold logits: tensors, or further outputs.
+        logit_fields: Names of the fields that hold logits, as tensors or further outputs.
     """
 
     logit_fields: ClassVar[tuple[str, ...]]
@@ -350,22 +350,22 @@ class HeadOutput:
         return replace(self, **{name: part.double() for name, part in self.logit_parts.items()})
 
     def isfinite(self) -> Tensor:
-        """Returns whether each part is finite."""
+        """Returns True for each part that is finite."""
         return torch.stack([part.isfinite().all() for part in self.logit_parts.values()])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VocabularyOutput(HeadOutput):
-    """The logits of R tokens over the vocabulary, computed when they are asked for, some rows at a time.
+    """The logits of R tokens over the vocabulary, computed some rows at a time.
 
-    ``[R, V]`` need not exist at once: for 600 masked tokens and 30,000 words it takes 72 MB, and training would keep
+    ``[R, V]`` need not exist at once. For 600 masked tokens and 30,000 words it takes 72 MB, and training would keep
     several copies.
 
     Attributes:
-        hidden: ``[R, E]`` what is multiplied with the table, in the precision of the product.
-        table: ``[V, E]`` the word embeddings, or the decoder of the head; None: ``hidden`` are the logits, for example
-            of an exported graph.
-        bias: ``[V]``; None: there is none.
+        hidden: ``[R, E]`` the states to multiply with the table, in the precision of the product.
+        table: ``[V, E]`` the word embeddings, or the decoder of the head. None means that ``hidden`` holds the logits,
+            for example of an exported graph.
+        bias: ``[V]``, or None.
         precision: The dtype of the logits after the product. Softmax is computed in it.
     """
 
@@ -377,12 +377,12 @@ class VocabularyOutput(HeadOutput):
 
     @classmethod
     def of_logits(cls, logits: Tensor) -> Self:
-        """Logits ``[R, V]`` that are there already; they have no gradient."""
+        """Returns the output for computed logits ``[R, V]``, which have no gradient."""
         return cls(hidden=logits, table=None, bias=None, precision=logits.dtype)
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
-        """The rows of several outputs of one head, at least one."""
+        """Joins the rows of several outputs of one head, at least one."""
         return replace(parts[0], hidden=torch.cat([part.hidden for part in parts]))
 
     @property
@@ -409,21 +409,21 @@ class VocabularyOutput(HeadOutput):
         return max(1, _CHUNK_BYTES // (width * self.dtype.itemsize))
 
     def logits(self) -> Tensor:
-        """All of them, ``[R, V]``."""
+        """Computes all logits, ``[R, V]``."""
         return self._of_rows(self.hidden)
 
     def log_softmax(self) -> Iterator[Tensor]:
-        """The logarithms of all probabilities, of ``chunk_rows`` rows at a time: ``[chunk_rows, V]``."""
+        """Yields the logarithms of all probabilities, ``[chunk_rows, V]`` at a time."""
         for rows in torch.split(self.hidden, self.chunk_rows):
             yield self._of_rows(rows).log_softmax(dim=1)
 
     def top_k(self, k: int) -> tuple[Tensor, Tensor]:
-        """The highest probabilities of each row, in falling order, and their ids: ``[R, k]`` each."""
+        """Returns the k highest probabilities of each row and their ids, ``[R, k]`` each."""
         best = [rows.topk(k, dim=1) for rows in self.log_softmax()]
         return torch.cat([one.values for one in best]).exp(), torch.cat([one.indices for one in best])
 
     def sample(self, uniforms: Tensor) -> Tensor:
-        """An id for each row, drawn by the inverse of the distribution function: ``[R]`` in [0, 1) ``-> [R]``."""
+        """Draws an id for each row by inversion, from ``[R]`` numbers in [0, 1)."""
         drawn = []
         for rows, shares in zip(self.log_softmax(), torch.split(uniforms, self.chunk_rows), strict=True):
             sums = rows.double().exp().cumsum(dim=1)
@@ -432,12 +432,12 @@ class VocabularyOutput(HeadOutput):
         return torch.cat(drawn)
 
     def log_probabilities(self, ids: Tensor) -> Tensor:
-        """The logarithm of the probability of one id in each row: ``[R] -> [R]``."""
+        """Returns the logarithm of the probability of one id in each row, ``[R] -> [R]``."""
         pairs = zip(self.log_softmax(), torch.split(ids, self.chunk_rows), strict=True)
         return torch.cat([rows.gather(1, labels.unsqueeze(1)).squeeze(1) for rows, labels in pairs])
 
     def cross_entropy(self, labels: Tensor) -> Tensor:
-        """The sum of the cross entropies of all rows, with gradients for the states, the table and a bias.
+        """Returns the sum of the cross entropies of all rows, with its gradients.
 
         Args:
             labels: ``[R]`` int64, the id that each row should have predicted.
@@ -456,10 +456,10 @@ class VocabularyOutput(HeadOutput):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Sum of cross entropies over a vocabulary, whose logits exist for some rows at a time.
+    """Sum of cross entropies over a vocabulary, computed for some rows at a time.
 
-    The forward pass computes the gradients, too: of a sum they are known up to the factor that the backward pass gets.
-    So no product is computed twice.
+    The forward pass computes the gradients, too, because the gradients of a sum are known up to the factor that the
+    backward pass gets. So no product is computed twice.
     """
 
     @staticmethod
@@ -501,7 +501,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # In place, because one of them is as large as the table. A second pass over the same graph is an error.
+        # In place, because one gradient is as large as the table. A second pass over the same graph is an error.
         parts = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
         return (*(part.mul_(gradient.to(part.dtype)) if needed else None for part, needed in parts), *(None,) * 4)
 
@@ -510,11 +510,11 @@ _cross_entropy: Callable[..., Tensor] = _CrossEntropy.apply
 
 
 class VocabularyHead(Head):
-    """Logits over the vocabulary for each token that is read: masked language modelling.
+    """Head with logits over the vocabulary for each token that is read.
 
-    The decoder is tied to the word embeddings: it is their table, and has a bias of its own. Otherwise it is a table of
-    the head (RemBERT, EuroBERT). What comes before it differs: a linear layer and a norm in BERT, nothing in EuroBERT,
-    two linear layers in UltraBERT, each with the activation.
+    A tied decoder is the table of word embeddings with a separate bias. Otherwise the decoder is a table of the head
+    (RemBERT, EuroBERT). The layers before it are a linear layer and a norm in BERT, none in EuroBERT, and two linear
+    layers in UltraBERT, each with the activation.
     """
 
     per_token = True
@@ -547,12 +547,12 @@ class VocabularyHead(Head):
         return Selection(rows=layout.gather_positions) if isinstance(layout, Packed) else None
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Any:
-        """``[R, H] ->`` the output of R rows; a padded layout gives the logits, ``[N, V]``."""
+        """Returns the output for ``[R, H]``, or logits ``[N, V]`` for a padded layout."""
         output = self.output_of(hidden, embeddings)
         return output.logits() if isinstance(layout, Padded) else output
 
     def output_of(self, hidden: Tensor, embeddings: Tensor) -> VocabularyOutput:
-        """``[R, H] ->`` the output of R rows."""
+        """Returns the output of R rows for ``[R, H]``."""
         for layer in (self.inner, self.dense):
             if layer is not None:
                 hidden = linear_activation(layer, hidden, self.activation)
@@ -570,8 +570,8 @@ class PretrainingOutput(HeadOutput):
     """The logits of masked tokens and of pairs.
 
     Attributes:
-        vocabulary: of R tokens.
-        pairs: ``[B, 2]``, or of one sequence ``[2]``.
+        vocabulary: Logits of R tokens over the vocabulary.
+        pairs: ``[B, 2]``, or ``[2]`` for one sequence.
     """
 
     logit_fields: ClassVar[tuple[str, ...]] = ("pairs", "vocabulary")
@@ -585,7 +585,7 @@ class PretrainingOutput(HeadOutput):
 
 
 class PretrainingHead(VocabularyHead):
-    """Beside the masked tokens, two logits for each sequence: BERT's next sentence and ALBERT's order of sentences."""
+    """Head for masked tokens and pairs (BERT's next and ALBERT's swapped sentences)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
@@ -600,7 +600,7 @@ class PretrainingHead(VocabularyHead):
         return Selection(rows=torch.cat([layout.gather_positions, layout.first_rows]))
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Any:
-        """``[R + B, H] ->`` the output of R tokens and B pairs; a padded layout gives ``[N, V]`` and ``[B, 2]``."""
+        """Returns the output of ``[R + B, H]``, or padded ``[N, V]`` and ``[B, 2]``."""
         if isinstance(layout, Padded):
             first = hidden.index_select(0, select_first_tokens(layout).rows)
             return self.output_of(hidden, embeddings).logits(), self._pairs(first)
@@ -618,12 +618,12 @@ class ReplacedTokenOutput(HeadOutput):
     """The logits of generator and discriminator for a batch.
 
     Attributes:
-        logits: ``[N]`` of the discriminator, of all tokens in the caller's order of sequences.
-        replaced: ``[N]`` 1 where the generator's token differs from the original one, else 0.
-        masked: ``[N]`` whether the generator chose the token.
-        ids: ``[N]`` what the discriminator read.
-        generator: of the R masked tokens.
-        lengths: tokens of each sequence.
+        logits: ``[N]`` logits of the discriminator for all tokens, in the caller's order of sequences.
+        replaced: ``[N]`` 1 if the generator's token differs from the original, else 0.
+        masked: ``[N]`` True if the generator chose the token.
+        ids: ``[N]`` the ids that the discriminator read.
+        generator: Output of the generator for the R masked tokens.
+        lengths: Number of tokens of each sequence.
     """
 
     logit_fields: ClassVar[tuple[str, ...]] = ("logits", "generator")
@@ -635,14 +635,14 @@ class ReplacedTokenOutput(HeadOutput):
     lengths: tuple[int, ...]
 
     def split(self, counts: Sequence[int]) -> tuple[Tensor, ...]:
-        """``[T, 4]`` of each sequence: logit, replaced, masked, id."""
+        """Returns ``[T, 4]`` for each sequence, with logit, replaced, masked and id."""
         columns = [column.to(self.dtype) for column in (self.logits, self.replaced, self.masked, self.ids)]
         table = torch.stack(columns, dim=1)
         return torch.split(table, list(self.lengths))
 
 
 def reordered(tensor: Tensor, order: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The tensor with label ``order[i]`` in place i; a start before and an end after the labels stay."""
+    """Moves label ``order[i]`` to index i. Start and end entries do not move."""
     for dim in dims:
         rim = (tensor.size(dim) - len(order)) // 2
         ends = torch.arange(tensor.size(dim))

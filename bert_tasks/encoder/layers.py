@@ -1,6 +1,6 @@
-"""Embeddings and layers: token ids in, hidden states out, for every family.
+"""Embeddings and layers of every family, from token ids to hidden states.
 
-Only attention sees the layout; everything else runs on the rows of ``[N, H]``.
+Only attention reads the layout. Everything else runs on the rows of ``[N, H]``.
 
 Shape legend: N tokens, B sequences, H hidden, A heads, D head size, R tokens that a head reads.
 """
@@ -24,21 +24,21 @@ from bert_tasks.encoder.positions import Positions, position_module
 
 
 class RMSNorm(nn.RMSNorm):
-    """``nn.RMSNorm``, computed in the precision of its weight: in autocast the CPU has no kernel for two precisions."""
+    """``nn.RMSNorm`` in its weight's precision, because a CPU cannot mix two."""
 
     def forward(self, rows: Tensor) -> Tensor:
         return super().forward(rows.to(self.weight.dtype)).to(rows.dtype)
 
 
 def make_norm(config: EncoderConfig, size: int) -> nn.Module:
-    """A norm of the encoder's kind."""
+    """Returns a norm of the encoder's type."""
     if config.norm == "rms":
         return RMSNorm(size, eps=config.layer_norm_eps)
     return nn.LayerNorm(size, eps=config.layer_norm_eps, bias=config.norm_bias)
 
 
 class Embedding(nn.Embedding):
-    """``nn.Embedding``, which on the meta device draws no weights: torch would import its compiler, for a second."""
+    """``nn.Embedding`` that draws no weights on the meta device, which would be slow."""
 
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:
@@ -46,9 +46,7 @@ class Embedding(nn.Embedding):
 
 
 class Embeddings(nn.Module):
-    """Word embeddings and, if there are any, embeddings of positions, segments and the task type: summed, normalised,
-    and projected where the family does so.
-    """
+    """The normalised sum of all embeddings, projected if the family does so."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -87,13 +85,15 @@ class Embeddings(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention; query, key and value are one linear layer (rows of its weight: all q, all k, all v). Where groups
-    of queries share keys and values, it is two: ``query`` and ``key_value``.
+    """Self-attention with one linear layer for query, key and value.
+
+    The rows of its weight are all q, all k, all v. If groups of queries share keys and values, it has two layers,
+    ``query`` and ``key_value``.
 
     Attributes:
-        projections: names of these layers -> what each of them makes.
-        window: how many tokens on each side a token attends to; None: all.
-        theta: the base of the wavelengths of rotary positions; None: there are none.
+        projections: Maps the names of these layers to their outputs.
+        window: Number of tokens on each side that a token attends to. None means all.
+        theta: Base of the wavelengths of rotary positions, or None.
     """
 
     def __init__(self, config: EncoderConfig, index: int) -> None:
@@ -129,7 +129,7 @@ class Attention(nn.Module):
         selection: Selection | None = None,
         positions: Positions | None = None,
     ) -> Tensor:
-        """Context ``[N, H]``, or ``[R, H]`` of the selected tokens, before the output projection."""
+        """Returns the context before the projection, ``[N, H]`` or selected ``[R, H]``."""
         dropout = self.dropout if self.training else 0.0
         is_first = selection is not None and selection.first_tokens and positions is None and self.window is None
         if is_first and isinstance(layout, Packed) and hidden.device.type == "cpu" and "qkv" in self.projections:
@@ -149,7 +149,7 @@ class Attention(nn.Module):
         return context if selection is None else context.index_select(0, selection.rows)
 
     def project(self, hidden: Tensor) -> Tensor:
-        """``[N, H] -> [N, 3, A, D]`` queries, keys and values."""
+        """Computes queries, keys and values, ``[N, H] -> [N, 3, A, D]``."""
         if "qkv" in self.projections:
             qkv: Tensor = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))
             return qkv
@@ -160,7 +160,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each followed by dropout, residual and norm (post-norm)."""
+    """Attention and feed-forward, each with dropout, residual and norm (post-norm)."""
 
     def __init__(self, config: EncoderConfig, index: int) -> None:
         super().__init__()
@@ -184,24 +184,24 @@ class Layer(nn.Module):
         selection: Selection | None = None,
         positions: Positions | None = None,
     ) -> Tensor:
-        """``[N, H] -> [N, H]``, or ``[R, H]`` of the selected tokens; keys and values are of all tokens."""
+        """Returns ``[N, H]``, or ``[R, H]`` of the selected tokens."""
         context = self.attention(self.before_attention(hidden), layout, selection, positions)  # [R, H]
         if selection is not None:
             hidden = hidden.index_select(0, selection.rows)
         return self.after_attention(hidden, context)
 
     def before_attention(self, hidden: Tensor) -> Tensor:
-        """``[N, H] -> [N, H]`` what attention reads."""
+        """Returns the input of attention, ``[N, H] -> [N, H]``."""
         return hidden
 
     def after_attention(self, hidden: Tensor, context: Tensor) -> Tensor:
-        """``[R, H]`` each ``-> [R, H]``: what a layer does with every token alone, without the layout."""
+        """Applies the steps after attention to each token, ``[R, H]`` each ``-> [R, H]``."""
         hidden = self.attention_norm(hidden + self.attention_dropout(self.attention.output(context)))
         hidden = self.output_norm(hidden + self.feed_forward(hidden))
         return hidden
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
-        """``[R, H] -> [R, H]``; with a gate, the activated half of the inner states is multiplied by the other."""
+        """Applies the feed-forward, ``[R, H] -> [R, H]``, which may have a gate."""
         if not self.is_gated:
             expanded = linear_activation(self.intermediate, hidden, self.activation)  # [R, intermediate]
         else:
@@ -212,7 +212,7 @@ class Layer(nn.Module):
 
 
 class PreNormLayer(Layer):
-    """Attention and feed-forward, each of a normalised input and added to the input itself (pre-norm)."""
+    """A layer that normalises the inputs of attention and feed-forward (pre-norm)."""
 
     def __init__(self, config: EncoderConfig, index: int) -> None:
         super().__init__(config, index)
@@ -229,9 +229,7 @@ class PreNormLayer(Layer):
 
 
 class Convolution(nn.Module):
-    """A convolution over the embeddings of neighbouring tokens, which is added to the first layer's output and
-    normalised with it (DeBERTa-v2's larger models).
-    """
+    """Convolution over neighbouring embeddings, added to layer 0 (large DeBERTa-v2)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -241,7 +239,7 @@ class Convolution(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, embedded: Tensor, hidden: Tensor, layout: Layout, selection: Selection | None = None) -> Tensor:
-        """``[N, H]`` embeddings, ``[N, H]`` or ``[R, H]`` output of the first layer ``->`` like the latter."""
+        """Returns the sum in the shape of ``hidden``, ``[N, H]`` or ``[R, H]``."""
         if isinstance(layout, Packed):
             sequences = layout.sequence_of_row  # [N]
         else:
@@ -265,8 +263,8 @@ class TransformerEncoder(nn.Module):
     """Embeddings and all layers.
 
     Attributes:
-        gradient_checkpointing: compute each layer again in the backward pass instead of keeping its activations.
-        graphs: CUDA graphs that run all layers in training; None: the layers run one after another.
+        gradient_checkpointing: Compute each layer again in the backward pass instead of storing its activations.
+        graphs: CUDA graphs that run all layers in training. None means that the layers run one after another.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -296,10 +294,10 @@ class TransformerEncoder(nn.Module):
 
         Args:
             input_ids, position_ids, token_type_ids: ``[N]``.
-            layout: where the sequences are.
-            selection: the tokens of the last layer that will be read; default: all.
-            hidden_states: a list that receives the embeddings and every layer's output, in HF's order.
-            depth: how many layers to run; default: all. A norm after the last layer belongs to all of them.
+            layout: Layout of the sequences.
+            selection: Tokens of the last layer that are read. Default: all.
+            hidden_states: List that receives the embeddings and every layer's output, in HF's order.
+            depth: Number of layers to run. Default: all. A norm after the last layer runs only with all layers.
 
         Returns:
             ``[R, H]`` of the selected tokens, or ``[N, H]``.
@@ -319,7 +317,7 @@ class TransformerEncoder(nn.Module):
         hidden_states: list[Tensor] | None = None,
         depth: int | None = None,
     ) -> Tensor:
-        """``[N, H]`` from ``embeddings ->`` what ``forward`` returns; the other arguments are as in ``forward``."""
+        """Computes ``forward`` from embeddings ``[N, H]``."""
         is_whole = hidden_states is None and depth is None and not self.gradient_checkpointing
         if self.graphs is not None and self.training and is_whole and isinstance(layout, Packed):
             output = self.graphs.run(embedded, position_ids, layout)
@@ -348,7 +346,7 @@ class TransformerEncoder(nn.Module):
         return hidden
 
     def use_graphs(self, dtype: torch.dtype) -> None:
-        """Makes training run the layers as CUDA graphs, in autocast to ``dtype``, until ``graphs`` is None again."""
+        """Runs layers in training as CUDA graphs in ``dtype`` until ``graphs`` is None."""
 
         def layers(embedded: Tensor, position_ids: Tensor, layout: Packed) -> Tensor:
             with torch.autocast("cuda", dtype, cache_enabled=False):
@@ -360,9 +358,10 @@ class TransformerEncoder(nn.Module):
             self.graphs = LayerGraphs(layers, parameters)
 
     def last_queries_keys_values(self, hidden_states: Sequence[Tensor]) -> Tensor:
-        """``[N, 3, A * D]`` of the last layer for all tokens, from the states that ``forward`` collected.
+        """Returns ``[N, 3, A * D]`` of the last layer for all tokens.
 
-        They are computed once more, so that no layer has to return them, checkpointed or not. They are not rotated.
+        They are computed from the states that ``forward`` collected, so that no layer has to return them. They are not
+        rotated.
         """
         index = self.layer_order[-1]
         last = cast("Layer", self.layers[index])
@@ -370,7 +369,7 @@ class TransformerEncoder(nn.Module):
 
 
 def initialize(module: nn.Module, config: EncoderConfig) -> None:
-    """Draws the weights of an encoder or a head as transformers does; biases are 0 and norms the identity."""
+    """Draws weights as transformers does. Biases are 0 and norms the identity."""
     for name, submodule in module.named_modules():
         if any(parameter.is_meta for parameter in submodule.parameters(recurse=False)):
             continue  # there is nothing to draw, see ``Embedding``
@@ -388,9 +387,9 @@ def initialize(module: nn.Module, config: EncoderConfig) -> None:
 
 
 def _initial_std(name: str, config: EncoderConfig) -> float:
-    """The standard deviation of the weights of a module of this name in a model with ``initializer_cutoff``.
+    """Returns the deviation of a module's initial weights with ``initializer_cutoff``.
 
-    As in transformers' ModernBERT: narrower before each residual connection and in the dense layer of a head, and
+    As in transformers' ModernBERT, it is smaller before each residual connection and in the dense layer of a head, and
     1 / sqrt(H) in the last layer of a head.
     """
     *parents, last = name.split(".")

@@ -1,6 +1,6 @@
 """The encoder's linear layers and activations.
 
-On a CPU ``encoder/cpu.py`` computes their products. All else (other devices, export, torch.compile) takes ``F.linear``.
+On a CPU ``encoder/cpu.py`` computes their products. Other devices, export and torch.compile use ``F.linear``.
 
 Shape legend: N rows, I inputs, O outputs.
 """
@@ -30,7 +30,7 @@ _GELU: Mapping[Activation, str] = MappingProxyType({"gelu": "none", "gelu_new": 
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``rows @ weight.T + bias``, as ``F.linear`` computes it.
+    """Computes ``rows @ weight.T + bias``, as ``F.linear`` does.
 
     Args:
         rows: ``[..., I]``.
@@ -50,11 +50,11 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
     def parts(self, inputs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """The outputs in parts, each of other rows.
+        """Returns the outputs in parts, each of other rows.
 
         Args:
-            inputs: for each part ``[N, I]``; each N may differ.
-            sizes: outputs of each part, O in all.
+            inputs: ``[N, I]`` for each part. N may differ.
+            sizes: Number of outputs of each part, O in all.
         """
         # The gradient of a split is one concatenation, the gradient of a slice is as large as the whole.
         weights = torch.split(self.weight, list(sizes))
@@ -63,12 +63,12 @@ class Linear(nn.Linear):
 
 
 def linear_activation(layer: nn.Module, rows: Tensor, activation: Activation) -> Tensor:
-    """``activation(layer(rows))``; without gradients on a CPU, GELU does not keep the product.
+    """Computes ``activation(layer(rows))``.
 
     Args:
-        layer: a ``Linear``, or what a library has put in its place.
+        layer: A ``Linear``, or the module with which a library replaced it.
         rows: ``[..., I]``.
-        activation: a name of ``ACTIVATIONS``.
+        activation: A name of ``ACTIVATIONS``.
 
     Returns:
         ``[..., O]``.

@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA; Hu et al., arXiv:2106.09685): what they compute, and how they get into an encoder.
+"""Low-rank adapters (LoRA, Hu et al., arXiv:2106.09685) in an encoder.
 
-An adapter adds ``alpha / rank * B A dropout(x)`` to a frozen linear layer. Queries, keys and values are one layer here;
-each of them has an adapter of its own, so that results equal the library peft's on transformers' three layers.
-An encoder has its adapters only while they are ``attached``. Otherwise its modules are the ordinary ones, whose weights
+An adapter adds ``alpha / rank * B A dropout(x)`` to a frozen linear layer. Queries, keys and values are one layer here,
+but each of them has a separate adapter, so that results equal the library peft's on transformers' three layers. An
+encoder has its adapters only while they are ``attached``. Otherwise it has the ordinary modules, whose weights
 ``merge`` sets to the sum of both, so that evaluation, saving and export know nothing of adapters.
 
 Shape legend: N rows, I inputs, O outputs of a layer or of one of its blocks, R rank, H hidden.
@@ -26,19 +26,19 @@ from bert_tasks.encoder.linear import Linear, linear
 
 
 class LoraLinear(Linear):
-    """A linear layer with adapters for blocks of its outputs; it shares the weight and the bias of the layer.
+    """A linear layer with adapters that shares the weight and bias of ``layer``.
 
     Args:
-        layer: without adapters.
-        blocks: name -> the outputs that an adapter changes.
+        layer: The layer without adapters.
+        blocks: Maps a name to the outputs that an adapter changes.
         rank: R.
-        alpha: the factor of the change is ``alpha / rank``.
-        dropout: probability of dropping an input of an adapter; each draws a mask of its own.
-        generator: for A, on the CPU.
+        alpha: The factor of the change is ``alpha / rank``.
+        dropout: Probability of dropping an input of an adapter. Each adapter draws a separate mask.
+        generator: Generator on the CPU that draws A.
 
     Attributes:
-        lora_A: block -> ``[R, I]``, drawn as peft draws it.
-        lora_B: block -> ``[O, R]``, 0 at first, so that the layer computes what it did.
+        lora_A: Maps a block to ``[R, I]``, drawn as peft draws it.
+        lora_B: Maps a block to ``[O, R]``, 0 at first, so that the output of the layer does not change.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class LoraLinear(Linear):
         return self._with_change(super().forward(input), input, range(self.out_features))
 
     def parts(self, inputs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """See ``Linear.parts``."""
         ends = accumulate(sizes)
         return [
             self._with_change(output, rows, range(end - size, end))
@@ -73,7 +72,7 @@ class LoraLinear(Linear):
         ]
 
     def merged(self) -> Tensor:
-        """``[O, I]`` the weight with the change that the adapters make; computed in float32 at least."""
+        """Returns ``[O, I]``, the weight with the adapters' change, in float32 at least."""
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         whole = self.weight.to(dtype, copy=True)
         for block, lora_a, lora_b in self.adapters():
@@ -82,13 +81,13 @@ class LoraLinear(Linear):
         return whole.to(self.weight.dtype)
 
     def adapters(self) -> Iterator[tuple[range, Tensor, Tensor]]:
-        """Block, A and B of each adapter."""
+        """Yields block, A and B of each adapter."""
         yield from zip(self.blocks.values(), self.lora_A.values(), self.lora_B.values(), strict=True)
 
     def _with_change(self, output: Tensor, rows: Tensor, outputs: range) -> Tensor:
-        """``[N, O]`` some of the layer's outputs, plus what the adapters among them make of its rows ``[N, I]``.
+        """Returns ``[N, O]``, some outputs of the layer with the adapters' changes.
 
-        The adapters' outputs are made by one product, with the matrices B side by side and 0 outside their blocks.
+        One product with all matrices B side by side, 0 outside their blocks, computes the changes.
         """
         compact, expanding = [], []
         for block, lora_a, lora_b in self.adapters():
@@ -103,7 +102,7 @@ class LoraLinear(Linear):
 
 @dataclass(frozen=True, kw_only=True)
 class _AdaptedLayer:
-    """A layer with adapters: ``parent.name`` is ``plain`` or, while they are attached, ``adapted``."""
+    """A layer whose ``parent.name`` is ``adapted`` when attached, else ``plain``."""
 
     parent: nn.Module
     name: str
@@ -112,7 +111,7 @@ class _AdaptedLayer:
 
 
 class BlockMatrices(NamedTuple):
-    """An adapter: the outputs of a layer that it changes, A ``[R, I]`` and B ``[O, R]``, as copies on the CPU."""
+    """An adapter's outputs, A ``[R, I]`` and B ``[O, R]``, as copies on the CPU."""
 
     outputs: range
     lora_a: Tensor
@@ -128,7 +127,7 @@ class LayerMatrices(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterWeights:
-    """The adapters of an encoder at one step: ``matrices`` by the name of the weight, without "encoder." in front."""
+    """The adapters of an encoder at one step, by weight without the prefix "encoder."."""
 
     rank: int
     alpha: float
@@ -139,14 +138,14 @@ class AdapterWeights:
 class Adapters:
     """The adapters of an encoder.
 
-    They share the encoder's weights. While they are not attached, it has its own weights, or after
-    ``merge`` weights with the adapters' changes.
+    They share the encoder's weights. While they are not attached, the encoder has its original weights, or after
+    ``merge`` the weights with the adapters' changes.
 
     Args:
-        encoder: on its device.
-        rank, alpha, dropout: see ``LoraLinear``.
-        targets: the layers that have adapters, in every layer of the encoder.
-        seed: of the matrices A.
+        encoder: The encoder, on its device.
+        rank, alpha, dropout: See ``LoraLinear``.
+        targets: Names of the layers that have adapters, in every layer of the encoder.
+        seed: Seed of the matrices A.
     """
 
     def __init__(
@@ -171,7 +170,7 @@ class Adapters:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Meanwhile the encoder has the adapters as modules, and its own weights: for the steps of training."""
+        """Attaches the adapters to the encoder with its original weights, to train them."""
         for layer in self._layers:
             setattr(layer.parent, layer.name, layer.adapted)
         try:
@@ -182,12 +181,12 @@ class Adapters:
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Gives the encoder weights with the changes that the adapters make now; its own are kept beside them."""
+        """Adds the adapters' changes to the encoder's weights, and stores the originals."""
         for layer in self._layers:
             layer.plain.weight = nn.Parameter(layer.adapted.merged(), requires_grad=False)
 
     def weights(self) -> AdapterWeights:
-        """Returns copies of the adapters as they are now."""
+        """Returns copies of the adapters."""
         matrices = {
             f"{self._names.get(layer.plain)}.weight": LayerMatrices(
                 layer.plain.out_features,
@@ -201,13 +200,13 @@ class Adapters:
         return AdapterWeights(**self._settings, matrices=matrices)
 
     def remove(self) -> None:
-        """Gives the encoder its own weights again, and frees the merged ones."""
+        """Restores the encoder's original weights and frees the merged weights."""
         for layer in self._layers:
             layer.plain.weight = layer.adapted.weight
 
 
 def _targets(layer: Layer, targets: Sequence[LoraTarget]) -> Iterator[tuple[nn.Module, str, dict[str, range]]]:
-    """The linear layers of a layer that have adapters: module, name in it, and the adapters with their outputs."""
+    """Yields module, attribute name and adapters of the adapted linear layers."""
     attention, width = layer.attention, layer.output.out_features
     for module, names in attention.projections.items():
         size = getattr(attention, module).out_features // len(names)

@@ -1,8 +1,8 @@
-"""Batches without padding: the tokens of all sequences one after another, and where each sequence lies.
+"""Batches without padding, with all tokens one after another and a layout.
 
-A layout tells attention and pooling where sequences begin and end: ``Packed`` in training and prediction, ``Padded`` in
-the HF-shaped call and in export, which have no data-dependent shapes. Everything here is made on the host, before the
-forward pass.
+A layout tells attention and pooling where sequences begin and end. Training and prediction use ``Packed``. The
+HF-shaped call and export use ``Padded``, because they have no data-dependent shapes. The layout is made on the host,
+before the forward pass.
 
 Shape legend: N tokens, B sequences, T padded length, R tokens that a head reads, P rows of the padded groups. A row is
 a row of the layers' ``[N, H]`` input.
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# The share of its longest sequence by which a group may be padded, for attention alone. Attention is a small part of a
+# Share of its longest sequence by which a group may be padded, for attention alone. Attention is a small part of a
 # layer's work, so a little padding is cheaper than one more kernel call per layer.
 GROUP_SLACK = 0.125
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Movable:
-    """A record of tensors (also by name), of such records, and of values that stay on the host."""
+    """A record of tensors (also by name), of such records, and of host values."""
 
     def to(self, device: torch.device) -> Self:
-        """The same record on a device; copies from pinned memory do not wait."""
+        """Returns a copy on a device. Copies from pinned memory do not wait."""
         moved: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -48,9 +48,9 @@ class Group(_Movable):
     """Sequences of near-equal length that attention handles in one call.
 
     Attributes:
-        sequences: the number of sequences.
-        length: of the longest sequence.
-        mask: ``[sequences, 1, 1, length]``, True at real tokens; None if all lengths are equal.
+        sequences: Number of sequences.
+        length: Length of the longest sequence.
+        mask: ``[sequences, 1, 1, length]``, True at real tokens, or None if all lengths are equal.
     """
 
     sequences: int
@@ -59,7 +59,7 @@ class Group(_Movable):
 
     @property
     def rows(self) -> int:
-        """How many rows the group has, after ``Packed.regroup`` where that is set. The groups' rows are neighbours."""
+        """The number of rows of the group, after ``Packed.regroup`` if it is set."""
         return self.sequences * self.length
 
 
@@ -68,8 +68,8 @@ class Regroup(_Movable):
     """The permutation that brings packed rows into padded groups, with its inverse.
 
     Attributes:
-        pad_index: ``[P]`` the packed row that each row of the padded groups shows (row 0 at padding).
-        unpad_index: ``[N]`` the place of each packed row in the padded groups.
+        pad_index: ``[P]`` the packed row for each row of the padded groups (row 0 at padding).
+        unpad_index: ``[N]`` the index of each packed row in the padded groups.
     """
 
     pad_index: Tensor
@@ -80,20 +80,20 @@ class Regroup(_Movable):
 class Packed(_Movable):
     """Sequences one after another, the shortest first.
 
-    ``lengths``, ``first_rows`` and ``gather_positions`` are in the order in which the caller gave the sequences, and so
-    is what is gathered by them.
+    ``lengths``, ``first_rows`` and ``gather_positions`` are in the caller's order of sequences, and so are tensors that
+    are gathered by them.
 
     Attributes:
-        lengths: tokens of each sequence, on the host.
+        lengths: Number of tokens of each sequence, on the host.
         first_rows: ``[B]`` row of each sequence's first token.
-        caller_order: ``[B]`` the place of each of the caller's sequences in the order of the rows.
-        sequence_of_row: ``[N]`` the place of the sequence that a row belongs to.
+        caller_order: ``[B]`` the index of each of the caller's sequences in the order of the rows.
+        sequence_of_row: ``[N]`` the index of the sequence that a row belongs to.
         row_lengths: ``[B]`` the lengths of the sequences in the order of the rows.
         cu_seqlens: ``[B + 1]`` int32 running sum of ``row_lengths``, for variable-length kernels.
         gather_positions: ``[R]`` the rows that a head with logits per token reads, sequence after sequence.
-        gather_counts: how many of ``gather_positions`` belong to each sequence, on the host.
-        groups: a partition of the rows.
-        regroup: how the groups are padded; None if no group needs padding.
+        gather_counts: Number of ``gather_positions`` of each sequence, on the host.
+        groups: A partition of the rows.
+        regroup: Padding of the groups. None if no group needs padding.
     """
 
     lengths: tuple[int, ...]
@@ -113,7 +113,7 @@ class Padded:
     """A rectangle of ``batch`` x ``length`` rows, as in the HF-shaped call.
 
     Attributes:
-        mask: ``[B, T]`` True at real tokens; holes are allowed.
+        mask: ``[B, T]`` True at real tokens. Holes are allowed.
     """
 
     batch: int
@@ -126,11 +126,11 @@ Layout = Packed | Padded
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The tokens whose states a head reads from the last layer, which then skips the others.
+    """The tokens that a head reads. The last layer skips the others.
 
     Attributes:
-        rows: ``[R]`` their rows.
-        first_tokens: they are the first token of every sequence, in the caller's order. On a CPU the last layer then
+        rows: ``[R]`` the rows of the tokens.
+        first_tokens: The tokens are the first of every sequence, in the caller's order. On a CPU the last layer then
             computes no other queries.
     """
 
@@ -144,12 +144,11 @@ class PackedBatch(_Movable):
 
     Attributes:
         input_ids, position_ids, token_type_ids: ``[N]`` in the order of the layout's rows.
-        layout: where the sequences are.
-        windows: the number of sequences of each row, in the caller's order; the windows of a long text are
-            neighbours.
-        labels: the labels of all sequences one after another, float64; empty without labels.
-        label_counts: how many of ``labels`` belong to each sequence.
-        fields: further numbers that a task's loss reads, by name: of all sequences one after another, float64.
+        layout: Layout of the sequences.
+        windows: Number of sequences of each row, in the caller's order. The windows of a long text are neighbours.
+        labels: Labels of all sequences one after another, float64. Empty without labels.
+        label_counts: Number of ``labels`` of each sequence.
+        fields: Further numbers that a task's loss reads, by name, of all sequences one after another, float64.
     """
 
     input_ids: Tensor
@@ -163,7 +162,7 @@ class PackedBatch(_Movable):
 
     @property
     def labelled_rows(self) -> list[int]:
-        """The numbers of the rows that have labels: those whose first window has some."""
+        """Returns the numbers of the rows whose first window has labels."""
         firsts = accumulate(self.windows[:-1], initial=0)
         return [row for row, first in enumerate(firsts) if self.label_counts[first]]
 
@@ -182,14 +181,14 @@ def pack(
     """Packs sequences into one batch.
 
     Args:
-        input_ids: token ids of each sequence, special tokens included; none may be empty.
-        token_type_ids: segment ids, of the same lengths.
-        position_offset: position id of a first token (``EncoderConfig.position_offset``).
-        windows: the number of sequences of each row; default: each sequence is a row.
-        labels: of each sequence; default: none.
-        gather_positions: the tokens of each sequence that a head with logits per token reads; default: all.
-        fields: name -> further numbers of each sequence; default: none.
-        pad_groups: see ``group_rows``.
+        input_ids: Token ids of each sequence, including special tokens. No sequence may be empty.
+        token_type_ids: Segment ids, of the same lengths.
+        position_offset: Position id of a first token (``EncoderConfig.position_offset``).
+        windows: Number of sequences of each row. Default: each sequence is a row.
+        labels: Labels of each sequence. Default: none.
+        gather_positions: Tokens of each sequence that a head with logits per token reads. Default: all.
+        fields: Further numbers of each sequence, by name. Default: none.
+        pad_groups: See ``group_rows``.
 
     Raises:
         ValueError: there is no sequence, one is empty, or ids and segments differ in length.
@@ -236,23 +235,23 @@ def pack(
 
 
 def device_tensor(numbers: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """``[n]`` numbers of the host on a device, for which the host does not wait."""
+    """Copies ``[n]`` numbers to a device without waiting for the copy."""
     return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
 
 
 def _concatenate(sequences: Sequence[Sequence[float]], dtype: torch.dtype = torch.int64) -> Tensor:
-    """``[n]`` the numbers of all sequences, one sequence after another."""
+    """Returns ``[n]``, the numbers of all sequences one after another."""
     numbers = array("q" if dtype == torch.int64 else "d", chain.from_iterable(sequences))
     return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)  # faster than a list
 
 
 def _starts(lengths: Tensor) -> Tensor:
-    """``[B]`` where sequences of these lengths start."""
+    """Returns ``[B]``, the starts of sequences of these lengths."""
     return lengths.cumsum(0) - lengths
 
 
 def _count_from_zero(lengths: Tensor) -> Tensor:
-    """``[N]`` the numbers 0, 1, ... of each sequence of these lengths."""
+    """Returns ``[N]``, the numbers 0, 1, ... of each sequence of these lengths."""
     return torch.arange(int(lengths.sum())) - _starts(lengths).repeat_interleave(lengths)
 
 
@@ -260,12 +259,12 @@ def group_rows(row_lengths: Tensor, *, pad_groups: bool = True) -> tuple[tuple[G
     """Cuts sequences sorted by length into groups of near-equal length.
 
     Args:
-        row_lengths: ``[B]`` the lengths in ascending order.
-        pad_groups: whether a group may contain sequences of several lengths. Without this there are more groups, but
-            their rows are not copied and need no mask.
+        row_lengths: ``[B]`` lengths in ascending order.
+        pad_groups: Allow sequences of several lengths in a group. Without this there are more groups, but their rows
+            are not copied and need no mask.
 
     Returns:
-        The groups, and how their rows are padded, or None when the lengths of every group are equal already.
+        The groups, and the padding of their rows, or None if the lengths of every group are equal.
     """
     lengths, slack = row_lengths.tolist(), GROUP_SLACK if pad_groups else 0.0
     cuts = [0]

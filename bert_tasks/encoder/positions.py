@@ -1,10 +1,10 @@
-"""How attention knows the order of tokens, beside or instead of a table of absolute positions.
+"""Positions that attention reads, with or without a table of positions.
 
-A kind of positions is a module that the encoder owns (``position_module``). It is called once per forward pass, and the
-attention of every layer asks its result what changes in queries, keys and scores.
+A type of positions is a module that the encoder owns (``position_module``). It is called once per forward pass. The
+attention of every layer calls its result to change queries, keys and scores.
 
-Shape legend: N tokens, B sequences, T length of the longest sequence (in scores: of a group's), A heads, D head size,
-H = A * D, S embeddings of distances.
+Shape legend: N tokens, B sequences, T length of the longest sequence (in scores of the longest in a group), A heads, D
+head size, H = A * D, S embeddings of distances.
 """
 
 from collections.abc import Callable
@@ -30,19 +30,19 @@ _ROWS = 256  # that are rotated together
 
 
 class LayerAttention(Protocol):
-    """What positions may use of the attention of a layer.
+    """The properties of a layer's attention that positions may use.
 
     Attributes:
-        heads: their number.
-        theta: the base of the wavelengths of rotary positions.
-        position_key, position_query: its linear layers for positions, ``[..., H] -> [..., H]``, if it has them.
+        heads: Number of heads.
+        theta: Base of the wavelengths of rotary positions.
+        position_key, position_query: Linear layers for positions, ``[..., H] -> [..., H]``, or None.
     """
 
     heads: int
     theta: float | None
 
     def project(self, hidden: Tensor) -> Tensor:
-        """``[S, H] -> [S, 3, A, D]`` queries, keys and values."""
+        """Computes queries, keys and values, ``[S, H] -> [S, 3, A, D]``."""
 
     @property
     def position_key(self) -> nn.Module | None: ...
@@ -51,25 +51,25 @@ class LayerAttention(Protocol):
 
 
 class Positions(Protocol):
-    """What is computed once per forward pass, for all layers."""
+    """Values that are computed once per forward pass, for all layers."""
 
     def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores | None]:
-        """What one layer makes of it.
+        """Applies the positions to one layer.
 
         Args:
-            attention: the layer's attention.
-            qkv: ``[N, 3, A, D]`` its queries, keys and values.
+            attention: The layer's attention.
+            qkv: ``[N, 3, A, D]`` queries, keys and values.
 
         Returns:
-            The queries, keys and values to attend with, and what is added to the scores; None: nothing.
+            The queries, keys and values to attend with, and the terms to add to the scores, or None.
         """
 
 
 def position_module(config: EncoderConfig) -> nn.Module | None:
-    """The module that makes ``Positions`` of position ids ``[N]`` and a layout; None: the embeddings say all.
+    """Returns the module of ``Positions``, or None if embeddings contain them all.
 
     Raises:
-        CheckpointError: this version does not compute such positions.
+        CheckpointError: This version does not compute such positions.
     """
     match config.positions:
         case "absolute":
@@ -86,9 +86,7 @@ def position_module(config: EncoderConfig) -> nn.Module | None:
 
 
 class RotaryPositions(nn.Module):
-    """Positions as angles by which queries and keys are rotated (RoPE, arXiv:2104.09864). A product of both then
-    depends on their distance alone.
-    """
+    """Rotations that make products depend on distance (RoPE, arXiv:2104.09864)."""
 
     def __init__(self, *, is_interleaved: bool) -> None:
         super().__init__()
@@ -99,10 +97,10 @@ class RotaryPositions(nn.Module):
 
 
 class RotaryAngles:
-    """The cosines and sines of one forward pass, computed once for all layers with the same base.
+    """The cosines and sines of one forward pass, shared by layers with the same base.
 
-    Component i of the first half of a head and component i of the second half are one plane; interleaved, two
-    neighbours are.
+    Component i of the first half of a head and component i of the second half form one plane. Interleaved, two
+    neighbours do.
     """
 
     def __init__(self, position_ids: Tensor, *, is_interleaved: bool = False) -> None:
@@ -121,7 +119,7 @@ class RotaryAngles:
         return torch.cat([torch.cat(halves, dim=-1).to(qkv.dtype), value], dim=1), None
 
     def _cosines_and_sines(self, theta: float, qkv: Tensor) -> tuple[Tensor, Tensor]:
-        """``[N, 1, 1, D / 2]`` each, in float32 at least: half precision has too few digits for positions."""
+        """Returns ``[N, 1, 1, D / 2]`` each, in float32 at least to have enough digits."""
         dtype, size = torch.promote_types(qkv.dtype, torch.float32), qkv.shape[-1]
         angles = self._angles.get((theta, dtype))
         if angles is None:
@@ -133,10 +131,10 @@ class RotaryAngles:
 
 
 class RotaryTable(nn.Module):
-    """Interleaved rotary positions whose sines and cosines are stored with the weights (RoFormer).
+    """Interleaved rotary positions with stored sines and cosines (RoFormer).
 
     Attributes:
-        weight: ``[P, D]`` for each position the sines of all planes, then their cosines. They are not trained.
+        weight: ``[P, D]`` the sines of all planes for each position, then their cosines. They are not trained.
     """
 
     weight: Tensor
@@ -157,38 +155,37 @@ class TableAngles:
     """``Positions`` that all layers read from one table.
 
     Attributes:
-        rows: ``[N, 1, 1, D]`` of the table.
+        rows: ``[N, 1, 1, D]`` rows of the table.
     """
 
     rows: Tensor
 
     def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, None]:
-        """See ``Positions``."""
         sines, cosines = self.rows.chunk(2, dim=-1)
         return rotate_neighbours(qkv, cosines, sines), None
 
 
 def rotate_neighbours(qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotates queries and keys ``[N, 3, A, D]`` in the planes of two neighbouring components."""
+    """Rotates queries and keys ``[N, 3, A, D]`` in planes of two neighbours."""
     query_key, value = torch.split(qkv, [2, 1], dim=1)
     rotated = rotate(query_key[..., ::2], query_key[..., 1::2], cosines, sines)
     return torch.cat([torch.stack(rotated, dim=-1).flatten(-2).to(qkv.dtype), value], dim=1)
 
 
 def rotate_halves(rows: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-    """``[..., D]`` -> the rotated halves ``[..., D / 2]``, in the precision of the angles."""
+    """Rotates ``[..., D]`` to halves ``[..., D / 2]``, in the angles' precision."""
     first, second = rows.chunk(2, dim=-1)
     return rotate(first, second, cosines, sines)
 
 
 def rotate(first: Tensor, second: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-    """Turns the planes of two components, ``[..., D / 2]`` each, in the precision of the angles."""
+    """Rotates two halves, ``[..., D / 2]`` each, in the angles' precision."""
     rotated = torch.addcmul(first * cosines, second, sines, value=-1)
     return rotated, torch.addcmul(second * cosines, first, sines)
 
 
 class ApplyRotary(torch.autograd.Function):
-    """Rotates queries and keys piece by piece, so that intermediate results stay in the processor's cache."""
+    """Rotation of queries and keys, piece by piece to stay in the processor's cache."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -215,9 +212,10 @@ apply_rotary: Callable[[Tensor, Tensor, Tensor], Tensor] = ApplyRotary.apply
 
 
 class DisentangledPositions(nn.Module):
-    """Embeddings of distances, from which every layer makes keys and queries (DeBERTa, He et al., arXiv:2006.03654).
+    """Embeddings of distances (DeBERTa, He et al., arXiv:2006.03654).
 
-    Distances are counted in the rows of a sequence, whatever its position ids are, and in a padded layout in columns.
+    Every layer makes keys and queries of them. Distances are counted in the rows of a sequence, whatever its position
+    ids are, and in a padded layout in columns.
     """
 
     def __init__(self, config: EncoderConfig, disentangled: DisentangledConfig) -> None:
@@ -228,7 +226,7 @@ class DisentangledPositions(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, position_ids: Tensor, layout: Layout) -> "DisentangledScores":
-        """``[N]`` position ids, which are not used."""
+        """Returns the scores. The position ids ``[N]`` are not used."""
         span = self.config.span
         exact = self.config.buckets // 2 if self.config.buckets else self.config.max_distance
         length = max(layout.lengths) if isinstance(layout, Packed) else layout.length
@@ -244,9 +242,10 @@ class DisentangledPositions(nn.Module):
 
 
 def log_buckets(distances: Tensor, *, buckets: int, max_distance: int) -> Tensor:
-    """The bucket of each distance, an integer of the same sign: distances up to half of the buckets have their own.
+    """Returns the bucket of each distance, an integer of the same sign.
 
-    The logarithms are float32's, as in transformers, because a bucket begins where they reach a whole number.
+    Distances up to half of the buckets have separate buckets. The logarithms are float32's, as in transformers, because
+    a bucket begins where they reach a whole number.
     """
     half = buckets // 2
     sizes = distances.abs()
@@ -261,10 +260,10 @@ class DisentangledScores:
     """The embeddings of all distances in one forward pass.
 
     Attributes:
-        table: ``[S, H]`` embeddings.
+        table: ``[S, H]`` embeddings of distances.
         rows: ``[2, 2T]`` the row of ``table`` for each distance from T down to 1 - T, and for each from -T up to T - 1.
-        dropout: of the embeddings; every layer draws anew.
-        config: which scores there are.
+        dropout: Dropout of the embeddings. Every layer draws a new mask.
+        config: The scores to compute.
     """
 
     table: Tensor
@@ -273,9 +272,9 @@ class DisentangledScores:
     config: DisentangledConfig
 
     def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores]:
-        """See ``Positions``. The keys and queries of distances are made here, once for all groups."""
+        """Makes the keys and queries of distances, once for all groups."""
         table = self.dropout(self.table)
-        position_queries: Any  # tensors, where the scores need them
+        position_queries: Any  # tensors, if the scores need them
         position_keys: Any
         if self.config.shared:
             position_queries, position_keys, _ = attention.project(table).flatten(2).unbind(1)  # [S, A * D]
@@ -303,11 +302,11 @@ class DisentangledScores:
 
 
 def gather_relative(content: Tensor, of_distances: Tensor) -> Tensor:
-    """Products of every token i with what belongs to its distance from every token j.
+    """Multiplies every token i with the vector of its distance from every token j.
 
     Args:
         content: ``[B, A, T, D]`` queries or keys.
-        of_distances: ``[A, D, 2L]`` with L >= T; column L + j - i is for the tokens i and j.
+        of_distances: ``[A, D, 2L]`` with L >= T. Column L + j - i is for the tokens i and j.
 
     Returns:
         ``[B, A, T, T]``.
@@ -318,20 +317,21 @@ def gather_relative(content: Tensor, of_distances: Tensor) -> Tensor:
         of_distances = of_distances.narrow(-1, longest - length, 2 * length)
     # One product for each head, in which the rows of all sequences are together.
     products = content.transpose(0, 1).reshape(heads, batch * length, size) @ of_distances
-    # Row i wants its columns from length - i on: in rows that are one shorter, they are below each other.
+    # Row i needs its columns from length - i on. In rows that are one shorter, they are below each other.
     rows = products.view(heads, batch, 2 * length**2).narrow(-1, length, length * (2 * length - 1))
     return rows.view(heads, batch, length, 2 * length - 1).narrow(-1, 0, length).transpose(0, 1)
 
 
-# Distances in tokens at which the next bucket begins: each has its own up to 8, then every second one begins at twice
+# Distances in tokens at which the next bucket begins. Each has a bucket up to 8, then every second one begins at twice
 # the distance (8 * 2^(k/2)), and the last has all from 91 on. transformers computes the same with float32 logarithms.
 _BUCKET_STARTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91)
 
 
 class RelativeBias(nn.Module):
-    """A number for each head and bucket of distances, which all layers add to their scores (MPNet, after T5).
+    """A number for each head and bucket of distances (MPNet, after T5).
 
-    Buckets of keys before the query and of the query itself come first, buckets of keys after it second.
+    All layers add it to their scores. Buckets of keys before the query and of the query itself come first, buckets of
+    keys after it second.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -339,7 +339,7 @@ class RelativeBias(nn.Module):
         self.bias = nn.Embedding(2 * (len(_BUCKET_STARTS) + 1), config.num_attention_heads)
 
     def forward(self, position_ids: Tensor, layout: Layout) -> "AddedBias":
-        """Returns the scores of the longest sequence, which contain the scores of shorter ones."""
+        """Returns the scores of the longest sequence, which contain shorter ones' scores."""
         length = max(layout.lengths) if isinstance(layout, Packed) else layout.length
         distances = torch.arange(1 - length, length, device=position_ids.device)  # [2T - 1] key - query
         buckets = (distances > 0) * (len(_BUCKET_STARTS) + 1)
@@ -356,11 +356,10 @@ class AddedBias:
     """``Positions`` that add the same scores in every layer.
 
     Attributes:
-        scores: ``[1, A, T, T]`` for query and key.
+        scores: ``[1, A, T, T]`` scores of query and key.
     """
 
     scores: Tensor
 
     def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores | None]:
-        """See ``Positions``."""
         return qkv, lambda query, key: self.scores[:, :, : query.shape[2], : key.shape[2]].to(query.dtype)

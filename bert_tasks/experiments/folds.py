@@ -1,7 +1,7 @@
-"""Cross-validation: one run per fold, and predictions for every row by a model that was trained without it.
+"""Cross-validation with one run per fold and out-of-fold predictions.
 
-Owns ``folds.json`` and ``out_of_fold.jsonl``, and the metrics over all rows and over the folds. Which rows are in a
-fold is decided in data/folds.py.
+Owns ``folds.json`` and ``out_of_fold.jsonl``, and the metrics over all rows and over the folds. data/folds.py decides
+which rows are in a fold.
 """
 
 import math
@@ -41,9 +41,9 @@ class FoldRun:
     """One fold's run.
 
     Attributes:
-        rows: The number of rows that are held out.
-        metrics: The metrics of the best model on these rows; ``result`` has the metrics on the validation rows.
-        collapse: See ``FitResult``; on the rows that are held out.
+        rows: Number of held-out rows.
+        metrics: The metrics of the best model on these rows. ``result`` has the metrics on the validation rows.
+        collapse: As in ``FitResult``, on the held-out rows.
     """
 
     fold: int
@@ -56,12 +56,11 @@ class FoldRun:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldMetric:
-    """A metric of predictions for rows that are held out.
+    """A metric of predictions for held-out rows.
 
     Attributes:
-        out_of_fold: The value over all rows together; None for the loss.
-        mean, std: Over the folds' values, with the sample standard deviation (divided by folds - 1); NaN if a fold has
-            no such value.
+        out_of_fold: The value over all rows together. None for the loss.
+        mean, std: Mean and sample standard deviation (divided by folds - 1) over the folds. NaN if a fold has no value.
     """
 
     out_of_fold: float | None
@@ -116,7 +115,7 @@ class FoldsResult:
         return tuple(notes)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of ``folds.json``."""
+        """Returns the content of ``folds.json``."""
         return {
             "metric": self.metric,
             "summary": self.summary,
@@ -141,7 +140,7 @@ class FoldsResult:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines for a terminal."""
         rows = [("fold", "rows", self.metric, "best step", "")]
         for run in self.runs:
             steps = f"{run.result.best_step} of {run.result.steps}"
@@ -235,7 +234,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
 
 @dataclass(frozen=True, kw_only=True)
 class FoldPredictions:
-    """The rows of a fold, which are a part of all rows, and the predictions of the model that did not see them."""
+    """The rows of a fold and the predictions of the model that did not see them."""
 
     fold: int
     table: RowTable
@@ -264,7 +263,7 @@ def out_of_fold(parts: Sequence[FoldPredictions]) -> tuple[list[Row], list[int],
 
 
 def write_predictions(result: FoldsResult) -> None:
-    """Writes a line for each row: its line (and its file, of several), its columns, its fold and its prediction.
+    """Writes line (and file), columns, fold and prediction of each row.
 
     As in ``predict``, a column that the prediction repeats is skipped, and another one with the name of a field of the
     prediction is called ``input.NAME``.
@@ -281,12 +280,12 @@ def write_predictions(result: FoldsResult) -> None:
 
 
 def dry_run_folds(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
-    """Returns the dry run of the first fold, after a check of all folders; arguments as in ``train_folds``."""
+    """Checks all folders and returns the dry run of the first fold."""
     return dry_run(fold_group(recipe, overwrite=overwrite).first, overwrite=overwrite)
 
 
 def fold_group(recipe: Recipe, *, overwrite: bool = False) -> RunGroup:
-    """Returns the runs of a recipe, whose folders are checked; arguments as in ``train_folds``."""
+    """Checks the folders of a recipe's runs and returns the runs."""
     section = recipe.folds
     if section is None:
         raise RecipeError("no folds: set folds.count in the recipe, or pass --folds 5")

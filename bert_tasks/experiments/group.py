@@ -1,7 +1,7 @@
-"""The runs of an experiment that differ in one number: a seed or a fold.
+"""The runs of an experiment that differ in the seed or in the fold.
 
 Owns the recipe and the folder of each run, the check of all folders before the first run starts, the order of the runs,
-and the removal of earlier ones.
+and the removal of earlier runs.
 """
 
 import re
@@ -22,17 +22,17 @@ Result = TypeVar("Result")
 
 
 class RunGroup:
-    """Runs in the folders ``seed-N`` or ``fold-N`` of one folder, which also holds ``seeds.json`` or ``folds.json``.
+    """Runs in the folders ``seed-N`` or ``fold-N`` of one folder.
 
     Attributes:
-        folder: The folder of the experiment.
+        folder: The folder of the experiment, which also holds ``seeds.json`` or ``folds.json``.
         recipes: The seed or the number of the fold -> the recipe of its run.
     """
 
     def __init__(
         self, recipe: Recipe, word: Literal["seed", "fold"], changes: Mapping[int, Mapping[str, Mapping[str, Any]]]
     ) -> None:
-        """Plans the runs of a recipe with a folder. ``changes``: number -> sections as in ``with_changes``."""
+        """Plans the runs. ``changes`` maps a number to sections (see ``with_changes``)."""
         self.accelerator = make_accelerator(recipe.optim.mixed_precision)
         self.folder, self.word = run_folder(recipe), word
         self.recipes = {
@@ -50,13 +50,13 @@ class RunGroup:
         return next(iter(self.recipes.values()))
 
     def existing(self) -> dict[int, Path]:
-        """Returns the number of each run in the folder -> its folder, in order. ``seed-01`` is not such a folder."""
+        """Returns number -> folder of the runs in the folder. ``seed-01`` is no run."""
         paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
         matches = ((re.fullmatch(rf"{self.word}-(0|[1-9]\d*)", path.name), path) for path in paths)
         return dict(sorted((int(match[1]), path) for match, path in matches if match is not None))
 
     def check(self, *, overwrite: bool) -> None:
-        """Raises UsageError if the folder holds something else, or a run there was made with other settings."""
+        """Raises UsageError if the folder holds other files or runs with other settings."""
         check_experiment_folder(self.folder, {f"{self.word}s.json", *(path.name for path in self.existing().values())})
         for number, recipe in self.recipes.items():
             home = self.home(number)
@@ -70,12 +70,14 @@ class RunGroup:
     def run(
         self, train: Callable[[Recipe], Result], *, progress: bool, remove: Iterable[Path] = ()
     ) -> Iterator[tuple[int, Result | DivergedError]]:
-        """Trains one run after the other, and yields its number and its result, or its error if it diverges.
+        """Trains one run after the other.
+
+        Yields the number of a run and its result, or its error if the run diverges.
 
         Args:
             train: Trains a recipe.
             progress: Announce each run on standard error.
-            remove: Folders of runs to remove first, all of them: the command that resumes does not overwrite.
+            remove: Folders of runs to remove before the first run, because the command that resumes does not overwrite.
         """
         broadcast_from_main(self.accelerator, remove_runs, list(remove))
         for position, (number, recipe) in enumerate(self.recipes.items(), start=1):
@@ -99,7 +101,7 @@ def remove_runs(folders: Iterable[Path]) -> None:
 
 
 def check_experiment_folder(folder: Path, marks: set[str]) -> None:
-    """Raises UsageError if a folder can not be written, or holds files and none with one of the names ``marks``."""
+    """Raises UsageError if a folder is not writable or holds other files."""
     check_writable(folder)
     names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
     if names & {outputs.RUN, outputs.SUMMARY}:
@@ -112,7 +114,7 @@ def check_experiment_folder(folder: Path, marks: set[str]) -> None:
 
 
 def with_changes(recipe: Recipe, **sections: Mapping[str, Any]) -> Recipe:
-    """Returns the recipe with other values; each section is a mapping of its keys to values."""
+    """Returns the recipe with other values. Each section maps its keys to values."""
     copies = {name: getattr(recipe, name).model_copy(update=dict(values)) for name, values in sections.items()}
     return recipe.model_copy(update=copies)
 

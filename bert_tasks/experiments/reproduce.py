@@ -1,7 +1,7 @@
-"""Training again from a saved run, and comparing the results bit for bit.
+"""Trains again from a saved run and compares the results bit for bit.
 
-Owns what is compared and what is not: times differ on any machine. The second run is an ordinary one with a folder of
-its own.
+Owns what is compared. Times are not, because they differ on any machine. The second run is an ordinary run with a
+folder of its own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ _SHOWN = 20  # differences in a table for people
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A value that differs. ``where``: a key, or a place in a file."""
+    """A value that differs. ``where`` is a key, or a place in a file."""
 
     where: str
     before: Any
@@ -47,8 +47,8 @@ class Reproduction:
     """A run and its repetition.
 
     Attributes:
-        surroundings: what differed before training began; it may be the cause of ``differences``.
-        compared: what was compared.
+        surroundings: Differences before training began. They may be the cause of ``differences``.
+        compared: What was compared.
     """
 
     run: Path
@@ -84,13 +84,13 @@ class Reproduction:
 def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress: bool = True) -> Reproduction:
     """Repeats a finished run from its folder, and compares the results.
 
-    The number of threads is set to the run's while it trains. Trackers are not used. Call it again to resume a
-    repetition that was interrupted; a finished one is only compared. It raises the errors of ``train``.
+    The number of threads is set to the run's while it trains. Trackers are not used. Call it again to resume an
+    interrupted repetition, or to compare a finished repetition again. It raises the errors of ``train``.
 
     Args:
         run: The folder of a finished run of a recipe.
-        output_dir: The folder of the second run. Default: the run's, with ``-reproduced`` at its end.
-        progress: Report on standard error, including what differs before training begins.
+        output_dir: The folder of the second run. Default: the folder of the run with ``-reproduced`` at its end.
+        progress: Report on standard error, including the differences before training begins.
     """
     folder = Path(run)
     metadata = _metadata(folder)
@@ -128,7 +128,7 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
-    """The run.json of a run that can be repeated."""
+    """Returns the run.json of a run that can be repeated."""
     metadata = outputs.read_run_metadata(folder)
     if metadata is None:
         reason = f"no {outputs.RUN}" if folder.exists() else missing_path(folder, "folder")
@@ -144,7 +144,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
 
 
 def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> Iterator[Difference]:
-    """What differs before training begins, as far as run.json records it."""
+    """Returns the differences before training begins, as far as run.json has them."""
     for change in outputs.environment_changes(metadata, run_environment(trainer.accelerator, trainer.model.task)):
         yield Difference(where=change.name, before=change.before, now=change.now)
     weights = weights_digest(trainer.objective.checkpoint_parameters())
@@ -158,7 +158,7 @@ def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> I
 
 
 def _compare(folder: Path, home: Path, surroundings: tuple[Difference, ...]) -> Reproduction:
-    """Compares the metrics, the losses, rates and norms of every logged step, and the weights."""
+    """Compares metrics, weights, and losses, rates and norms of logged steps."""
     nothing: dict[str, Any] = {}
     differences = list(_different(outputs.SUMMARY, *(outputs.read_summary(path) or nothing for path in (folder, home))))
     for before, now in zip_longest(outputs.read_events(folder), outputs.read_events(home), fillvalue=nothing):
@@ -179,7 +179,7 @@ def _compare(folder: Path, home: Path, surroundings: tuple[Difference, ...]) -> 
 
 
 def _different(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """JSON writes every digit of a number, so equal numbers are equal bits."""
+    """Yields the differences of two mappings. JSON has every digit of a number."""
     for name in dict.fromkeys((*before, *now)):
         left, right = before.get(name), now.get(name)
         if isinstance(left, Mapping) and isinstance(right, Mapping):

@@ -1,8 +1,8 @@
-"""Hyper-parameter search: each trial is an ordinary run, and the best values are trained again with fresh seeds.
+"""Hyper-parameter search, in which each trial is an ordinary run.
 
-Owns the folder of a search (``study.db``, a folder of trials for each sampler, ``baseline``, ``best.toml``,
-``search.json``), what of it is kept, and the tables for people and programs. What is suggested and pruned is in
-study.py.
+The best values are trained again with fresh seeds. Owns the folder of a search (``study.db``, a folder of trials for
+each sampler, ``baseline``, ``best.toml``, ``search.json``), the removal of its files, and the tables for people and
+programs. study.py suggests and prunes.
 """
 
 import json
@@ -54,8 +54,8 @@ class StudyResult:
     """The trials of one sampler.
 
     Attributes:
-        best: The trial with the best score; None: no trial has one.
-        run: The folder of its run; of several seeds, of the best.
+        best: The trial with the best score. None if no trial has a score.
+        run: The folder of its run, or of its best run over several seeds.
         fresh: The best values, trained again with fresh seeds.
         importance: See ``Study.importance``.
     """
@@ -70,7 +70,7 @@ class StudyResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """A search that is complete.
+    """A complete search.
 
     Attributes:
         metric: The metric by which trials are compared.
@@ -87,7 +87,7 @@ class SearchResult:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The content of ``search.json``."""
+        """Returns the content of ``search.json``."""
         return {
             "metric": self.metric,
             "lower_is_better": self.lower_is_better,
@@ -117,7 +117,7 @@ class SearchResult:
         return {"output_dir": str(seeds.output_dir), "values": values, **numbers}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines for a terminal."""
         first = self.studies[0]
         keys = list(first.trials[0].values) if first.trials else []
         rows: list[tuple[str, ...]] = [("trial", self.metric, *keys, "")]
@@ -152,7 +152,7 @@ class SearchResult:
 
 
 def shown_value(value: Any) -> str:
-    """A value of a key, for people."""
+    """Returns a value of a key, for people."""
     return f"{value:.4g}" if isinstance(value, float) else literal(value)
 
 
@@ -218,7 +218,7 @@ def _remove(folder: Path) -> None:
 
 
 class _Search:
-    """A search in its folder. Only the main process has the studies; the others learn what they need."""
+    """A search in its folder. Only the main process has the studies."""
 
     def __init__(self, prepared: LoadedRecipe, section: SearchSection, folder: Path, *, progress: bool) -> None:
         self.recipe, self.task, self.section, self.folder = prepared.recipe, prepared.task, section, folder
@@ -241,7 +241,7 @@ class _Search:
 
     @on_main_process
     def begin(self, *, overwrite: bool) -> None:
-        """Opens the file of the trials, which marks the folder as a search's, and writes the recipe.
+        """Opens the file of the trials, which marks the folder, and writes the recipe.
 
         Raises:
             UsageError: The search in the folder has other settings or rows.
@@ -297,7 +297,7 @@ class _Search:
             write_message(text)
 
     def _study(self, sampler: Sampler) -> Study:
-        """Returns the trials of a sampler; for the main process."""
+        """Returns the trials of a sampler. Call it on the main process."""
         if sampler not in self.studies:
             sections: dict[str, Any] = {"optim": self.recipe.optim, "settings": self.task, "model": self.recipe.model}
             space = self.section.space
@@ -321,7 +321,7 @@ class _Search:
 
     @on_main_process
     def _next_trial(self, sampler: Sampler, total: int) -> tuple[int, dict[str, Any]] | None:
-        """Returns the number and the values of the next trial, or None at the end. Removes weights of ended trials."""
+        """Returns the number and values of the next trial, or None. Removes old weights."""
         study = self._study(sampler)
         trials = study.trials
         best = self._best(trials)
@@ -355,7 +355,7 @@ class _Search:
         self._study(sampler).add(trial)
 
     def _run_trial(self, sampler: Sampler, trial: Trial) -> Trial:
-        """Trains the runs of a trial, one for each seed; the first decides whether it is pruned."""
+        """Trains a trial's run for each seed. The first decides whether it is pruned."""
         folders = self._run_folders(sampler, trial.number)
         metrics = list[float]()
 
@@ -383,7 +383,7 @@ class _Search:
         return self._history(sampler, folder)
 
     def _history(self, sampler: Sampler, folder: Path) -> tuple[list[float], bool]:
-        """Returns `_best_so_far` of a run, and True if it is to end, or has ended, before its last step."""
+        """Returns `_best_so_far` of a run, and True if it ends before its last step."""
         metadata, scores = outputs.read_run_metadata(folder), self._best_so_far(folder)
         if metadata is None or not scores:
             return [], False
@@ -391,7 +391,7 @@ class _Search:
         return scores, self._study(sampler).prunes(scores) and last < metadata["steps"]
 
     def _best_so_far(self, folder: Path) -> list[float]:
-        """Returns the best score of a run after each of its evaluations; NaN before the first that is a number."""
+        """Returns the best score after each evaluation, NaN before the first number."""
         best, history = math.nan, []
         for event in outputs.read_events(folder):
             if event["event"] == "evaluation":

@@ -33,7 +33,7 @@ _SHOWN = 3  # settings in a note
 
 @dataclass(frozen=True, kw_only=True)
 class SeedRun:
-    """One seed's run. ``result`` is None if the run diverged; then ``failure`` names the step."""
+    """One seed's run. ``result`` is None and ``failure`` set if the run diverged."""
 
     seed: int
     output_dir: Path
@@ -42,22 +42,24 @@ class SeedRun:
 
     @property
     def collapse(self) -> str | None:
-        """What the best model predicts for every row; see `FitResult`."""
+        """The best model's prediction for every row, if it is the same. See `FitResult`."""
         return None if self.result is None else self.result.collapse
 
     def value(self, metric: str) -> float:
-        """A metric of the best model; NaN if there is none."""
+        """Returns a metric of the best model, or NaN if there is none."""
         return math.nan if self.result is None else self.result.metrics.get(metric, math.nan)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A metric over several runs; it has no mean if it is NaN in some run.
+    """A metric over several runs.
+
+    It has no mean if it is NaN in some run.
 
     Attributes:
-        runs: The number of runs that have it.
-        std: The sample standard deviation (divided by runs - 1); NaN for a single run.
-        best, best_seed: The highest (if lower is better, the lowest) and its seed; among equal ones the first.
+        runs: Number of runs that have the metric.
+        std: The sample standard deviation (divided by runs - 1). NaN for a single run.
+        best, best_seed: The highest value (if lower is better, the lowest) and its seed. The first of equal values.
     """
 
     runs: int
@@ -95,7 +97,7 @@ class SeedsResult:
 
     @property
     def metrics(self) -> dict[str, Spread]:
-        """Every metric over the runs that did not diverge, in the order in which runs report them."""
+        """Every metric over the runs that did not diverge, in the order of the runs."""
         return spreads(self.runs, self.lower_is_better)
 
     @property
@@ -105,7 +107,7 @@ class SeedsResult:
 
     @property
     def faults(self) -> list[str]:
-        """How many runs diverged or collapsed, and what that does to the statistics."""
+        """The number of diverged or collapsed runs, and the effect on the statistics."""
         faults = [f"{self._counted(self.failed)} diverged and are not counted"] if self.failed else []
         if self.collapsed:
             left, rest = self.metrics_without_collapsed.get(self.metric), "no other is left"
@@ -121,7 +123,7 @@ class SeedsResult:
         return f"{len(some)} of {len(self.runs)} runs (seed{'s' if len(some) > 1 else ''} {seeds})"
 
     def to_json(self) -> dict[str, Any]:
-        """The content of ``seeds.json``."""
+        """Returns the content of ``seeds.json``."""
         without = {name: vars(spread) for name, spread in self.metrics_without_collapsed.items()}
         return {
             "metric": self.metric,
@@ -141,9 +143,9 @@ class SeedsResult:
         return content | {"failure": run.failure, "collapse": run.collapse}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines for a terminal."""
         metrics, results = self.metrics, [run.result for run in self.runs if run.result is not None]
-        tables: dict[str, MetricTable] = {}  # validation set -> the means of its metrics; none if every run diverged
+        tables: dict[str, MetricTable] = {}  # validation set -> means of metrics, empty if all diverged
         if results:
             by_set = metrics_by_set({name: spread.mean for name, spread in metrics.items()}, results[0].validation_sets)
             tables = {name: Report.of(results[0].task).table(means) for name, means in by_set.items()}
@@ -258,12 +260,12 @@ def train_seeds(
 
 
 def dry_run_seeds(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite: bool = False) -> DryRun:
-    """Returns the dry run of the first seed, after a check of all folders; arguments as in ``train_seeds``."""
+    """Checks all folders and returns the dry run of the first seed."""
     return dry_run(seed_group(recipe, seeds, overwrite=overwrite).first, overwrite=overwrite)
 
 
 def seed_group(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite: bool = False) -> RunGroup:
-    """Returns the runs of a recipe, whose folders are checked first. See ``train_seeds``."""
+    """Checks the folders of a recipe's runs and returns the runs."""
     numbers = recipe.run.seeds
     if seeds is not None:
         options = {"seeds": tuple(seeds)}
@@ -288,7 +290,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def _earlier_runs(group: RunGroup, recipe: Recipe, notes: list[str]) -> list[SeedRun]:
-    """Returns the runs of other seeds in the folder, and adds a note on each that cannot be compared with the group."""
+    """Returns runs of other seeds, and adds a note on each that cannot be compared."""
     failures: dict[str, str] = {}  # seed -> why its run failed, as the last comparison says, if that can be read
     with suppress(UsageError):
         failures = read_record(group.folder / SEEDS, SeedsRecord, remedy="")["failed"]
@@ -314,7 +316,7 @@ def _earlier_runs(group: RunGroup, recipe: Recipe, notes: list[str]) -> list[See
 
 
 def _check_settings(metadata: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raises UsageError if a run was made with other settings, except the seed and the rows that it selects."""
+    """Raises UsageError if a run has other settings, except the seed and its rows."""
     differing = {change.name for change in outputs.differences(metadata["settings"], current["settings"])}
     differing -= {"run.seed", *silent_settings()}
     if _validation(metadata) != _validation(current):  # validation rows taken from the training rows differ
@@ -325,5 +327,5 @@ def _check_settings(metadata: Mapping[str, Any], current: Mapping[str, Any]) -> 
 
 
 def _validation(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the split of the validation rows -> their fingerprint, in the order of evaluation."""
+    """Returns validation split -> fingerprint, in the order of evaluation."""
     return {split: data["fingerprint"] for split, data in metadata["data"].items() if split != "train"}

@@ -1,7 +1,8 @@
-"""The trials of a hyper-parameter search in SQLite, and what is suggested next. The only module that imports Optuna.
+"""The trials of a hyper-parameter search in SQLite, and the next suggestion.
 
-Owns the rule that makes a search reproducible: the values of trial k, and whether it is pruned, are a function of the
-seed, k and the trials before it. A trial that was killed is still running in the file, and continues with its values.
+The only module that imports Optuna. Owns the rule that makes a search reproducible. The values of trial k, and whether
+it is pruned, are a function of the seed, k and the trials before it. A trial that was killed is still running in the
+file, and continues with its values.
 """
 
 import importlib.util
@@ -32,9 +33,9 @@ class Trial:
 
     Attributes:
         values: ``section.key`` -> value.
-        score: The mean of its runs at their best evaluations; None: it was pruned or failed.
-        scores: Of the first run, the best so far after each evaluation.
-        seconds: How long the trial took since the search last began.
+        score: The mean of its runs at their best evaluations. None if it was pruned or failed.
+        scores: The best scores so far after each evaluation of the first run.
+        seconds: Duration of the trial since the search last began.
         note: Why it has no score.
     """
 
@@ -58,7 +59,7 @@ class Study:
 
     Args:
         path: The SQLite file, which may hold the studies of other samplers, too.
-        search: The space and the pruner; its sampler need not be this one.
+        search: The space and the pruner. Its sampler need not be this one.
         start: The values of trial 0, if they are known.
         seed: Seed of all suggestions.
     """
@@ -93,7 +94,7 @@ class Study:
         self._storage.engine.dispose()
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Raises UsageError if what all trials must have in common, such as the rows, is not as in the first trial."""
+        """Raises UsageError if a fact of all trials, such as the rows, has changed."""
         with self._file_errors():
             if not self._study.get_trials(deepcopy=False):
                 self._study.set_user_attr("facts", dict(facts))
@@ -113,7 +114,7 @@ class Study:
             return [self._read(trial) for trial in ended]
 
     def suggest(self) -> tuple[int, dict[str, Any]]:
-        """Returns the number and the values of the next trial; the same ones until it is added."""
+        """Returns the number and values of the next trial, equal until it is added."""
         from optuna import Trial as Suggested
         from optuna import pruners, samplers
         from optuna.trial import TrialState
@@ -146,7 +147,7 @@ class Study:
             return number, {key: _suggest(self._trial, key, values) for key, values in space.items()}
 
     def prunes(self, scores: Sequence[float]) -> bool:
-        """Returns True if the suggested trial with these scores so far is to end. Earlier decisions are stored."""
+        """Returns True if the suggested trial is to end. Earlier decisions are stored."""
         with self._file_errors():
             decisions = list(self._trial.user_attrs.get("decisions", []))
             for number in range(len(decisions), len(scores)):
@@ -168,7 +169,7 @@ class Study:
             self._storage.set_trial_state_values(self._trial._trial_id, *ended)
 
     def importance(self) -> dict[str, float]:
-        """Returns each key's share in how much the scores differ (fANOVA, Hutter et al. 2014), if there are several."""
+        """Returns each key's share in the scores' variance (fANOVA, Hutter et al. 2014)."""
         from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
         if len(self.search.space) < 2 or sum(trial.score is not None for trial in self.trials) < 2:
@@ -193,7 +194,7 @@ class Study:
 
     @contextmanager
     def _file_errors(self) -> Iterator[None]:
-        """Turns what Optuna and SQLite raise about a damaged file, which may be anything, into CheckpointError."""
+        """Turns any error of Optuna and SQLite about a damaged file into CheckpointError."""
         from optuna.exceptions import OptunaError
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -218,5 +219,5 @@ def _suggest(trial: "optuna.Trial", key: str, space: Space) -> Any:
 
 
 def _value(stored: Any, space: Space) -> Any:
-    """Returns the value of a key: a choice is stored as its text."""
+    """Returns the value of a key. A choice is stored as its text."""
     return stored if space.choices is None else {literal(choice): choice for choice in space.choices}[stored]

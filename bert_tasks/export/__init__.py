@@ -1,4 +1,4 @@
-"""Export of a trained model to a folder that onnxruntime or transformers runs.
+"""Exports a trained model to a folder that onnxruntime or transformers runs.
 
 A graph is verified against the model. A folder is written whole.
 
@@ -48,7 +48,7 @@ ExportFormat = Literal["onnx", "int8", "transformers"]
 VERIFIED_ROWS = 200
 TOLERANCE = 1e-5  # for the logits of a float32 graph, times the largest logit if that is above 1
 REQUIRED_AGREEMENT = 0.95  # share of predictions that an int8 graph must leave unchanged
-LENGTHS = (1, 2, 3, 127, 128)  # of the random sequences; also the model's longest input and one token less
+LENGTHS = (1, 2, 3, 127, 128)  # of random sequences, besides the longest input and one token less
 BATCH_SIZES = (1, 7)
 _LARGEST_GRAPH = 2**31 - 1  # bytes, the limit of a protobuf file
 
@@ -59,18 +59,18 @@ class Export:
 
     Attributes:
         folder: The folder of the model.
-        record: The content of its ``export.json``: measurements, names of inputs and outputs, versions.
+        record: The content of its ``export.json`` with measurements, names of inputs and outputs, and versions.
     """
 
     folder: Path
     record: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """The folder and the record as one JSON object."""
+        """Returns the folder and the record as one JSON object."""
         return {"folder": str(self.folder), **self.record}
 
     def lines(self) -> list[str]:
-        """The record for a terminal."""
+        """Returns the record for a terminal."""
         record = self.record
         if "parity" not in record:
             return [f"{record['architecture']} with {counted(record['labels'], 'label')}", f"exported: {self.folder}"]
@@ -247,7 +247,7 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: 
 
 
 def _verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tuple[bytes, dict[str, Any]]:
-    """Returns the ONNX file of a model and the differences from the model: of logits, for int8 also of predictions."""
+    """Returns the ONNX file and the differences of logits and, for int8, predictions."""
     expected = list(model.predict_rows(rows)) if int8 else []
     if int8:
         check_int8(model)
@@ -320,7 +320,7 @@ def _compare_predictions(
 
 
 def _random_sequences(model: TaskModel) -> list[Feature]:
-    """A sequence of each length to check: any tokens but padding, the second half in segment 1 if the model has it."""
+    """Returns a random sequence of each length, half in segment 1 if there is one."""
     config, generator = model.config, torch.Generator().manual_seed(0)
     longest = config.usable_length
     tokens = torch.tensor([token for token in range(config.vocab_size) if token != config.pad_token_id])
@@ -336,7 +336,7 @@ def _random_sequences(model: TaskModel) -> list[Feature]:
 def _largest_differences(
     model: TaskModel, graph: GraphModel, sequences: Sequence[Feature], sizes: Sequence[int]
 ) -> tuple[float, float]:
-    """The largest difference of a logit over all batches of each size, and the model's largest logit; NaN if one is."""
+    """Returns the largest difference and the largest logit of all batches, or NaN."""
     # Without ``gather_positions`` heads read all tokens.
     whole: list[Feature] = [
         {"row": i, "input_ids": sequence["input_ids"], "token_type_ids": sequence["token_type_ids"]}
@@ -350,7 +350,7 @@ def _largest_differences(
 
 
 def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tuple[float, float]:
-    """The largest difference between the packed model and the graph on one padded batch, and the largest logit."""
+    """Returns the largest difference of a logit on a batch, and the largest logit."""
     heads = model.task.tasks if isinstance(model.task, MultiTask) else ("",)
     features = [Feature(**{**sequence, "head": name}) for sequence in batch for name in heads]
 

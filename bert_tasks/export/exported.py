@@ -1,4 +1,4 @@
-"""A graph that onnxruntime runs: the packed logits of a model, and an exported folder as a model that predicts.
+"""A graph that onnxruntime runs, and an exported folder as a model that predicts.
 
 Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a head reads.
 """
@@ -50,17 +50,17 @@ _FIXED = frozenset({"crf", "labels", "pooling", "problem_type"})
 
 
 def names_other_file(content: bytes) -> bool:
-    """Returns True if an ONNX file has the key "location" of values in another file, which may have any path."""
+    """Returns True if an ONNX file has the key "location" of values in another file."""
     return b"location" in content
 
 
 def input_names(config: EncoderConfig) -> tuple[str, ...]:
-    """The names that transformers uses: ``token_type_ids`` only if the model has more than one segment."""
+    """Returns transformers' names, ``token_type_ids`` only for several segments."""
     return INPUTS if config.type_vocab_size > 1 else INPUTS[:2]
 
 
 def output_names(model: TaskModel) -> tuple[str, ...]:
-    """The names that transformers uses for a model with this head; of several tasks ``NAME.logits``."""
+    """Returns transformers' names for a head, or ``NAME.logits`` for several tasks."""
     if isinstance(model.task, MultiTask):
         tasks = model.task.tasks.items()
         return tuple(f"{name}.{output}" for name, task in tasks for output in _outputs_of(task))
@@ -74,7 +74,7 @@ def _outputs_of(task: Task) -> tuple[str, ...]:
 
 
 def outputs_by_head(names: Iterable[str]) -> list[list[str]]:
-    """The outputs of a graph, grouped by the tasks in their names."""
+    """Returns the outputs of a graph, grouped by the tasks in their names."""
     return [list(group) for _, group in groupby(names, key=lambda name: name.rpartition(".")[0])]
 
 
@@ -89,7 +89,7 @@ class GraphModel:
 
     @classmethod
     def of(cls, model: TaskModel, content: bytes) -> Self:
-        """Loads a graph of this model, to be run on the CPU with torch's number of threads.
+        """Loads a graph of this model for the CPU, with torch's number of threads.
 
         Raises:
             CheckpointError: onnxruntime rejects it, or its inputs and outputs differ from the model's.
@@ -99,7 +99,7 @@ class GraphModel:
         options.intra_op_num_threads = torch.get_num_threads()
         # Two batches may be computed at the same time, and a thread that waits in a loop would take the other's core.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 4  # errors are raised; log lines would show the names in a graph unescaped
+        options.log_severity_level = 4  # errors are raised, and log lines would show names of a graph unescaped
         # Never onnxruntime's own format, which it would detect.
         options.add_session_config_entry("session.load_model_format", "ONNX")
         with _graph_errors("rejects"):
@@ -127,7 +127,7 @@ class GraphModel:
         return [head for _, head in self.head.named_heads] if isinstance(self.head, SharedHeads) else [self.head]
 
     def packed_logits(self, batch: PackedBatch) -> Any:
-        """As ``TaskModel.packed_logits``: logits ``[B, L]``, or ``[R, L]`` for the tokens that the head reads."""
+        """Returns logits ``[B, L]``, or ``[R, L]`` for the tokens that the head reads."""
         device, layout = batch.input_ids.device, batch.layout
         batch = batch.to(torch.device("cpu"))
         chunks: list[list[Tensor]] = [[] for _ in self.heads]
@@ -137,7 +137,7 @@ class GraphModel:
             rows = slice(row, row + int(lengths.sum()))
             results = self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths)
             for head, (positions, _), logits, chunk in zip(self.heads, ordered, results, chunks, strict=True):
-                if head.per_token:  # only rows that are read are kept: over a vocabulary the logits of all are many
+                if head.per_token:  # keeps only rows that are read, because logits over a vocabulary are large
                     first, end = torch.searchsorted(positions, torch.tensor([row, rows.stop])).tolist()
                     logits = logits.index_select(0, positions[first:end] - row)
                 chunk.append(logits)
@@ -150,7 +150,7 @@ class GraphModel:
         return self.output([torch.cat(chunk).index_select(0, place).to(device) for chunk, place in pairs], layout)
 
     def output(self, logits: Sequence[Tensor], layout: Packed) -> Any:
-        """The output of the model's head for the logits of each of ``heads``."""
+        """Returns the output of the model's head for the logits of each of ``heads``."""
         results = [head.from_graph(each) for head, each in zip(self.heads, logits, strict=True)]
         if not isinstance(self.head, SharedHeads) or not isinstance(layout, SharedLayout):
             return results[0]
@@ -159,12 +159,12 @@ class GraphModel:
         return SharedOutput(logits=dict(zip(names, results, strict=True)), batches=layout.heads, per_token=per_token)
 
     def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> list[Tensor]:
-        """Pads sequences that lie one after another and runs them in one call: ``[N] -> [N, L]`` or ``[B, L]``.
+        """Pads sequences and runs them in one call, ``[N] -> [N, L]`` or ``[B, L]``.
 
         Returns the logits of each of ``heads``.
 
         Raises:
-            CheckpointError: the graph cannot be run, or its logits have another shape.
+            CheckpointError: The graph cannot be run, or its logits have another shape.
         """
         mask = torch.arange(int(lengths.max())) < lengths[:, None]  # [B, T]
         padded = torch.full(mask.shape, self.pad_token_id).masked_scatter_(mask, input_ids)
@@ -187,7 +187,7 @@ class GraphModel:
 
 
 def _rows_read(heads: Sequence[Head], layout: Packed) -> list[Tensor]:
-    """The rows of the batch that each head reads, or the first rows of its sequences."""
+    """Returns the rows that each head reads, or the first rows of its sequences."""
     if not isinstance(layout, SharedLayout):
         return [layout.gather_positions if head.per_token else layout.first_rows for head in heads]
     reads = [
@@ -198,9 +198,9 @@ def _rows_read(heads: Sequence[Head], layout: Packed) -> list[Tensor]:
 
 
 def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
-    """The lengths of the sequences that are padded together, in row order: at most an eighth is padding.
+    """Returns the lengths of sequences to pad together, at most an eighth of padding.
 
-    The output of a layer stays in the processor's cache.
+    They are in row order. The output of a layer stays in the processor's cache.
     """
     groups, _ = group_rows(row_lengths)
     for group, lengths in zip(groups, torch.split(row_lengths, [group.sequences for group in groups]), strict=True):
@@ -220,29 +220,29 @@ def _graph_errors(action: str) -> Iterator[None]:
         errors.InvalidProtobuf,
         errors.NotImplemented,
         errors.RuntimeException,
-        RuntimeError,  # of C++ without a class of its own
-        UnicodeDecodeError,  # of a message, or the name of an input
+        RuntimeError,  # a C++ exception without a class
+        UnicodeDecodeError,  # in a message, or in the name of an input
     ) as error:
         raise CheckpointError(f"onnxruntime {action} the graph: {str(error).partition(chr(10))[0][:300]}") from None
 
 
 def import_onnxruntime(module: str = "onnxruntime") -> Any:
-    """Imports onnxruntime or one of its modules, with its telemetry disabled. The package imports it nowhere else.
+    """Imports onnxruntime or one of its modules, with its telemetry disabled.
 
-    Its Linux wheels (1.29 and later) would resolve a host name of Microsoft, write a device id to the user's cache
-    folder and send events.
+    The package imports it nowhere else. Its Linux wheels (1.29 and later) would resolve a host name of Microsoft, write
+    a device id to the user's cache folder and send events.
     """
     disable_telemetry()
     return import_module(module)
 
 
 def is_exported(name: str | Path) -> bool:
-    """Whether the name of a model is a folder that an export wrote."""
+    """Returns True if the name of a model is a folder of an export."""
     return (Path(os.path.expanduser(name)) / RECORD).is_file()
 
 
 class ExportedModel(FixedModel[PredictionT]):
-    """A model of a graph. Its head says which tokens are read, and holds the transitions of a CRF."""
+    """A model of a graph. Its head selects tokens, and holds the transitions of a CRF."""
 
     no_weights_reason: ClassVar[str] = (
         "the model is already exported and has no weights; use the model that it was exported from"
@@ -297,7 +297,7 @@ class ExportedModel(FixedModel[PredictionT]):
 
 
 def _checked_graph(path: Path) -> bytes:
-    """The content of the graph's file, after checking its digest and that it contains all of its tensors."""
+    """Returns the content of the graph's file, after a check of digest and tensors."""
     record = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES)
     name = next((file for form, file in GRAPHS.items() if form == record.get("to")), None)
     if name is None:

@@ -1,4 +1,4 @@
-"""A model as an ONNX graph: exported by torch, and quantized to int8 by onnxruntime."""
+"""A model as an ONNX graph, exported by torch, quantized to int8 by onnxruntime."""
 
 import logging
 import warnings
@@ -40,18 +40,18 @@ class _PaddedCall(nn.Module):
         output = self.model(input_ids, attention_mask, token_type_ids)
         if isinstance(output, SharedOutput):
             logits: list[Tensor] = list(output.logits.values())
-        else:  # of tokens, and of pairs of sentences, which no prediction reads
+        else:  # logits of tokens and of pairs of sentences, which no prediction reads
             logits = [output[0] if isinstance(output, tuple) else output]
         parts = [each.unbind(-1) if splits else (each,) for each, splits in zip(logits, self.splits, strict=True)]
         return tuple(part for of_head in parts for part in of_head)
 
 
 def exported_graph(model: TaskModel) -> "onnx.ModelProto":
-    """The float32 graph of a model's padded call, with free batch size and length.
+    """Returns the float32 graph of a padded call, with free batch size and length.
 
-    Its inputs are ``input_names``, each int64 ``[B, T]``. Its outputs are ``output_names``: logits ``[B, L]``, or
-    ``[B, T, L]`` with zeros at padding (for a CRF the emissions), or for spans two tensors ``[B, T]``. The encoder
-    of several tasks is in the graph once.
+    Its inputs are ``input_names``, each int64 ``[B, T]``. Its outputs are ``output_names``, which are logits ``[B,
+    L]``, or ``[B, T, L]`` with zeros at padding (for a CRF the emissions), or for spans two tensors ``[B, T]``. The
+    encoder of several tasks is in the graph once.
 
     Raises:
         UsageError: The ``export`` extra is not installed, or the model is an exported one.
@@ -92,7 +92,7 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
 
 
 def check_int8(model: TaskModel) -> None:
-    """Raises UsageError if the head multiplies with a table over the vocabulary, which the quantizer gets wrong."""
+    """Raises UsageError if the head multiplies with a table over the vocabulary."""
     if model.head.reads_embeddings:
         raise UsageError(
             f"int8 is not supported for {model.task.name}: its head has a weight for each token; use float32"
@@ -100,16 +100,16 @@ def check_int8(model: TaskModel) -> None:
 
 
 def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7) -> bytes:
-    """The graph with int8 weights and dynamically quantized activations, by onnxruntime's quantizer.
+    """Returns the graph with int8 weights and dynamically quantized activations.
 
-    Weights have one scale per output channel, and activations one per token: of the settings that were tried, this
-    changed the fewest labels (benchmarks/LOG.md). Embeddings, norms, softmax, the products of queries, keys and
-    values, and the head stay in float32. What remains is one range for a padded batch, so a row's scores depend a
-    little on the other rows.
+    Weights have one scale per output channel, and activations one per token. Of the settings that were tried, this
+    changed the fewest labels (benchmarks/LOG.md). Embeddings, norms, softmax, the products of queries, keys and values,
+    and the head stay in float32. What remains is one range for a padded batch, so a row's scores depend a little on the
+    other rows.
 
     Args:
-        graph: in float32.
-        weight_bits: 8 are for processors with VNNI; on others intermediate sums of 16 bits would overflow.
+        graph: A float32 graph.
+        weight_bits: Use 8 for processors with VNNI. On others intermediate sums of 16 bits would overflow.
     """
     quantization = import_onnxruntime("onnxruntime.quantization")
     # The products of the head, also under the names that the quantizer gives them first.
@@ -129,12 +129,13 @@ def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7)
 
 
 def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -> "onnx.ModelProto":
-    """An equivalent graph that divides the activations of each token by their largest magnitude before a product.
+    """Returns an equivalent graph that scales the activations of each token.
 
-    The quantizer has one scale for all tokens of a product, so a token with large activations would leave few of the
-    256 steps for the others. The quotients ``[..., I]`` have magnitudes up to 1. The product ``[..., O]`` is multiplied
-    by the divisor ``[..., 1]`` before the bias is added. A ``Gemm`` becomes a ``MatMul`` with the transposed weight,
-    because layers may share weights, which the quantizer would transpose again for each product.
+    It divides the activations by their largest magnitude before a product. The quantizer has one scale for all tokens
+    of a product, so a token with large activations would leave few of the 256 steps for the others. The quotients
+    ``[..., I]`` have magnitudes up to 1. The product ``[..., O]`` is multiplied by the divisor ``[..., 1]`` before the
+    bias is added. A ``Gemm`` becomes a ``MatMul`` with the transposed weight, because layers may share weights, which
+    the quantizer would transpose again for each product.
 
     Args:
         graph: The graph of ``exported_graph``, which is not changed.
@@ -178,7 +179,7 @@ def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences messages about deprecated internals of torch, torchvision, and the preprocessing of graphs."""
+    """Silences messages about deprecated internals of torch, torchvision and graphs."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,8 +1,8 @@
-"""The encoder families that can be loaded and saved: one data file each, which defines ``FAMILY``.
+"""The encoder families that can be loaded and saved.
 
-This module reads them: config.json becomes our configuration, and our parameters get the names of Hugging Face. The
-names serve both ways: loading concatenates where one of our parameters has several sources (query, key and value),
-saving splits it again.
+Each family is one data file that defines ``FAMILY``. This module translates config.json into an ``EncoderConfig``, and
+parameter names into the names of Hugging Face. The names serve both ways. Loading concatenates the sources of a
+parameter (query, key and value), and saving splits it again.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from bert_tasks.families.base import (
     encoder_field,
 )
 
-# The one key of ours in a config.json: task, settings, values fitted to data, version.
+# The only key that bert_tasks adds to a config.json, with task, settings, values fitted to data and version.
 CONFIG_KEY = "bert_tasks"
 
 _DATA_FILES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__) if module.name != "base"]
@@ -34,7 +34,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({file.FAMILY.model_type: file.
 
 
 def family_of(hf_config: Mapping[str, Any]) -> Family:
-    """The family that a ``config.json`` names.
+    """Returns the family of a ``config.json``.
 
     Raises:
         CheckpointError: ``model_type`` is missing or unknown.
@@ -52,7 +52,7 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
 
 
 def family_with_tokenizer(model_type: str) -> str:
-    """Returns the family whose tokenizers have a model of this type in ``tokenizer.json``."""
+    """Returns the family with tokenizers of this model type in ``tokenizer.json``."""
     return {"BPE": "roberta", "Unigram": "albert"}.get(model_type, "bert")
 
 
@@ -60,7 +60,7 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
     """Translates a ``config.json``.
 
     Raises:
-        CheckpointError: an unknown family, a value of the wrong type, or one that this encoder does not compute.
+        CheckpointError: The family is unknown, or a value has the wrong type or is not supported by this encoder.
     """
     family = family_of(hf_config)
     for name, only in family.only_values.items():
@@ -120,7 +120,7 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
 
 
 def _head_dropout(family: Family, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The dropout of each head (see ``HeadConfig``): the first field that is stated counts."""
+    """Returns each head's dropout (see ``HeadConfig``), from the first set field."""
     dropout = {}
     for head in (
         *("sequence_dropout", "dense_dropout", "token_dropout", "span_dropout", "pair_dropout"),
@@ -136,10 +136,10 @@ def _head_dropout(family: Family, hf_config: Mapping[str, Any]) -> dict[str, Any
 
 
 def converted_config(hf_config: Mapping[str, Any], *, layers: Sequence[int], family: str | None) -> dict[str, Any]:
-    """The config.json of a model with these layers of this one, as a model of another family if one is named.
+    """Returns the config.json of a model with these layers, perhaps of ``family``.
 
     Raises:
-        UsageError: there is no such family, or it computes something else.
+        UsageError: The family does not exist, or computes something else.
     """
     source = family_of(hf_config)
     target = source if family is None else FAMILIES.get(family)
@@ -169,16 +169,16 @@ def converted_config(hf_config: Mapping[str, Any], *, layers: Sequence[int], fam
 def new_hf_config(
     settings: Mapping[str, Any], *, vocab_size: int | None = None, special_ids: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The config.json of a model from scratch: what is stated, and else the defaults of HF's config class.
+    """Returns the config.json of a model from scratch, completed by HF's defaults.
 
     Args:
         settings: ``family``, and fields of HF's config of that family.
-        vocab_size: ids that the tokenizer has; fewer than that must not be stated. None: it is not known yet, and the
-            other fields are checked.
-        special_ids: the tokenizer's ``pad_token_id`` and so on, which cannot be stated.
+        vocab_size: Number of ids of the tokenizer. ``settings`` must not set fewer. None means that it is not known
+            yet, and the other fields are checked.
+        special_ids: The tokenizer's ``pad_token_id`` and so on, which ``settings`` cannot set.
 
     Raises:
-        CheckpointError: there is no such family or field, or a value does not fit.
+        CheckpointError: The family or a field does not exist, or a value does not fit.
     """
     fields = dict(settings)
     name = fields.pop("family", None)
@@ -210,11 +210,11 @@ def new_hf_config(
 
 
 def parameter_map(family: Family, config: EncoderConfig, *, head: str, pooler: bool) -> dict[str, tuple[str, ...]]:
-    """Our parameter name -> the full HF names of its parts, in the order of concatenation.
+    """Maps our parameter names to the full HF names of their sources, in order.
 
     Args:
-        head: a kind of head of ``Family.heads``; any other, such as ``base``, stands for an encoder alone.
-        pooler: whether the encoder carries a pooler of its own (``base`` only).
+        head: A type of head of ``Family.heads``. Any other value, such as ``base``, means an encoder alone.
+        pooler: True if the encoder has a pooler of its own (``base`` only).
     """
     rows = [replace(row, hf_modules=tuple(family.prefix + name for name in row.hf_modules)) for row in family.keys]
     if pooler and family.pooler is not None:
@@ -238,13 +238,13 @@ def _has(config: EncoderConfig, field: str) -> bool:
 def copies_of_tied(
     family: Family, config: EncoderConfig, names: Mapping[str, tuple[str, ...]], *, head: str | None
 ) -> dict[str, str]:
-    """HF's names of a decoder over the vocabulary -> the names of the tensors that it is tied to, if it is.
+    """Maps HF's names of a tied decoder to the names of the tensors that it repeats.
 
-    Files may hold it, although transformers no longer saves it.
+    Files may hold the decoder, although transformers no longer saves it.
 
     Args:
-        names: see ``parameter_map``.
-        head: a kind of head; None: there is none. One without logits over the vocabulary has no decoder.
+        names: See ``parameter_map``.
+        head: A type of head, or None. A head without logits over the vocabulary has no decoder.
     """
     if head not in ("masked-lm", "pretraining") or config.output_embedding_size is not None:
         return {}
@@ -254,7 +254,7 @@ def copies_of_tied(
 
 
 def head_kind(hf_config: Mapping[str, Any]) -> str | None:
-    """The kind of head that the file's ``architectures`` names; None for classes this package does not know."""
+    """Returns the type of head of ``architectures``, or None for an unknown class."""
     family = family_of(hf_config)
     named = hf_config.get("architectures")
     first = named[0] if isinstance(named, list) and named else None
@@ -262,10 +262,10 @@ def head_kind(hf_config: Mapping[str, Any]) -> str | None:
 
 
 def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The labels under our key, else the names in ``id2label`` in the order of their ids; empty if the config has none.
+    """Returns the labels under our key, else of ``id2label`` by id, else none.
 
     Raises:
-        CheckpointError: the ids are not numbers, or our labels are no list of texts.
+        CheckpointError: The ids are not numbers, or our labels are no list of texts.
     """
     entry = hf_config.get(CONFIG_KEY)
     if isinstance(entry, dict) and "labels" in entry:
@@ -283,21 +283,21 @@ def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def pooler_is_there(family: Family, keys: Iterable[str]) -> bool:
-    """Whether a file of a base model holds its pooler, with or without the base prefix."""
+    """Returns True if a base model's file has its pooler, under either prefix."""
     names = {f"{family.prefix}{family.pooler}.weight", f"{family.pooler}.weight"}
     return family.pooler is not None and not names.isdisjoint(keys)
 
 
 def current_name(family: Family, key: str) -> str:
-    """A key of a file with the old names of layer norm parameters, and other names of modules, replaced."""
+    """Replaces old names of layer norm parameters and other names of modules in a key."""
     module, dot, parameter = key.rpartition(".")
     return f"{family.aliases.get(module, module)}{dot}{OLD_PARAMETERS.get(parameter, parameter)}" if dot else key
 
 
 def split_unused(family: Family, keys: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Splits the keys of a file that no parameter uses into dropped heads, ignored buffers and unknown ones.
+    """Splits unused keys into dropped heads, ignored buffers and unknown keys.
 
-    A head may be left out when another one is wanted.
+    A head may be dropped if the task uses another head.
     """
     modules = [name for head in family.heads.values() for row in head for name in row.hf_modules]
     if family.pooler is not None:

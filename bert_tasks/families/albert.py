@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al., 2020): narrow embeddings that are always projected, and layers that share their parameters."""
+"""ALBERT (Lan et al., 2020) with projected embeddings and shared layers."""
 
 from dataclasses import replace
 

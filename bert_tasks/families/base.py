@@ -1,12 +1,12 @@
-"""What a family's data file states, and the tables that several families share.
+"""The dataclass of a family, and the tables that several families share.
 
-A family differs from BERT in names and values only: the names of Hugging Face's config fields and modules, the default
-values of its config class, the shape of its heads, and the options of the encoder that it uses. All of that is data
-here, read off transformers 5.23 and held against it by tests. Nothing outside this package knows a name of Hugging
-Face.
+A family differs from BERT in names and values only. They are the names of Hugging Face's config fields and modules, the
+default values of its config class, the shape of its heads, and the options of the encoder that it uses. All of them are
+data here, read off transformers 5.23 and compared with it by tests. Nothing outside this package knows a name of
+Hugging Face.
 
-Our modules have the names in ``Encoder`` and ``TaskModel``: ``encoder.`` is the encoder, ``pooler`` and ``head.`` stand
-beside it, and ``{i}`` is the index of a layer's parameters.
+Our modules have the names in ``Encoder`` and ``TaskModel``. ``encoder.`` is the encoder, ``pooler`` and ``head.`` are
+its siblings, and ``{i}`` is the index of a layer's parameters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ BERT_ONLY_VALUES: Mapping[str, Any] = MappingProxyType(
     {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 )
 
-# Reasons for ``Family.only_values``: why no other value of a config field is computed.
+# Reasons for ``Family.only_values``, the only supported values of config fields.
 _ENCODERS_ONLY = "a token of an encoder reads the tokens on both sides"
 _NOT_READ = "transformers does not read it"
 _NOT_PUBLISHED = "published models have no other"
@@ -51,12 +51,12 @@ VALUE_REASONS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# The greatest number that a config.json may state, and lower limits of some: the deepest published encoders have less
+# The greatest number in a config.json, and lower limits of some fields. The deepest published encoders have less
 # than 100 layers, and the widest less than 10,000 hidden units.
 MOST = 2**31 - 1
 MOST_UNITS = 2**20
 MOST_LABELS = 1_000_000
-# Fields of ours -> the least and the greatest value, where these are not the usual ones.
+# Fields of ours -> the least and the greatest value, if they are not the usual limits.
 _BOUNDS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         **dict.fromkeys(("num_hidden_layers", "num_hidden_groups"), (1, 1000)),
@@ -74,15 +74,15 @@ _KINDS: Mapping[type, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class KeyMapping:
-    """The parameters of one of our modules, and the modules of Hugging Face that hold them.
+    """Maps the parameters of one of our modules to modules of Hugging Face.
 
     Attributes:
-        module: ours.
-        hf_modules: the modules of Hugging Face. Their tensors are concatenated along dimension 0, and split on saving.
-        parameters: the module's parameters, which have the same names on both sides.
-        only_with: the field of ``EncoderConfig`` without which (or at 0) the model has no such module, or a property of
-            such a field, as in ``disentangled.norm``; None: always.
-        first_layer: the layers before this one have no such module.
+        module: Our module.
+        hf_modules: The modules of Hugging Face. Their tensors are concatenated along dimension 0, and split on saving.
+        parameters: The module's parameters, which have the same names on both sides.
+        only_with: A field of ``EncoderConfig``, or a property of a field, such as ``disentangled.norm``. Without this
+            field (or at 0) the model has no such module. None means always.
+        first_layer: The first layer that has the module.
     """
 
     module: str
@@ -97,44 +97,46 @@ class Family:
     """One family of encoders.
 
     Attributes:
-        model_type: as config.json names the family.
-        prefix: of the base model's parameters inside a model with a head (``bert.``).
-        fields: a field of ours -> (HF's name, default of HF's config class), for fields of ``EncoderConfig``,
-            and ``num_hidden_layers`` and ``num_hidden_groups``, which give its ``layer_order``. A field without a name
-            of HF's has the default always.
-        layer_fields: config fields of HF, with their defaults, for ``of_layers``: what layers differ in (ModernBERT),
-            distances in attention (DeBERTa), whether the table over the vocabulary is tied (EuroBERT).
-        of_layers: the config, completed by ``layer_fields``, and the number of layers -> fields of ``EncoderConfig``.
-        kept_layers: the config and the indices of layers -> the config fields of HF that are different in a model of
-            these layers; None: all layers are of one kind.
-        keys: the parameters of the base model; the modules of HF are named without the prefix.
-        pooler: the module of HF, without the prefix, that is the base model's linear layer on the first token.
-        heads: kind of head -> the parameters of the head; the modules of HF are named in full.
-        architectures: kind of head, or ``base`` -> class of HF.
-        pretraining: prefixes of pre-training heads, which are dropped on load by tasks that do not use them.
-        aliases: modules of HF under other names that files may have for them -> their names in ``heads``.
-        file_names: pieces of the names that transformers gives tensors in files -> the same pieces in the names of its
-            modules. Several: the tensor is split into them along dimension 0. An empty one: files may have the piece.
-        variants: a config field of HF and one of its values -> what is different in models that have it.
-        decoder: the module of HF that is the linear layer of the head over the vocabulary. It is tied to the embeddings
+        model_type: Name of the family in config.json.
+        prefix: Prefix of the base model's parameters inside a model with a head (``bert.``).
+        fields: A field of ours -> (HF's name, default of HF's config class), for fields of ``EncoderConfig``, and
+            ``num_hidden_layers`` and ``num_hidden_groups``, which define its ``layer_order``. A field without a name of
+            HF's always has the default.
+        layer_fields: Config fields of HF, with their defaults, for ``of_layers``. They hold differences between layers
+            (ModernBERT), distances in attention (DeBERTa), and a tied table over the vocabulary (EuroBERT).
+        of_layers: Function from the config, completed by ``layer_fields``, and the number of layers to fields of
+            ``EncoderConfig``.
+        kept_layers: Function from the config and the indices of layers to the config fields of HF that are different in
+            a model of these layers. None means that all layers are alike.
+        keys: Parameters of the base model. The modules of HF are named without the prefix.
+        pooler: Module of HF, without the prefix, that is the base model's linear layer on the first token.
+        heads: Type of head -> the parameters of the head. The modules of HF are named in full.
+        architectures: Type of head, or ``base`` -> class of HF.
+        pretraining: Prefixes of pre-training heads, which are dropped on load by tasks that do not use them.
+        aliases: Modules of HF under other names that files may have for them -> their names in ``heads``.
+        file_names: Pieces of the names that transformers gives tensors in files -> the same pieces in the names of its
+            modules. For several pieces, the tensor is split into them along dimension 0. For an empty piece, files may
+            have the piece.
+        variants: A config field of HF and one of its values -> the changes in models that have it.
+        decoder: Module of HF that is the linear layer of the head over the vocabulary. It is tied to the embeddings
             unless ``EncoderConfig.output_embedding_size`` is set.
-        shared_head: prefixes of the modules of HF that heads of all kinds have, which are loaded from a file with
+        shared_head: Prefixes of the modules of HF that heads of all types have, which are loaded from a file with
             another head.
-        unsupported_heads: kind of head that transformers has and this package lacks -> the reason.
-        head_activation: ``HeadConfig.activation``; None: ``hidden_act``.
-        pair_objectives, prediction_head: see ``HeadConfig``.
-        head_pooling: the config field of HF that is ``HeadConfig.pooling``; "": there is none.
-        poolings: its values -> values of ours; the first is the default.
-        vocabulary_activation: see ``HeadConfig``; None: ``hidden_act``.
+        unsupported_heads: Type of head that transformers has and this package lacks -> the reason.
+        head_activation: ``HeadConfig.activation``. None means ``hidden_act``.
+        pair_objectives, prediction_head: See ``HeadConfig``.
+        head_pooling: Config field of HF that is ``HeadConfig.pooling``, or "".
+        poolings: Its values -> values of ours. The first is the default.
+        vocabulary_activation: See ``HeadConfig``. None means ``hidden_act``.
         sequence_dropout, dense_dropout, token_dropout, span_dropout, pair_dropout, choice_dropout,
-            choice_dense_dropout: config fields of HF for the dropout of these heads (see ``HeadConfig``) with the
-            defaults of its config class. The first that is not None counts; without fields it is 0.
-        options: the fields of ``EncoderConfig`` that are the same for all models of the family.
-        head_options: further fields of ``HeadConfig`` that are the same for all models of the family.
-        positions_after_padding: position ids count from ``pad_token_id + 1`` instead of 0.
-        has_segments: the second text of a pair is told by its segment id. In RoBERTa and DistilBERT it is not, even
-            where a config has more than one segment.
-        only_values: config fields of HF -> the one value that this encoder computes; see ``VALUE_REASONS``.
+            choice_dense_dropout: Config fields of HF for the dropout of these heads (see ``HeadConfig``) with the
+            defaults of its config class. The first that is not None counts. Without fields it is 0.
+        options: Fields of ``EncoderConfig`` that are the same for all models of the family.
+        head_options: Further fields of ``HeadConfig`` that are the same for all models of the family.
+        positions_after_padding: Position ids count from ``pad_token_id + 1`` instead of 0.
+        has_segments: The second text of a pair has another segment id. In RoBERTa and DistilBERT it has not, even if a
+            config has more than one segment.
+        only_values: Config fields of HF -> the only value that this encoder computes. See ``VALUE_REASONS``.
     """
 
     model_type: str
@@ -174,7 +176,7 @@ class Family:
     only_values: Mapping[str, Any] = field(default_factory=lambda: BERT_ONLY_VALUES)
 
     def is_in_any_model(self, hf_name: str) -> bool:
-        """Whether a parameter is loaded from a file whatever kind of head that has."""
+        """Returns True if a parameter is loaded from a file with any type of head."""
         return hf_name.startswith((self.prefix, *self.shared_head))
 
 
@@ -187,20 +189,20 @@ def config_value(
     most: float | None = None,
     title: str | None = None,
 ) -> Any:
-    """A field of a config.json, which has the type of its default and, for a number, is one that a model can have.
+    """Returns a field of a config.json with the default's type and within bounds.
 
     All numbers are finite and below 2**31, so that no computation with them overflows.
 
     Args:
-        hf_config: the object that has the field.
-        name: of the field.
-        default: what holds if the field is missing.
-        least, most: bounds of a number. By default an integer is at least 1 unless its default is smaller, another
+        hf_config: Object that has the field.
+        name: Name of the field.
+        default: Value if the field is missing.
+        least, most: Bounds of a number. By default an integer is at least 1 unless its default is smaller, another
             number at least 0.
-        title: how messages call the field; None: by its name.
+        title: Name of the field in messages. Default: ``name``.
 
     Raises:
-        CheckpointError: it has another type, or is out of bounds.
+        CheckpointError: The value has another type, or is out of bounds.
     """
     value = hf_config.get(name, default)
     subject = f"config.json: {name if title is None else title} = {shortened(value)}"
@@ -220,12 +222,12 @@ def config_value(
 
 
 def rotary_theta(hf_config: Mapping[str, Any], older: str, *, layer_type: str | None = None) -> float:
-    """The base of the wavelengths of rotary positions: from ``rope_parameters`` as of transformers 5, else a field.
+    """Returns the wavelengths' base, from ``rope_parameters`` or an older field.
 
     Args:
         hf_config: The config.json.
-        older: The field.
-        layer_type: The kind of layers, where kinds have bases of their own.
+        older: Name of the field.
+        layer_type: Type of layers, if the types have different bases.
 
     Raises:
         CheckpointError: A value has the wrong type, or positions are scaled.
@@ -252,7 +254,7 @@ ROTARY_FIELDS: Mapping[str, Any] = MappingProxyType(
 
 
 def rotary_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """``Family.of_layers`` with one base of the wavelengths for all layers, and heads of a size that may be stated.
+    """``Family.of_layers`` with one base for all layers and an optional head size.
 
     Raises:
         CheckpointError: As ``rotary_theta`` does, or heads have an odd size.
@@ -261,7 +263,7 @@ def rotary_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def rotary_head_dim(config: Mapping[str, Any]) -> int:
-    """Returns the size of a head with rotary positions, from a config with ``ROTARY_FIELDS``.
+    """Returns the size of a rotary head, from a config with ``ROTARY_FIELDS``.
 
     Raises:
         CheckpointError: The size is odd.
@@ -273,7 +275,7 @@ def rotary_head_dim(config: Mapping[str, Any]) -> int:
     return size
 
 
-# The values of ``layer_types``: layers that attend to all tokens, and layers that attend to a window.
+# The values of ``layer_types``, for layers that attend to all tokens and layers that attend to a window.
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -294,7 +296,7 @@ def layer_types(config: Mapping[str, Any], layers: int) -> Sequence[str] | None:
 
 
 def key_value_heads(config: Mapping[str, Any]) -> int:
-    """Returns ``EncoderConfig.num_key_value_heads``, for all heads if the config has none.
+    """Returns ``EncoderConfig.num_key_value_heads``. Default: the number of heads.
 
     Raises:
         CheckpointError: The number of heads is not a multiple of it.
@@ -311,13 +313,13 @@ def key_value_heads(config: Mapping[str, Any]) -> int:
 
 
 def output_table_size(config: Mapping[str, Any]) -> int | None:
-    """Returns ``EncoderConfig.output_embedding_size`` of a family whose ``tie_word_embeddings`` may be false."""
+    """Returns ``EncoderConfig.output_embedding_size`` if embeddings may be untied."""
     size: int = config["hidden_size"]
     return None if config_value(config, "tie_word_embeddings", False) else size
 
 
 def encoder_field(hf_config: Mapping[str, Any], field: str, name: str, default: Any) -> Any:
-    """The value of a field of ours (see ``Family.fields``); raises as ``config_value`` does."""
+    """Returns a field (see ``Family.fields``). Raises as ``config_value`` does."""
     if not name:
         return default
     least, most = _BOUNDS.get(field, (None, 1 if "dropout" in field else None))
@@ -364,7 +366,7 @@ def layer_keys(
     output: str = "output.dense",
     output_norm: str = "output.LayerNorm",
 ) -> tuple[KeyMapping, ...]:
-    """The parameters of a layer from the names of HF's modules below ``prefix``. Default: the names in BERT."""
+    """Returns a layer's parameters from HF's names below ``prefix``, default BERT's."""
     return (
         KeyMapping("encoder.layers.{i}.attention.qkv", tuple(prefix + name for name in qkv)),
         KeyMapping("encoder.layers.{i}.attention.output", (prefix + attention_output,)),
@@ -375,17 +377,17 @@ def layer_keys(
     )
 
 
-# The dropout of a head that follows the encoder's where the config states none of its own.
+# The dropout of a head that follows the encoder's if the config sets none for the head.
 CLASSIFIER_DROPOUT: Mapping[str, float | None] = MappingProxyType(
     {"classifier_dropout": None, "hidden_dropout_prob": 0.1}
 )
 
 
 def head_keys(*, dense: str, output: str) -> dict[str, tuple[KeyMapping, ...]]:
-    """The parameters of the three usual heads. Only the sequence head differs between families.
+    """Returns the parameters of the usual heads. Only the sequence head differs.
 
     Args:
-        dense, output: full names of the modules of HF that are the sequence head's linear layers.
+        dense, output: Full names of the modules of HF that are the sequence head's linear layers.
     """
     return {
         "sequence": (KeyMapping("head.dense", (dense,)), KeyMapping("head.output", (output,))),
@@ -395,19 +397,19 @@ def head_keys(*, dense: str, output: str) -> dict[str, tuple[KeyMapping, ...]]:
 
 
 def choice_keys(*, dense: str) -> dict[str, tuple[KeyMapping, ...]]:
-    """The parameters of the head of multiple choice, whose last layer has one name in all families.
+    """Returns the parameters of the head of multiple choice.
 
     Args:
-        dense: full name of the module of HF that is the linear layer on the first token.
+        dense: Full name of the module of HF that is the linear layer on the first token.
     """
     return {"choice": (KeyMapping("head.dense", (dense,)), KeyMapping("head.output", ("classifier",)))}
 
 
 def vocabulary_keys(*, dense: str, norm: str, bias: str) -> tuple[KeyMapping, ...]:
-    """The parameters of a head over the vocabulary but for its decoder, which is tied to the word embeddings.
+    """Returns the parameters of a head over the vocabulary without its tied decoder.
 
     Args:
-        dense, norm, bias: full names of the modules of HF that hold them.
+        dense, norm, bias: Full names of the modules of HF that hold them.
     """
     return (
         KeyMapping("head.dense", (dense,)),
@@ -417,12 +419,12 @@ def vocabulary_keys(*, dense: str, norm: str, bias: str) -> tuple[KeyMapping, ..
 
 
 def pair_keys(*, pooler: str, pair: str) -> tuple[KeyMapping, ...]:
-    """The parameters that a pre-training head has for pairs, by the full names of the modules of HF."""
+    """Returns the parameters for pairs in a pre-training head, by HF's full names."""
     return (KeyMapping("head.pooler", (pooler,)), KeyMapping("head.pair", (pair,)))
 
 
 def architectures(name: str) -> dict[str, str]:
-    """HF's classes with the base model and the heads of all families, such as ``BertForSequenceClassification``."""
+    """Returns HF's classes of a family's base model and heads, by their prefix."""
     return {
         "base": f"{name}Model",
         "sequence": f"{name}ForSequenceClassification",

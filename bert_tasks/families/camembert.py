@@ -1,4 +1,4 @@
-"""CamemBERT (Martin et al., 2020): RoBERTa for French, with Unigram pieces."""
+"""CamemBERT (Martin et al., 2020), a RoBERTa for French with Unigram pieces."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""DeBERTa-v2 and v3, mDeBERTa (He et al., 2021, 2023): distances in attention instead of absolute positions."""
+"""DeBERTa-v2, v3 and mDeBERTa (He et al., 2021, 2023), attending to distances."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from bert_tasks.families.base import (
 )
 
 # The head over the vocabulary has two sets of names. transformers writes and expects the first one unless config.json
-# has ``legacy = false``; the published files have the second one, whatever their config says.
+# has ``legacy = false``. The published files have the second set, whatever their config says.
 _LEGACY = {"dense": "cls.predictions.transform.dense", "norm": "cls.predictions.transform.LayerNorm"}
 _CURRENT = {"dense": "lm_predictions.lm_head.dense", "norm": "lm_predictions.lm_head.LayerNorm"}
 _LEGACY_BIAS, _CURRENT_BIAS = "cls.predictions", "lm_predictions.lm_head"
@@ -37,10 +37,10 @@ _HEADS: Mapping[str, tuple[KeyMapping, ...]] = MappingProxyType(
 
 
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """What the fields of distances, of the width of the embeddings and of the convolution say.
+    """Returns the fields of distances, embedding width and convolution.
 
     Raises:
-        CheckpointError: a value has the wrong type, or is one that this encoder does not compute.
+        CheckpointError: A value has the wrong type, or is not supported by this encoder.
     """
     hidden_size = config["hidden_size"]
     head_size = hidden_size // config["num_attention_heads"]

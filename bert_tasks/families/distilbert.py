@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al., 2019): no segments, no pooler, no dropout after attention, and names of its own."""
+"""DistilBERT (Sanh et al., 2019), a BERT without segments and pooler."""
 
 from bert_tasks.families.base import (
     BERT_FIELDS,

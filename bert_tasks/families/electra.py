@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al., 2020): BERT without a pooler, in small models with narrower embeddings."""
+"""ELECTRA (Clark et al., 2020), a BERT without a pooler."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ FAMILY = replace(
     vocabulary_activation="gelu",
     dense_dropout=CLASSIFIER_DROPOUT,
     choice_dropout={"summary_last_dropout": 0.1},
-    # Of the summaries that multiple choice can have in transformers, the one that all published models have.
+    # The only summary for multiple choice that published models have.
     only_values={
         **BERT.only_values,
         "summary_type": "first",

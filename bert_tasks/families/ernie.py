@@ -1,4 +1,4 @@
-"""ERNIE 1.0, 2.0 and 3.0 (Sun et al., arXiv:1907.12412): BERT, optionally with an embedding of the task type."""
+"""ERNIE 1.0, 2.0, 3.0 (Sun et al., arXiv:1907.12412), a BERT with a task type."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ _TASK_TYPE = KeyMapping(
 
 
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the size of the table of task types, which only models with ``use_task_id`` have."""
+    """Returns the size of the table of task types, or 0 without ``use_task_id``."""
     rows = config_value(config, "task_type_vocab_size", 3)
     return {"task_type_vocab_size": rows if config_value(config, "use_task_id", False) else 0}
 

@@ -1,6 +1,6 @@
-"""EuroBERT (Boizard et al., arXiv:2503.05500): norms by the root of the mean square before attention and feed-forward,
-rotary positions, a gated feed-forward, groups of queries that share keys and values, and no biases. The head for masked
-tokens is one table.
+"""EuroBERT (Boizard et al., arXiv:2503.05500), pre-norm with rotary positions.
+
+It has RMSNorm, a gated feed-forward, groups of queries that share keys and values, and no biases.
 """
 
 from collections.abc import Mapping

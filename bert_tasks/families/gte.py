@@ -1,4 +1,4 @@
-"""GTE (Zhang et al., arXiv:2407.19669): BERT with rotary positions and a gated feed-forward, whose gate has no bias."""
+"""GTE (Zhang et al., arXiv:2407.19669), a BERT with rotary positions and gates."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""Megatron-BERT (Shoeybi et al., arXiv:1909.08053): BERT with norms before attention and feed-forward, and a last norm
-instead of one after the embeddings.
-"""
+"""Megatron-BERT (Shoeybi et al., arXiv:1909.08053), a BERT with pre-norm layers."""
 
 from dataclasses import replace
 

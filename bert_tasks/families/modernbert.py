@@ -1,6 +1,4 @@
-"""ModernBERT (Warner et al., 2024): norms before attention and feed-forward, rotary positions, a gated feed-forward,
-local windows between global layers, and no biases.
-"""
+"""ModernBERT (Warner et al., 2024), pre-norm with rotary positions and windows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +17,7 @@ from bert_tasks.families.base import (
     rotary_theta,
 )
 
-# The base of the wavelengths of each kind of layer: the config field that published files have.
+# Config field for the base of the wavelengths of each type of layer, in published files.
 _THETA = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 _DROPOUT: Mapping[str, float | None] = {"classifier_dropout": 0.0}
 _PREDICTION_HEAD = (KeyMapping("head.dense", ("head.dense",), WEIGHT), KeyMapping("head.norm", ("head.norm",), WEIGHT))
@@ -27,7 +25,7 @@ _CLASSIFIER = (*_PREDICTION_HEAD, KeyMapping("head.output", ("classifier",)))
 
 
 def _layer_types(config: Mapping[str, Any], layers: int) -> Sequence[str]:
-    """Which layers attend to all tokens and which to a window, as transformers 5 or older files state it."""
+    """Returns the type of each layer, from files of transformers 5 or older."""
     types = layer_types(config, layers)
     if types is not None:
         return types

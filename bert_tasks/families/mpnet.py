@@ -1,4 +1,4 @@
-"""MPNet (Song et al., 2020): RoBERTa's positions and heads, and scores by the distance of two tokens; no segments."""
+"""MPNet (Song et al., 2020), a RoBERTa with scores by distance, no segments."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""NomicBERT (Nussbaum et al., arXiv:2402.01613): BERT with rotary positions, a gated feed-forward, and no biases in
-layers.
-"""
+"""NomicBERT (Nussbaum et al., arXiv:2402.01613), a BERT with rotary positions."""
 
 from bert_tasks.families.base import (
     BERT_FIELDS,

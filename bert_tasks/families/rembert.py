@@ -1,6 +1,4 @@
-"""RemBERT (Chung et al., arXiv:2010.12821): narrow input embeddings that are always projected, and a wide table of its
-own for masked words.
-"""
+"""RemBERT (Chung et al., arXiv:2010.12821) with a wide table for masked words."""
 
 from dataclasses import replace
 

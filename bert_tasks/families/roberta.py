@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al., 2019): BERT with positions that count from the padding id, and a classifier of its own."""
+"""RoBERTa (Liu et al., 2019), a BERT whose positions count from the padding id."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""RoBERTa with norms before attention and feed-forward, as trained by Wettig et al. (arXiv:2202.08005)."""
+"""RoBERTa with norms before attention and feed-forward (arXiv:2202.08005)."""
 
 from dataclasses import replace
 

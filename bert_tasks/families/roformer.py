@@ -1,4 +1,4 @@
-"""RoFormer (Su et al., arXiv:2104.09864): BERT with rotary positions, whose sines and cosines are in the files."""
+"""RoFormer (Su et al., arXiv:2104.09864), a BERT with stored rotary positions."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,5 +1,6 @@
-"""UltraBERT (dmis-lab/UltraBERT-150M): EuroBERT with local windows between global layers, whose rotary positions have
-another base, a head for masked tokens of two linear layers, and classifiers of one.
+"""UltraBERT (dmis-lab/UltraBERT-150M), a EuroBERT with local windows.
+
+Layers with windows have another base of rotary positions. Masked words have two linear layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ _CLASSIFIER = (KeyMapping("head.output", ("classifier",)),)
 
 
 def _of_each_layer(config: Mapping[str, Any], name: str, layers: int) -> list[Any]:
-    """Returns a list of published files, which transformers 5 replaces by values for each type of layer.
+    """Returns a list with one value for each layer, in files before transformers 5.
 
     Raises:
         CheckpointError: The list does not have one value for each layer.

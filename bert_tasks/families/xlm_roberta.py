@@ -1,4 +1,4 @@
-"""XLM-RoBERTa (Conneau et al., 2020): RoBERTa for 100 languages, with a vocabulary of 250,002 Unigram pieces."""
+"""XLM-RoBERTa (Conneau et al., 2020), a RoBERTa for 100 languages."""
 
 from dataclasses import replace
 

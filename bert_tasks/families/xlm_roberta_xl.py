@@ -1,6 +1,4 @@
-"""XLM-RoBERTa XL and XXL (Goyal et al., arXiv:2105.00572): norms before attention and feed-forward, and a last norm
-instead of one after the embeddings.
-"""
+"""XLM-RoBERTa XL and XXL (Goyal et al., arXiv:2105.00572), with pre-norm layers."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Evaluation and prediction over files, tables and streams, on one or many processes.
+"""Evaluation and prediction over files, tables and streams, on many processes.
 
 Owns the names that the layers above use. Must not know training.
 """

@@ -1,7 +1,7 @@
-"""Prediction inside other engines: a function of batches that Ray Data, Spark or ``datasets.map`` send to processes.
+"""Prediction inside other engines such as Ray Data, Spark or ``datasets.map``.
 
-The function holds the name of a model, not the model, so that it is small. The Arrow types of its columns are known
-before any row is predicted.
+Engines send a function of batches to processes. The function holds the name of a model, not the model, so that it is
+small. The Arrow types of its columns are known before any row is predicted.
 """
 
 import json
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ERROR = "error"  # the column that says why a row could not be predicted
 UNTYPED = "prediction"  # the column of JSON of a task that does not say what its predictions hold
 
-_MOST_LOADED = 4  # models of one process; the oldest is dropped
+_MOST_LOADED = 4  # models in one process, the oldest is dropped
 _FAULTS_SHOWN = 5
 _SIMPLE = {str: "string", float: "float64", int: "int64", bool: "bool_"}  # Python's types -> Arrow's
 # (id of the process, key of the predictor) -> a model. A process that was forked loads its own.
@@ -124,7 +124,7 @@ def batch_predictor(
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPredictor:
-    """A function of batches, made by ``batch_predictor``; engines send it to processes as a few kilobytes.
+    """A function of batches that engines send to processes as a few kilobytes.
 
     Attributes:
         schema: The columns of a prediction with their Arrow types, the same for every batch.
@@ -135,7 +135,7 @@ class BatchPredictor:
     settings: Mapping[str, Any]
     revision: str | None
     dtype: DType
-    fingerprint: str  # of the folder's files: after a change, processes load them again and caches do not apply
+    fingerprint: str  # of the folder's files, so that processes load changed files again
     schema: "pyarrow.Schema"
     reserved: frozenset[str]  # names of fields that predictions can have
     columns: tuple[Column, ...]
@@ -146,7 +146,7 @@ class BatchPredictor:
     threads: int
 
     def output_schema(self, batch: "pyarrow.Schema") -> "pyarrow.Schema":
-        """The columns of what is returned for batches with these columns."""
+        """Returns the columns of the result for batches with these columns."""
         import pyarrow
 
         kept = [batch.field(name).with_name(new) for name, new in self._kept(batch.names).items()]
@@ -156,15 +156,16 @@ class BatchPredictor:
         """Predicts a batch.
 
         Args:
-            batch: a dict of lists or of arrays, a pandas DataFrame, or a pyarrow Table or RecordBatch.
+            batch: A dict of lists or of arrays, a pandas DataFrame, or a pyarrow Table or RecordBatch.
 
         Returns:
-            The kept columns, then the predictions' columns, of the same kind as the batch, with as many rows in the
+            The kept columns, then the predictions' columns, of the same type as the batch, with as many rows in the
             same order.
 
         Raises:
-            DataError: the batch lacks a column, or, with ``on_error="fail"``, rows cannot be used; it names them.
-            CheckpointError, UsageError: the model cannot be loaded.
+            DataError: The batch lacks a column, or, with ``on_error="fail"``, rows cannot be used. The message lists
+                them.
+            CheckpointError, UsageError: The model cannot be loaded.
         """
         import pyarrow
 
@@ -222,7 +223,7 @@ class BatchPredictor:
         return [{ERROR: faults[number]} if number in faults else next(contents) for number in range(len(rows))]
 
     def _load(self) -> tuple[TaskModel, ForwardFn]:
-        """Returns the model and the function that computes its logits; each process loads a model once."""
+        """Returns the model and its logits' function. Each process loads a model once."""
         task = f"{self.task.__module__}:{self.task.__qualname__}" if isinstance(self.task, type) else self.task
         source = [self.model, task, repr(self.settings), self.revision, self.dtype, self.fingerprint]
         key = os.getpid(), sha256_json(source, self.reading.columns)
@@ -268,7 +269,7 @@ def _batch_columns(batch: Any) -> dict[str, Any]:
 
 
 def _cells(column: Any) -> list[Any]:
-    """Returns the values of a column in Python's types; what numpy and pandas write for a missing value is None."""
+    """Returns the values of a column in Python's types, with None for missing values."""
     if hasattr(column, "notna"):
         column = column.astype(object).where(column.notna(), None)
     return [_cell(value) for value in (column.to_pylist() if hasattr(column, "to_pylist") else column)]
@@ -285,7 +286,7 @@ def _cell(value: Any) -> Any:
 
 
 def _as_array(array: "pyarrow.Array") -> Any:
-    """Returns a column as NumPy has it: numbers, or an array of objects."""
+    """Returns a column as an array of numbers or of objects."""
     import pyarrow
 
     if pyarrow.types.is_floating(array.type) or pyarrow.types.is_integer(array.type):
@@ -296,7 +297,7 @@ def _as_array(array: "pyarrow.Array") -> Any:
 
 
 def prediction_schema(task: Task, *, with_error: bool = False) -> "pyarrow.Schema":
-    """The columns of a task's predictions: the fields of its predictions, or one column of JSON.
+    """Returns the fields of a task's predictions as columns, or one column of JSON.
 
     An object is a struct, and so are numbers by label. ``with_error`` adds the reason of a row without a prediction.
     """
@@ -314,7 +315,7 @@ def prediction_schema(task: Task, *, with_error: bool = False) -> "pyarrow.Schem
 
 
 def _arrow_type(hint: Any, labels: Sequence[str]) -> "pyarrow.DataType":
-    """The Arrow type of a Python type; raises TypeError if the type does not say what it holds."""
+    """Returns the Arrow type of a Python type. Raises TypeError for an unknown type."""
     import pyarrow
 
     outer, parts = get_origin(hint), [part for part in get_args(hint) if part is not NoneType]

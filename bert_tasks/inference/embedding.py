@@ -1,4 +1,4 @@
-"""Embedding of the texts of files, tables and streams, which are read, resumed and written as predictions are."""
+"""Embedding of the texts of files, tables and streams, which works as prediction."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +24,7 @@ SETTINGS = ("pooling", "normalize", "layer", "max_length", "prompt")  # argument
 def load_embedder(
     model: str | Path, *, settings: Mapping[str, Any] | None, revision: str | None
 ) -> TaskModel[EmbeddingPrediction]:
-    """Loads an encoder, or the encoder of a trained model, as a model that predicts embeddings.
+    """Loads an encoder, or a trained model's encoder, to predict embeddings.
 
     Raises:
         UsageError: A setting is not one of `SETTINGS`, or has another type.
@@ -53,18 +53,20 @@ def embed_file(
     reading: ReadOptions | None = None,
     progress: Progress = lambda completed, total: None,
 ) -> Predicted:
-    """Writes a row with its ``embedding`` for every row of a file, as ``predict_file`` writes predictions.
+    """Writes a row with its ``embedding`` for every row of a file.
+
+    The file is written as ``predict_file`` writes predictions.
 
     Args:
-        model: an encoder, or the folder or name of one, or of a trained model, whose head is not used.
+        model: An encoder, or the folder or name of an encoder or of a trained model, whose head is not used.
         output: .parquet (the column ``embedding`` holds lists of fixed size of float32), .jsonl, or .npy (an array
             ``[rows, H]`` of float32, and nothing else).
-        pooling, normalize, layer, max_length, prompt: see ``Encoder.embed``.
-        revision, dtype, writing, reading, progress: see ``predict_file``; there is no int8.
+        pooling, normalize, layer, max_length, prompt: See ``Encoder.embed``.
+        revision, dtype, writing, reading, progress: See ``predict_file``. There is no int8.
 
     Raises:
-        DataError: naming every bad row.
-        UsageError, CheckpointError: as for ``predict_file`` and ``Encoder.embed``.
+        DataError: Rows are bad. The message lists them.
+        UsageError, CheckpointError: As for ``predict_file`` and ``Encoder.embed``.
     """
     writing = WriteOptions() if writing is None else writing
     destination = OutputDestination(output, data, writing, Embedding)
@@ -86,7 +88,7 @@ def embed_file(
 
 
 def _notes(encoder: Encoder, task: Embedding, pooling: EmbeddingPooling | None) -> list[str]:
-    """What was computed, and in what it differs from the model's sentence-transformers files."""
+    """Returns the computation and its differences from sentence-transformers files."""
     settings, layers = encoder.sentence_settings, len(encoder.encoder.layer_order)
     source = f" ({settings.source})" if pooling is None and settings is not None else ""
     norm = "length 1" if task.normalize else "not normalised"

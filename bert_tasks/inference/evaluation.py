@@ -59,10 +59,10 @@ class Evaluation:
 
 
 class EvaluationCorpus(Sequence[Feature]):
-    """The features of a table for ``Task.prepare``, in an order that follows from their content alone.
+    """The features of a table for ``Task.prepare``, in an order set by their content.
 
-    Documents (rows) are in the order of the hashes of their content, and ``row`` is the rank of a document there. Equal
-    documents have the same rank.
+    Documents (rows) are in the order of the hashes of their content, and ``row`` is the rank of a document in this
+    order. Equal documents have the same rank.
     """
 
     def __init__(self, samples: Samples) -> None:
@@ -85,7 +85,7 @@ class EvaluationCorpus(Sequence[Feature]):
         return {**self._features[feature], "row": self._ranks[feature]}
 
     def prepare(self, model: TaskModel, features: Sequence[Feature], numbers: Sequence[int]) -> list[Feature]:
-        """Returns what a step sees of features with these numbers; equal windows give the same in every table."""
+        """Returns the prepared features of these numbers, equal for equal windows."""
         ranked: list[Feature] = [
             {**feature, "row": self._ranks[number]} for feature, number in zip(features, numbers, strict=True)
         ]
@@ -96,7 +96,7 @@ class EvaluationCorpus(Sequence[Feature]):
 
 
 def content_hash(values: Sequence[int]) -> int:
-    """A 64-bit hash of non-negative numbers, the same on every machine."""
+    """Returns a 64-bit hash of non-negative numbers, the same on every machine."""
     return int(sha256(np.asarray(values, dtype="<u8").tobytes())[:16], 16)
 
 
@@ -118,7 +118,7 @@ def evaluate_samples(
     forward_fn: ForwardFn | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
-    """Evaluates an unwrapped model; every process returns the same numbers.
+    """Evaluates an unwrapped model. Every process returns the same numbers.
 
     Args:
         tune: Fit the task's temperature and thresholds to these predictions, and report the metrics with them.
@@ -135,9 +135,10 @@ def evaluate_samples(
 
 
 def evaluated_predictions(model: TaskModel, table: RowTable) -> list[Prediction]:
-    """The predictions for labelled rows that their metrics are computed from, by this process alone.
+    """Returns the predictions for labelled rows that metrics are computed from.
 
-    They differ from ``predict`` if a task prepares rows for evaluation: masked language modelling masks tokens.
+    Only this process computes them. They differ from ``predict`` if a task prepares rows for evaluation, for example by
+    masking tokens.
     """
     samples = tokenized(table, model.task, model)
     batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
@@ -146,7 +147,7 @@ def evaluated_predictions(model: TaskModel, table: RowTable) -> list[Prediction]
 
 
 def _forward_fn(model: TaskModel, dtype: DType) -> ForwardFn:
-    """Runs the model on a prepared batch, with the generator that a run saved beside it if its task has one."""
+    """Runs the model on a prepared batch, with the run's generator if there is one."""
     forward_fn = logits_of(model, dtype)
     if Fitting.of(model.task).generator() is None:
         return forward_fn
@@ -221,7 +222,7 @@ def _evaluation(
 def _decoded(
     model: TaskModel, task: Task, samples: Samples, results: Sequence[_BatchResult], rows: Sequence[Row]
 ) -> list[Prediction]:
-    """All predictions, decoded in chunks of rows, because what decoding reads may be large."""
+    """Returns all predictions, decoded in chunks of rows to save memory."""
     summaries = _summaries(samples, results)
     predictions: list[Prediction] = []
     for first in range(0, len(rows), DECODED_ROWS):
@@ -234,7 +235,7 @@ def _decoded(
 
 
 def _summaries(samples: Samples, results: Sequence[_BatchResult]) -> list[Tensor]:
-    """What decoding needs of each feature, in the order of the features."""
+    """Yields the inputs of decoding for each feature, in order."""
     summaries: dict[int, Tensor] = {}
     for result in results:
         summaries |= zip(samples.indices(result.samples), result.summaries, strict=True)
@@ -280,7 +281,7 @@ def evaluate(
 
 
 def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: DType = "float32") -> Evaluation:
-    """Evaluates a model in memory; see ``evaluate``."""
+    """Evaluates a model in memory. See ``evaluate``."""
     accelerator = make_accelerator()
     forward_fn = _forward_fn(model.to(accelerator.device), dtype)
     with main_process_first(accelerator):

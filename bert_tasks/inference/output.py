@@ -1,6 +1,6 @@
-"""Outputs of predictions: what is written for a row, where it goes, and the lines of an output that is not finished.
+"""Outputs of predictions, and the lines of an unfinished output.
 
-These lines are in a folder beside the output, with a manifest that says which model, data and options they belong to.
+These lines are in a folder next to the output, with a manifest of the model, data and options they belong to.
 """
 
 import io
@@ -47,24 +47,24 @@ from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.rendering import Rendering
 
 LINE = "line"
-Progress = Callable[[int, int | None], None]  # gets the number of completed rows, and of all rows where it is known
+Progress = Callable[[int, int | None], None]  # called with the number of completed rows and, if known, of all rows
 INPUT = "input."  # before the name of a column that a prediction's field has too
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """What is written for each row, and how.
+    """The content and the form of the written rows.
 
     Attributes:
-        keep_columns: which of the input's columns are written before the prediction. One with the name of a field of
-            the prediction is called ``input.NAME`` there; one that the prediction repeats is skipped.
-        on_error: ``skip`` leaves out rows that cannot be used, and gives every other row its ``line``.
-        rejects: the file for rows that were left out; default: the output's name followed by ``.rejects.jsonl``.
-        csv_raw: write texts that a spreadsheet would take for a formula unchanged.
-        format: jsonl, csv, tsv or parquet, where the output's name does not say it.
-        logits: write the logits of every row, too.
-        explain: write how much each word contributed to the prediction, too.
-        abstain_below, min_accuracy: see ``predict``.
+        keep_columns: Columns of the input to write before the prediction. A column with the name of a field of the
+            prediction is called ``input.NAME``. A column that the prediction repeats is skipped.
+        on_error: ``skip`` skips rows that cannot be used, and writes the ``line`` of every other row.
+        rejects: The file for skipped rows. Default: the output's name followed by ``.rejects.jsonl``.
+        csv_raw: Write texts that a spreadsheet would read as a formula unchanged.
+        format: jsonl, csv, tsv or parquet, if the output's name does not say it.
+        logits: Also write the logits of every row.
+        explain: Also write how much each word contributed to the prediction.
+        abstain_below, min_accuracy: See ``predict``.
     """
 
     keep_columns: PassthroughColumns = "all"
@@ -79,7 +79,7 @@ class WriteOptions:
 
 
 class StreamWriter:
-    """Writes rows to an open stream as they come: JSON lines, or a table with the columns of the first rows."""
+    """Writes rows to a stream as JSON lines, or as a table of the first rows' columns."""
 
     def __init__(self, stream: IO[bytes], *, form: str, raw: bool) -> None:
         self._stream, self._form, self._raw = stream, form, raw
@@ -121,13 +121,13 @@ STANDARD = "-"  # standard input, or standard output
 
 
 def passthrough_name(name: str, taken: Container[str]) -> str:
-    """What a column of the input is called beside the fields of a prediction, and whatever else is taken."""
+    """Returns the name of an input's column that differs from all ``taken`` names."""
     is_taken = name in taken or name.partition(".")[0] in taken
     return f"{INPUT}{name}" if is_taken or name.startswith(INPUT) else name
 
 
 def reserved_names(task: Task) -> set[str]:
-    """The fields of a task's predictions, which no column of the input is called; also those made on request only."""
+    """Returns all fields of a task's predictions, including fields on request."""
     return {field.name for field in fields(Rendering.of(task).prediction_type)}
 
 
@@ -136,13 +136,11 @@ class Predicted:
     """The result of a prediction.
 
     Attributes:
-        rows: the number of rows that were predicted. ``truncated`` of them were not read as a whole; ``cuts`` are the
-            messages on this.
-        unknown: the number of unknown tokens; ``warnings`` are the messages on this.
-        rejected: the number of rows that were left out; ``rejects`` is the file that says why.
-        resumed: the number of rows that an earlier attempt had completed; ``truncated`` and ``unknown`` do not count
-            these.
-        notes: what else was skipped when the rows were read, and what the output's format cannot hold.
+        rows: Number of predicted rows. ``truncated`` of them were truncated, and ``cuts`` are the messages on this.
+        unknown: Number of unknown tokens. ``warnings`` are the messages on this.
+        rejected: Number of skipped rows. ``rejects`` is the file with the reasons.
+        resumed: Number of rows that an earlier attempt had completed. ``truncated`` and ``unknown`` do not count them.
+        notes: Other skipped items of the input, and values that the output's format cannot hold.
     """
 
     rows: int = 0
@@ -162,7 +160,7 @@ class Predicted:
         return replace(self, rows=rows, truncated=truncated, unknown=unknown)
 
     def lines(self) -> list[str]:
-        """The messages beside the number of rows."""
+        """Returns the messages in addition to the number of rows."""
         lines = list(self.notes)
         if self.resumed:
             lines.append(f"{self.resumed} of {counted(self.rows, 'row')} had been completed by an earlier attempt")
@@ -172,7 +170,7 @@ class Predicted:
 
 
 class OutputDestination:
-    """The file or the open stream that an output goes to, from names alone.
+    """The file or the open stream of an output, from names alone.
 
     Args:
         output: A path, "-" for standard output, or an open binary file.
@@ -182,7 +180,7 @@ class OutputDestination:
 
     Attributes:
         form: jsonl, csv, tsv, parquet, npy, or a task's own extension (``rendered``).
-        rejects: The file for skipped rows; None: none are.
+        rejects: The file for skipped rows. None if no rows are skipped.
 
     Raises:
         UsageError: An option has an invalid value, or options exclude each other.
@@ -230,7 +228,7 @@ class OutputDestination:
             raise UsageError(f"name a file for the skipped rows: {argument('rejects', 'FILE')}")
 
     def check_places(self) -> None:
-        """Checks the disk; only for the process that writes.
+        """Checks the disk. Call it only on the process that writes.
 
         Raises:
             UsageError: A file cannot be written, or would overwrite the input or another one.
@@ -241,7 +239,7 @@ class OutputDestination:
         self._check_apart("output", self.path)
 
     def check_task(self, task: Task) -> None:
-        """Raises UsageError if the file format is another task's or lacks what is asked for."""
+        """Raises UsageError if the task lacks the file format or a requested value."""
         if self.path is None or not self.rendered:
             return
         rendering = Rendering.of(task)
@@ -255,7 +253,7 @@ class OutputDestination:
             self._check_apart(f"{name} of the output", sibling_output(self.path, name))
 
     def _check_apart(self, label: str, path: Path | None) -> None:
-        """Raises UsageError if a file of the output, the input and the rejects are not three files."""
+        """Raises UsageError if output, input and rejects are not three files."""
         is_file = isinstance(self._data, str | Path) and self._data != STANDARD
         source = Path(cast("str | Path", self._data)) if is_file else None
         files = [(label, path), ("input", source), ("rejects", self.rejects)]
@@ -273,7 +271,7 @@ def _linked_file(path: Path) -> Path:
 
 
 def sibling_output(path: Path, name: str) -> Path:
-    """The path of a further file that a task's format has beside the one asked for."""
+    """Returns the path of a further file of a task's format, next to the output."""
     return path.with_name(f"{path.stem}.{name}")
 
 
@@ -288,7 +286,7 @@ def check_row_options(keep_columns: PassthroughColumns, on_error: str) -> None:
 def finalize_output(
     lines: Path, target: Path, *, form: str, raw: bool, vectors: Mapping[str, int] = MappingProxyType({})
 ) -> None:
-    """Makes the output from its JSON lines, with columns of vectors (``Rendering.vector_columns``).
+    """Makes the output from its JSON lines, with columns of vectors.
 
     Raises:
         UsageError: It cannot be written. The lines and an earlier output stay.
@@ -305,7 +303,7 @@ def finalize_output(
 
 
 def write_rejects(table: RowTable, target: Path) -> int:
-    """Writes a line for each row that cannot be used, and returns the number of these rows.
+    """Writes a line for each row that cannot be used. Returns the number of rows.
 
     Raises:
         UsageError: The file cannot be written.
@@ -321,13 +319,13 @@ def write_rejects(table: RowTable, target: Path) -> int:
 
 
 def reject_line(fault: str) -> str:
-    """A fault as a line of a reject file; half a character stays an escape, as it has no other form in JSON."""
+    """Returns an error as a line of a reject file, with escaped lone surrogates."""
     line = json.dumps(json.loads(fault), ensure_ascii=False)
     return f"{line if is_encodable(line) else fault}\n"
 
 
 def model_fingerprint(model: TaskModel) -> str:
-    """A sha256 over weights or graph, task, configuration and tokenizer."""
+    """Returns a sha256 over weights or graph, task, configuration and tokenizer."""
     weights = [tensors_digest(model.state_dict()), model.graph_sha256 if isinstance(model, ExportedModel) else None]
     task, fitting = model.task, Fitting.of(model.task)
     about = [f"{type(task).__module__}:{type(task).__qualname__}", task.labels, fitting.settings(), fitting.values()]
@@ -340,18 +338,19 @@ _log = logging.getLogger("bert_tasks")
 
 
 def unfinished_folder(output: Path) -> Path:
-    """The folder beside an output where its completed chunks are kept until it is finished."""
+    """Returns the folder next to an unfinished output for its completed chunks."""
     return output.with_name(f"{output.name}.parts")
 
 
 class PartialOutput:
-    """The JSON lines of an output that is not finished; a context manager that locks their folder.
+    """The JSON lines of an unfinished output.
 
-    The files are removed if the work is finished, and if nothing was completed.
+    A context manager that locks their folder. It removes the files if the work is finished, or if nothing was
+    completed.
 
     Args:
         output: The output.
-        metadata: What must be equal to resume: model, data and options.
+        metadata: Model, data and options, which must be equal to resume.
         chunk: Number of rows of a chunk. Only whole chunks of an earlier attempt are kept.
         total: Number of lines of the finished output.
 
@@ -393,7 +392,7 @@ class PartialOutput:
             self._file.close()  # a full disk may still lack a part of a line that does not count
             if error_type is None or not self.rows:
                 remove_temporaries(self.folder)
-                for name in (ROWS, MANIFEST):  # the manifest last: it says that the lines are ours
+                for name in (ROWS, MANIFEST):  # the manifest last, because it marks the lines as ours
                     (self.folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # it is not empty, or another process has just come
             self.folder.rmdir()
@@ -413,7 +412,7 @@ class PartialOutput:
         self.rows += lines.count(b"\n")
 
     def _is_resumable(self, path: Path) -> bool:
-        """Returns True if the lines belong to an attempt with the same metadata; says what changed if not."""
+        """Returns True if the lines have the same metadata. Otherwise logs what changed."""
         try:
             manifest = json.loads(path.read_text("utf-8"))
             changed = [name for name in self._metadata if manifest.get(name) != self._metadata[name]]

@@ -1,6 +1,6 @@
-"""Prediction over files, tables and streams, on one or many processes: rows -> chunks -> writer.
+"""Prediction over files, tables and streams, from rows over chunks to a writer.
 
-An output appears all at once under its name, or in a stream as rows come. A chunk is one of the model's own, so its
+An output appears all at once under its name, or in a stream as rows come. A chunk is a chunk of the model, so its
 predictions do not depend on the process that makes them.
 """
 
@@ -214,10 +214,11 @@ def predict_file(
     reading: ReadOptions | None = None,
     progress: Progress = lambda completed, total: None,
 ) -> Predicted:
-    """``predict`` with an output, and its result.
+    """Predicts into an output, as ``predict`` does, and returns the result.
 
     Args:
-        progress: gets, on the first process, the number of rows that are completed, and of all rows; None: of a stream.
+        progress: Called on the first process with the number of completed rows and of all rows, which is None for a
+            stream.
     """
     reading, writing = ReadOptions() if reading is None else reading, WriteOptions() if writing is None else writing
     task_class = type(model.task) if isinstance(model, TaskModel) else task
@@ -245,7 +246,7 @@ def predict_file(
 
 
 class Chunk(NamedTuple):
-    """Predictions of neighbouring rows: JSON lines; for a format of a task, which needs all of them, pairs instead."""
+    """Predictions of neighbouring rows as JSON lines, or as pairs for a task's format."""
 
     counts: Predicted
     lines: bytes
@@ -253,7 +254,7 @@ class Chunk(NamedTuple):
 
 
 class PredictionRun:
-    """One prediction with an output: rows -> chunks -> writer, on one process or several."""
+    """One prediction with an output, on one process or several."""
 
     def __init__(
         self,
@@ -364,7 +365,7 @@ class PredictionRun:
 
     @property
     def _chunk_size(self) -> int | None:
-        """Number of rows of a chunk; None: all."""
+        """Number of rows of a chunk. None puts all rows into one chunk."""
         return self.model.chunk_rows(explain=self.writing.explain)
 
     def _stream_writer(self) -> Callable[[Chunk], None]:
@@ -382,7 +383,7 @@ class PredictionRun:
     def _predict_chunks(
         self, rows: Iterator[Row], total: int, write: Callable[[Chunk], None], completed: int = 0
     ) -> None:
-        """Predicts the rows after the completed ones, each chunk on one process; the first writes them in row order."""
+        """Predicts the remaining rows in chunks. The first process writes them in order."""
         rank, world, size = self.accelerator.process_index, self.accelerator.num_processes, self._chunk_size
         rows = islice(rows, completed, None)
         chunks = iter(lambda: list(islice(rows, size)), [])
@@ -399,7 +400,7 @@ class PredictionRun:
         self._counts = broadcast_from_main(self.accelerator, lambda: self._counts)
 
     def _write_file(self, table: RowTable, rows: Iterator[Row], total: int, path: Path) -> None:
-        """Keeps the lines of completed chunks beside the output until all of them are there."""
+        """Keeps the lines of completed chunks next to the output until all are complete."""
         size = total if self._chunk_size is None else self._chunk_size
         with ExitStack() as stack:
             partial = PartialOutput(path, self._metadata(table, size), chunk=max(size, 1), total=total)
@@ -419,7 +420,7 @@ class PredictionRun:
             broadcast_from_main(self.accelerator, finish)
 
     def _metadata(self, table: RowTable, size: int) -> dict[str, Any]:
-        """What must be equal for two attempts to write the same output; the number of processes does not count."""
+        """Returns facts that must be equal to resume, without the number of processes."""
         writing, keep = self.writing, self.writing.keep_columns
         settings = {
             "columns": dict(self._renames),
@@ -437,7 +438,7 @@ class PredictionRun:
         return {"input": table.fingerprint, "model": model, "settings": settings, "versions": versions}
 
     def _render(self, rows: Iterator[Row], total: int, path: Path) -> None:
-        """Writes the files of a task's format, made of all predictions; the file asked for appears last."""
+        """Writes the files of a task's format, the requested file last."""
         rendering, form, all_rows, chunks = self._rendering, self.destination.form, list(rows), list[Chunk]()
         notes = broadcast_from_main(self.accelerator, rendering.check, form, all_rows)
         self._predict_chunks(iter(all_rows), total, chunks.append)
@@ -472,7 +473,7 @@ class PredictionRun:
         return Chunk(counts, "".join(self._line(*pair) for pair in pairs).encode(), ())
 
     def _line(self, row: Row, prediction: Prediction) -> str:
-        """Returns the JSON line of a row: the kept columns that the prediction does not repeat, then the prediction."""
+        """Returns a row as JSON, the kept columns before the prediction."""
         task, keep, kept = self.model.task, self.writing.keep_columns, row.get(PASSTHROUGH, row)
         if keep == "none":
             kept = {}

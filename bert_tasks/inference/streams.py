@@ -1,4 +1,4 @@
-"""Standard input, whose rows come one by one and cannot be read twice: read as they come, or from a stored copy."""
+"""Standard input, which is read row by row or from a stored copy."""
 
 import io
 import os
@@ -26,7 +26,7 @@ _PATIENCE = 0.05  # seconds after which the rows that are there are predicted, t
 
 
 def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
-    """The options with a format for what was stored of standard input."""
+    """Returns the options with the format of a stored standard input."""
     if reading.format is not None:
         return reading
     with open_text(path, encoding=reading.encoding, newline="\n") as lines:
@@ -38,7 +38,7 @@ def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
 
 
 def _stream_format(model: TaskModel) -> StreamFormat:
-    """The format that the first line shows, unless it is the header of a table with the model's columns."""
+    """Returns the format of the first line, unless it is a header of model columns."""
     inputs = [column.name for column in model.input_columns]
     headers = {header for name in inputs for header in (name, model.columns.get(name, name))}
     return StreamFormat(name=STDIN_NAME, headers=headers, texts=tuple(text_columns(model.input_columns)))
@@ -48,14 +48,14 @@ def has_descriptor(source: IO[bytes]) -> bool:
     """Returns True if the system can say whether more of a stream has come."""
     try:
         source.fileno()
-    except OSError:  # of io.UnsupportedOperation
+    except OSError:  # io.UnsupportedOperation is an OSError
         return False
     return True
 
 
 @contextmanager
 def stored_input(source: IO[bytes]) -> Iterator[Path]:
-    """A file with the content of standard input, in the cache, as long as it is needed; memory does not grow."""
+    """Stores standard input in a file of the cache while it is needed, to save memory."""
     with NamedTemporaryFile(dir=cache_folder(None, "input")) as file:
         try:
             shutil.copyfileobj(source, file)
@@ -103,7 +103,7 @@ def stream_rows(
     keep_columns: PassthroughColumns,
     before_wait: Callable[[], None],
 ) -> Iterator[tuple[Iterator[Row], Mapping[str, str]]]:
-    """Opens rows that come one by one, validated; a row that cannot be used has its ``ROW_ERROR``.
+    """Opens validated rows that come one by one. Errors are in ``ROW_ERROR``.
 
     Returns:
         The rows, which carry ``keep_columns`` along, and the task's columns -> the source's, if they differ.
@@ -111,7 +111,7 @@ def stream_rows(
     path = _StreamPath("/dev/stdin")
     path.content = StandardInput(source, before_wait)
     columns = model.input_columns
-    # What is detected has the columns that it names: no format's own names or labels apply.
+    # A detected format has the columns that it names, without a format's own names or labels.
     layout = _stream_format(model) if reading.format is None else named_format(reading.format)
     with layout.open(path, reading) as records:
         records, present = peeked(records)

@@ -1,4 +1,4 @@
-"""``bert-tasks init``: samples a data file, asks each task whether its columns fit, and writes a recipe."""
+"""``bert-tasks init`` samples a data file and writes a recipe for it."""
 
 from bert_tasks.init.recipe import RecipeDraft, guess_task, init_recipe
 

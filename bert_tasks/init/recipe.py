@@ -1,4 +1,4 @@
-"""The recipe that ``bert-tasks init`` writes: the task that fits the columns best, settings and comments."""
+"""The recipe of ``bert-tasks init``, with the best task, settings and comments."""
 
 import importlib.util
 import json
@@ -39,7 +39,7 @@ _SEED = 42
 _SMALL, _MIDDLE = 1000, 10_000  # rows
 _SHOWN_LABELS = 30
 _LONGEST_REASON = 160  # characters
-_MOST_FLAGS = 0.9  # share of 0 and 1 in a column from which other cells are mistakes
+_MOST_FLAGS = 0.9  # share of 0 and 1 above which other cells of a column are mistakes
 _NEW_MODEL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 _LARGEST_TOKENIZER = 200 * 2**20  # bytes
 _PLAIN_STEMS = ("train", "data")
@@ -85,7 +85,7 @@ class RecipeDraft:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines for a terminal."""
         return [*self._findings(), f"recipe: {self.path}", "next:", *_indented(_commands(self.path))]
 
     @property
@@ -205,7 +205,7 @@ class RecipeDraft:
         yield from (_comment(f"{_entry(task, name)} # {remark}") for task, name, remark in guess.spare)
 
     def _settings(self, name: str, task: TaskGuess, positions: int) -> Iterator[str]:
-        """The settings of a task. One of several tasks also has its kind and its columns in the section."""
+        """Returns a task's settings. With several tasks, also its ``task`` and columns."""
         if name:
             yield from (_entry(key, value) for key, value in _head(task).items() if key not in task.settings)
         for suggestion in Detection.of(TASKS[task.task]).settings(task.words, positions):
@@ -221,7 +221,7 @@ class RecipeDraft:
             yield _comment("  found in the rows; state them to fix their order and to detect misspelt labels")
 
     def _hyper_parameters(self) -> Iterator[str]:
-        """The last sections: more epochs for small files, a higher learning rate for small models."""
+        """Returns the last sections, with more epochs for small files."""
         is_dense = any(Detection.of(TASKS[task.task]).has_dense_labels for task in self.tasks.values())
         rows = self.sample.count
         rates = (
@@ -256,17 +256,19 @@ def init_recipe(
     label: str | Sequence[str] | None = None,
     label_separator: str | None = None,
 ) -> RecipeDraft:
-    """Writes a recipe for a file of labelled rows, or of texts alone, which ``check`` and ``train`` accept.
+    """Writes a recipe for a file of rows, which ``check`` and ``train`` accept.
+
+    The file has labelled rows, or texts alone.
 
     Args:
         file: A csv, tsv, jsonl, parquet, xlsx, CoNLL, CoNLL-U, SQuAD or text file, a file of an annotation tool, or a
             folder with the files or folders of a training and a validation split.
         validation: A validation file of the same format. Default: a share of the training rows.
-        model: A hub id, a folder or ``package:NAME/PATH``; or the folder of a tokenizer, for a new model. Default: the
+        model: A hub id, a folder or ``package:NAME/PATH``, or the folder of a tokenizer, for a new model. Default: the
             embedded small model if its package is installed, or bert-base-uncased.
         output: The recipe, which must not exist yet.
         format, encoding, delimiter, header, label_separator: See `ReadOptions`.
-        task: The name of a built-in task, or of a problem of texts: "regression", "multi-label-classification".
+        task: The name of a built-in task, or of a problem of texts ("regression", "multi-label-classification").
             Default: the task that fits the columns best.
         text: The column of the texts or words. Two for a pair, and for the question and the context of a span.
         label: The column of the labels, numbers, tags or answers. Several columns of 0 and 1 are labels of their own,
@@ -330,11 +332,11 @@ def init_recipe(
 
 
 def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
-    """The task that fits a sample of rows best, with other tasks that fit among the alternatives.
+    """Returns the task that fits a sample of rows best, with its alternatives.
 
     Raises:
         DataError: There is nothing to read or nothing to learn from.
-        UsageError: There is no column that the hints name.
+        UsageError: A column of the hints does not exist.
     """
     rows, names = _with_named_cells(rows, hints)
     return _best_guess(rows, names, hints)
@@ -377,7 +379,7 @@ def _best_guess(rows: Sequence[Row], names: Sequence[str], hints: UserHints) -> 
 
 
 def _are_flags(rows: Sequence[Row], names: Sequence[str]) -> bool:
-    """Returns True if each column is a label of its own: almost all of its cells are 0 or 1."""
+    """Returns True if almost all cells of each column are 0 or 1."""
     for name in names:
         cells = [with_named_cell(row, name, KINDS["labels"].join).get(name) for row in rows]
         numbers = [label_value(str(cell)) for cell in cells if cell is not None and cell != ""]
@@ -387,7 +389,7 @@ def _are_flags(rows: Sequence[Row], names: Sequence[str]) -> bool:
 
 
 def _guess_tasks(rows: Sequence[Row], labels: Sequence[str], hints: UserHints) -> dict[str, TaskGuess]:
-    """Returns the task, without a name, or a task for each of several columns of classes or tags."""
+    """Returns the task, or a task for each of several columns of classes or tags."""
     if len(labels) < 2 or (hints.task, hints.problem) != (None, None) or _are_flags(rows, labels):
         return {"": guess_task(rows, hints)}
     tasks: dict[str, TaskGuess] = {}
@@ -405,7 +407,7 @@ def _guess_tasks(rows: Sequence[Row], labels: Sequence[str], hints: UserHints) -
         if tasks[name].separator != LABEL_SEPARATOR:
             between = f"{LABEL_SEPARATOR!r} between labels, not {tasks[name].separator!r}"
             raise UsageError(f"{argument('label', label)}: several tasks need {between}. Change the file.")
-    words = max(task.words for task in tasks.values())  # of equal lengths, so that the tasks share a pass
+    words = max(task.words for task in tasks.values())  # equal lengths let the tasks share a forward pass
     return {name: replace(task, words=words) for name, task in tasks.items()}
 
 
@@ -424,13 +426,13 @@ def _with_joined_words(row: Row, label: str) -> Row:
 
 
 def _head(task: TaskGuess) -> dict[str, Any]:
-    """A task as one of several, as a recipe has it."""
+    """Returns a task as one of several, for a recipe."""
     columns = {column: name for column, name in task.columns.items() if column != name}
     return {"task": task.task, **({"columns": columns} if columns else {}), **task.settings}
 
 
 def _several_tasks(tasks: Mapping[str, TaskGuess]) -> TaskGuess:
-    """The task that consists of tasks."""
+    """Returns the task that consists of tasks."""
     heads = {name: _head(task) for name, task in tasks.items()}
     try:
         MultiTask(heads=heads)
@@ -451,7 +453,7 @@ def _several_tasks(tasks: Mapping[str, TaskGuess]) -> TaskGuess:
 
 
 def _with_named_cells(rows: Sequence[Row], hints: UserHints) -> tuple[Sequence[Row], list[str]]:
-    """Returns the rows with the cells that the hints name, and the names of their columns.
+    """Returns the rows with the cells of the hints' columns, and their names.
 
     Raises:
         UsageError: There is no such column.
@@ -475,7 +477,7 @@ def _with_named_cells(rows: Sequence[Row], hints: UserHints) -> tuple[Sequence[R
 
 
 def _without_objects(rows: Sequence[Row]) -> list[Row]:
-    """Returns the rows with what is in objects as cells of their own: ``document.text``."""
+    """Returns the rows with the values of objects as cells, such as ``document.text``."""
     flat: list[Row] = []
     for row in rows:
         cells = dict[str, Any]()
@@ -487,7 +489,7 @@ def _without_objects(rows: Sequence[Row]) -> list[Row]:
 
 
 def share(count: int, of: int) -> str:
-    """For people: "5 of 20 rows (25%)"."""
+    """Returns a share as "5 of 20 rows (25%)"."""
     return f"{count} of {of} rows ({count / of:.0%})"
 
 
@@ -506,7 +508,7 @@ def _checked(hints: UserHints) -> UserHints:
 
 
 def _with_format(hints: UserHints, sample: FileSample) -> UserHints:
-    """The hints, with the columns of the named format if the file has them."""
+    """Returns the hints, with the columns of the named format if the file has them."""
     usual = sample.layout.columns if sample.has_stated_format else {}
     present = {name for row in sample.rows for name in row}
     if "text" not in usual or hints.texts or hints.label is not None or not present >= set(usual.values()):
@@ -516,7 +518,7 @@ def _with_format(hints: UserHints, sample: FileSample) -> UserHints:
 
 
 def _tokenizer_family(model: str) -> str | None:
-    """Returns the family of a new model for the folder of a tokenizer; None for any other name."""
+    """Returns the family of a tokenizer's folder for a new model, or None."""
     folder = Path(model).expanduser()
     if not (folder / "tokenizer.json").is_file() or (folder / "config.json").is_file():
         return None
@@ -528,7 +530,7 @@ def _tokenizer_family(model: str) -> str | None:
 
 
 def _check_validation(path: Path, sample: FileSample, guess: TaskGuess) -> None:
-    """Raises DataError if the file cannot be read as the training file is, or lacks a column."""
+    """Raises DataError if the file differs from the training file or lacks columns."""
     present = column_names(path, sample.reading)
     kinds = {column.name: column.type for column in load_task_class(guess.task)(**guess.settings).columns}
     for column, name in guess.columns.items():
@@ -540,7 +542,7 @@ def _check_validation(path: Path, sample: FileSample, guess: TaskGuess) -> None:
 
 
 def _commands(recipe: Path) -> list[str]:
-    """The next commands, quoted for a shell; a name that starts with a dash would be taken for an option."""
+    """Returns the next commands, quoted for a shell, without leading dashes."""
     name = shlex.quote(f"./{recipe}" if str(recipe).startswith("-") else str(recipe))
     return [f"bert-tasks check {name}", f"bert-tasks train {name} --dry-run", f"bert-tasks train {name}"]
 
@@ -554,5 +556,5 @@ def _entry(key: str, value: object, comment: str = "") -> str:
 
 
 def _comment(text: str) -> str:
-    """A comment of one line, whatever characters the names and values of the file contain."""
+    """Returns a comment of one line, whatever characters names and values contain."""
     return "# " + "".join(character if character.isprintable() else "?" for character in text) if text else "#"

@@ -1,4 +1,4 @@
-"""A sample of a data file: its rows, and the reading options that a recipe must set for the file."""
+"""A sample of a data file, with the reading options for a recipe."""
 
 import random
 import re
@@ -57,14 +57,14 @@ class FileSample:
 
     @property
     def cost(self) -> tuple[bool, int]:
-        """How badly these options read a table: whether it has a single column, and how many rows look broken."""
+        """Rates these options by a table's number of columns and of broken rows."""
         width = len(self.rows[0]) if self.options.get("header") is False and self.rows else len(self.columns)
         is_single = width < 2 or len(self.faults) * 2 > self.count
         return is_single, len(self.faults) + sum("\n" in str(value) for row in self.rows for value in row.values())
 
 
 def read_sample(path: Path, reading: ReadOptions) -> FileSample:
-    """Reads a file and keeps a sample. Detects the layout of a table if the user has not set it.
+    """Reads a file and keeps a sample. Detects the layout of a table if it is not set.
 
     Raises:
         DataError: The file does not exist, or most of it is not in the format of its name.
@@ -104,9 +104,10 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
 
 
 def _is_windows(path: Path) -> bool:
-    """Returns True for Western European text of Windows: it is not UTF-8, and has quotes, dashes or euro signs.
+    """Returns True for text in Windows' Western European encoding.
 
-    Other encodings have letters at these bytes, or far more bytes from 0x80 on.
+    Such text is not UTF-8, and has quotes, dashes or euro signs. Other encodings have letters at these bytes, or far
+    more bytes from 0x80 on.
     """
     with path.open("rb") as file:
         content = file.read(_LOOKED_AT)
@@ -121,7 +122,7 @@ def _is_windows(path: Path) -> bool:
 
 
 def _table_in_text(path: Path, options: Options) -> dict[str, Any] | None:
-    """Returns the options with which lines of text are a table: tabs in all of them, or a header with a usual name."""
+    """Returns table options if all lines have tabs or the header has a usual name."""
     with open_text(path, encoding=options.get("encoding"), newline="\n") as file:
         lines = [line.rstrip("\r\n") for line in islice(file, _FIRST_LINES) if line.strip()]
     for mark in _DELIMITERS if len(lines) > 1 else ():
@@ -133,7 +134,7 @@ def _table_in_text(path: Path, options: Options) -> dict[str, Any] | None:
 
 
 def _detect_documents(sample: FileSample) -> FileSample:
-    """Decides whether blank lines separate the documents of a text, or each line is a document."""
+    """Decides whether documents are separated by blank lines, or are lines."""
     if any(not str(row[TEXT]).strip() for row in sample.rows):
         return replace(sample, notes=("blank lines separate documents",))
     note = "no line is blank, so each line is a document"
@@ -141,7 +142,7 @@ def _detect_documents(sample: FileSample) -> FileSample:
 
 
 def _detect_header(path: Path, layout: Format, options: Options) -> FileSample:
-    """Reads a table with its first line as the header, or as a row if a value of it comes back as a class does."""
+    """Reads the first line as the header, or as a row if its class occurs again."""
     sample = _detect_delimiter(path, layout, options)
     names = list(dict.fromkeys(name for row in sample.rows for name in row))
     # pandas counts columns without names. An index before them has the empty name.
@@ -160,7 +161,7 @@ def _detect_header(path: Path, layout: Format, options: Options) -> FileSample:
 
 
 def _detect_delimiter(path: Path, layout: Format, options: Options) -> FileSample:
-    """Reads a table by the delimiter that gives several columns and the fewest broken rows."""
+    """Reads a table by the delimiter with several columns and the fewest broken rows."""
     best: FileSample | None = None
     problem: DataError | None = None
     for candidate, changes, notes in _table_layouts(layout, options):
@@ -192,7 +193,7 @@ def _table_layouts(layout: Format, options: Options) -> Iterator[tuple[Format, O
 
 
 def _read(path: Path, layout: Format, options: Options) -> FileSample:
-    """Reads the file and keeps a uniform sample of up to ``_MOST_ROWS`` rows in their order."""
+    """Reads the file and keeps a uniform sample of ``_MOST_ROWS`` rows, in order."""
     chance = random.Random(0)
     faults: list[str] = []
     kept: list[tuple[int, Mapping[str, Any]]] = []

@@ -1,4 +1,4 @@
-"""Calibration: how far confidences are from accuracy, and the temperature that brings them together.
+"""Calibration compares confidences with accuracy, and a temperature corrects it.
 
 Source: Guo et al., "On Calibration of Modern Neural Networks" (arXiv:1706.04599). Everything is computed in float64.
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-# The shares of the predictions, the most confident first, for which ``coverage_curve`` tells the accuracy.
+# Shares of the most confident predictions for which ``coverage_curve`` returns the accuracy.
 COVERAGES = tuple(share / 20 for share in range(1, 21))
 _TEMPERATURES = (0.05, 20.0)  # the range of ``fit_temperature``
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bin:
-    """Predictions whose confidence is between ``low`` and ``high``: their number, mean confidence and accuracy."""
+    """Number, mean confidence and accuracy of predictions from ``low`` to ``high``."""
 
     low: float
     high: float
@@ -33,8 +33,8 @@ class Calibration:
     """A reliability diagram and the expected calibration error.
 
     Attributes:
-        ece: the mean gap between confidence and accuracy over predictions (Guo et al. 2017), from 0 (none) to 1.
-        predictions: their number.
+        ece: Mean gap between confidence and accuracy over predictions (Guo et al. 2017), from 0 (none) to 1.
+        predictions: Number of predictions.
     """
 
     bins: tuple[Bin, ...]
@@ -43,12 +43,12 @@ class Calibration:
 
 
 def calibration(confidences: Sequence[float], correct: Sequence[float], *, bins: int = 10) -> Calibration | None:
-    """The calibration of predictions, in bins of equal width, without empty bins.
+    """Returns the calibration in bins of equal width, without empty bins.
 
     Args:
-        confidences: of each prediction, from 0 to 1.
+        confidences: Confidence of each prediction, from 0 to 1.
         correct: 1 (or True) for each correct prediction, else 0.
-        bins: the number of bins.
+        bins: Number of bins.
 
     Returns:
         None without predictions.
@@ -74,11 +74,11 @@ def calibration(confidences: Sequence[float], correct: Sequence[float], *, bins:
 
 
 def fit_temperature(logits: Sequence[ArrayLike], labels: Sequence[int]) -> float:
-    """Returns the temperature T for which ``softmax(logits / T)`` has the lowest cross entropy.
+    """Returns the T for which ``softmax(logits / T)`` has the lowest cross entropy.
 
     Args:
-        logits: ``S x [L]`` for each prediction; predictions may have different numbers of classes (choices of a row).
-        labels: ``[S]`` the index of the correct class of each prediction.
+        logits: ``S x [L]``, one array for each prediction. Their numbers of classes may differ (choices of a row).
+        labels: ``[S]`` index of the correct class of each prediction.
 
     Returns:
         From 0.05 to 20. Above 1 if the confidences are too high. 1 without predictions.
@@ -87,7 +87,7 @@ def fit_temperature(logits: Sequence[ArrayLike], labels: Sequence[int]) -> float
         >>> fit_temperature([[2.0, 0.0]] * 4, [0, 0, 0, 1])  # 88 % confidence, 75 % accuracy
         1.82...
     """
-    from scipy.optimize import minimize_scalar  # here: its import takes 0.2 s
+    from scipy.optimize import minimize_scalar  # here, because the import takes 0.2 s
 
     if not len(labels):
         return 1.0
@@ -108,7 +108,7 @@ def fit_temperature(logits: Sequence[ArrayLike], labels: Sequence[int]) -> float
 
 
 def coverage_curve(confidences: Sequence[float], correct: Sequence[float]) -> tuple[tuple[float, float], ...]:
-    """Returns the lowest confidence and the accuracy of the most confident predictions, for each of ``COVERAGES``.
+    """Returns confidence and accuracy of the most confident shares, ``COVERAGES``.
 
     Predictions with the same confidence are answered or rejected together, so a share may be exceeded.
 
@@ -117,7 +117,7 @@ def coverage_curve(confidences: Sequence[float], correct: Sequence[float]) -> tu
         correct: ``[S]`` 1 (or True) for each correct prediction, else 0.
 
     Returns:
-        A pair (confidence, accuracy) for each share. Empty without predictions.
+        A pair (lowest confidence, accuracy) for each share. Empty without predictions.
     """
     if not len(confidences):
         return ()

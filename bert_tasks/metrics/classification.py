@@ -1,7 +1,7 @@
-"""Metrics of classification, regression and ranking, and the calibration error, computed in float64 with numpy alone.
+"""Metrics of classification, regression and ranking, in float64 with numpy alone.
 
-Keys and scales are HF evaluate's (0 to 1), values scikit-learn's, scipy's and, for ranking, trec_eval's. A
-ratio 0/0 counts as 0; a correlation with a constant has no value and is nan.
+Keys and scales are HF evaluate's (0 to 1), values scikit-learn's, scipy's and, for ranking, trec_eval's. A ratio 0/0
+counts as 0. A correlation with a constant has no value and is nan.
 
 Shape legend: S rows, L label names, G groups that have a relevant row.
 """
@@ -26,12 +26,12 @@ NDCG, NDCG_ROWS = "ndcg@10", 10
 
 
 def classification_metrics(labels: Sequence[int], predictions: Sequence[int], names: Sequence[str]) -> dict[str, float]:
-    """Metrics of one label per row. ``f1`` is the F1 of class 1 if there are two classes, else macro F1.
+    """Returns metrics of one label per row. ``f1`` is of class 1 of 2, else the macro.
 
     Args:
-        labels: the label of each row, as an index into ``names``.
-        predictions: the same of each prediction.
-        names: of the labels; they are part of the keys of metrics by label.
+        labels: Label of each row, as an index into ``names``.
+        predictions: Prediction of each row, as an index into ``names``.
+        names: Names of the labels, which are in the keys of metrics by label.
 
     Raises:
         DataError: There is no row.
@@ -42,12 +42,12 @@ def classification_metrics(labels: Sequence[int], predictions: Sequence[int], na
 
 
 def multilabel_metrics(labels: ArrayLike, predictions: ArrayLike, names: Sequence[str]) -> dict[str, float]:
-    """Metrics of several labels per row. ``accuracy`` counts whole rows, ``f1`` is the macro F1.
+    """Returns metrics of several labels per row, accuracy of whole rows and macro F1.
 
     Args:
         labels: 0 or 1, ``[S, L]``.
         predictions: 0 or 1, ``[S, L]``.
-        names: of the labels.
+        names: Names of the labels.
 
     Raises:
         DataError: There is no row.
@@ -63,12 +63,12 @@ def multilabel_metrics(labels: ArrayLike, predictions: ArrayLike, names: Sequenc
 
 
 def regression_metrics(labels: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-    """Pearson's and Spearman's correlation of raw outputs."""
+    """Returns Pearson's and Spearman's correlation of raw outputs."""
     return {"pearson": pearson(labels, predictions), "spearmanr": spearmanr(labels, predictions)}
 
 
 def class_counts(labels: ArrayLike, predictions: ArrayLike, class_count: int) -> LabelCounts:
-    """The counts of one class per row, each ``[L]``.
+    """Returns the counts of one class per row, each ``[L]``.
 
     Raises:
         DataError: There is no row.
@@ -104,7 +104,7 @@ def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def spearmanr(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Spearman's rank correlation, equal values sharing their mean rank; nan where ``pearson`` is nan."""
+    """Returns Spearman's rank correlation with mean ranks, or nan as ``pearson`` does."""
     sides = [values.astype(np.float64) for values in _aligned(labels, predictions)]
     if not all(np.isfinite(side).all() for side in sides):
         return float("nan")
@@ -112,15 +112,15 @@ def spearmanr(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def tune_thresholds(labels: ArrayLike, probabilities: ArrayLike) -> tuple[float, ...]:
-    """For each label the threshold with the highest F1, if ``probability >= threshold`` predicts the label.
+    """Returns for each label the threshold with the highest F1.
 
-    Candidates are 0.5 and the midpoints between neighbouring probabilities. Of equally good ones the one closest to 0.5
-    is taken; a label without positives gets 0.5. Compare in float64, as here: in float32 a threshold can
-    round onto a probability.
+    ``probability >= threshold`` predicts the label. Candidates are 0.5 and the midpoints between neighbouring
+    probabilities. The closest to 0.5 of equally good thresholds is returned. A label without positives gets 0.5.
+    Compare in float64, because in float32 a threshold can round onto a probability.
 
     Args:
         labels: 0 or 1, ``[S, L]``.
-        probabilities: from 0 to 1, ``[S, L]``.
+        probabilities: From 0 to 1, ``[S, L]``.
 
     Raises:
         DataError: A probability is not from 0 to 1.
@@ -149,21 +149,22 @@ def _best_threshold(labels: Flags, scores: Floats) -> float:
 
 
 def ranking_metrics(groups: Sequence[str], grades: Sequence[float], scores: Sequence[float]) -> dict[str, float]:
-    """Mean average precision (``map``), mean reciprocal rank of the first relevant row (``mrr``), and ``ndcg@10``.
+    """Returns ``map``, ``mrr`` and ``ndcg@10``, from 0 to 1.
 
-    All are 0 to 1. A row is relevant if its grade is above 0. nDCG is the sum of grade / log2(1 + rank) over the first
-    10 ranks, divided by its highest value in the group. The grade itself is the gain, as in trec_eval, scikit-learn's
-    ``ndcg_score`` and sentence-transformers' ``CrossEncoderRerankingEvaluator``.
+    They are the mean average precision, the mean reciprocal rank of the first relevant row, and nDCG. A row is relevant
+    if its grade is above 0. nDCG is the sum of grade / log2(1 + rank) over the first 10 ranks, divided by its highest
+    value in the group. The grade itself is the gain, as in trec_eval, scikit-learn's ``ndcg_score`` and
+    sentence-transformers' ``CrossEncoderRerankingEvaluator``.
 
-    As in trec_eval, except for ties: trec_eval ranks the higher document id first, here the later row comes first, so
-    that a file that lists relevant rows first gives nothing away. Groups without a relevant row do not count, as is
-    usual for WikiQA and TREC QA; ``ranked_groups`` is the number of the others. Groups in which every row is relevant
+    Only ties differ from trec_eval. It ranks the higher document id first, but here the later row comes first, so that
+    a file that lists relevant rows first gains nothing. Groups without a relevant row do not count, as is usual for
+    WikiQA and TREC QA. ``ranked_groups`` is the number of the other groups. Groups in which every row is relevant
     count, as in trec_eval. The rows of a group need not be neighbours.
 
     Args:
-        groups: what each row is a candidate for: the text or id of a question.
-        grades: how relevant each row is, from 0.
-        scores: higher is better; only their order within a group matters.
+        groups: Text or id of the question of each row.
+        grades: Relevance of each row, from 0.
+        scores: Score of each row. Only the order within a group matters, the highest first.
 
     Raises:
         DataError: A score is NaN, or no group has a relevant row.
@@ -198,7 +199,7 @@ def ranking_metrics(groups: Sequence[str], grades: Sequence[float], scores: Sequ
 
 
 def _ranked(group: NDArray[np.int64], values: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """``[S], [S] -> [S], [S]`` The rows by group, then by value and row, both from high to low; and their ranks."""
+    """Returns ``[S]`` rows by group, then value and row from high to low, and ranks."""
     rows = np.arange(len(group))
     order = np.lexsort((-rows, -values, group))
     ordered = group[order]

@@ -1,7 +1,7 @@
-"""Metric formulas over sufficient statistics: the sums over rows from which a metric follows.
+"""Formulas that compute metrics from sufficient statistics, sums over rows.
 
 ``evaluate`` applies a formula to the sums over all rows. The report applies the same formula to the sums over resampled
-rows, so a published value and its interval come from the same arithmetic. A row is what is resampled: a text, a
+rows, so a published value and its interval come from the same arithmetic. Resampling draws rows, and a row is a text, a
 sentence with all its words, or a question.
 
 Two metrics of ``classification`` are not formulas of this module. ``pearson`` is computed from the rows themselves,
@@ -26,18 +26,18 @@ Flags = NDArray[np.bool_]
 Number = TypeVar("Number", float, Floats)
 
 _BINS = 256  # of scores, for the area under the curve of many tokens
-_ROUNDING = 1e-12  # of a sum of squares: equal numbers seem to differ by no more
-MOST_LABELS = 200  # the most frequent labels have numbers of their own in a ``MetricFormula``
+_ROUNDING = 1e-12  # of a sum of squares, because equal numbers seem to differ by no more
+MOST_LABELS = 200  # number of the most frequent labels with separate numbers in a ``MetricFormula``
 
 
 @dataclass(frozen=True, kw_only=True)
 class SufficientStatistics:
-    """What each row adds to K sums. Rows that add the same form one group.
+    """The numbers that each row adds to K sums. Equal rows form a group.
 
     Attributes:
         group_of_row: ``[S]``, the group of each row.
-        added: ``[G, K]``, what a row of each group adds. A ``scipy.sparse.csr_array``, because with thousands of
-            labels a row adds to a few sums only.
+        added: ``[G, K]``, the numbers that a row of each group adds. A ``scipy.sparse.csr_array``, because with
+            thousands of labels a row adds to a few sums only.
     """
 
     group_of_row: Integers
@@ -45,15 +45,15 @@ class SufficientStatistics:
 
     @classmethod
     def of(cls, rows: Floats) -> Self:
-        """Groups the rows of a dense matrix ``[S, K]`` of what each row adds."""
-        from scipy.sparse import csr_array  # here: 0.2 s, and most commands need no sums
+        """Groups the rows of a dense matrix ``[S, K]`` of added numbers."""
+        from scipy.sparse import csr_array  # here, because it takes 0.2 s and most commands need no sums
 
         groups, group_of_row = np.unique(rows, axis=0, return_inverse=True)
         return cls(group_of_row=group_of_row, added=csr_array(groups))
 
     @classmethod
     def of_counts(cls, rows: Iterable[Mapping[int, int]], columns: int) -> Self:
-        """Groups rows that are given as the columns that each adds to, and how much."""
+        """Groups rows that map columns to added counts."""
         from scipy.sparse import csr_array
 
         groups: dict[tuple[tuple[int, int], ...], int] = {}
@@ -64,7 +64,7 @@ class SufficientStatistics:
         return cls(group_of_row=np.array(group_of_row, dtype=np.int64), added=added)
 
     def beside(self, other: Self) -> Self:
-        """Returns the statistics of two models of the same rows, with the sums of both: ``[S, K1 + K2]``."""
+        """Returns the sums of two models of the same rows, ``[S, K1 + K2]``."""
         from scipy.sparse import hstack
 
         pairs, group_of_row = np.unique(np.stack([self.group_of_row, other.group_of_row]), axis=1, return_inverse=True)
@@ -93,13 +93,13 @@ class SufficientStatistics:
         return total
 
     def sums(self, counts: Integers | Floats) -> Floats:
-        """``[R, G] -> [R, K]``: the sums over ``counts`` rows of each group."""
+        """Returns the sums over ``counts`` rows of each group, ``[R, G] -> [R, K]``."""
         sums: Floats = counts @ self.added
         return sums
 
 
 class LabelCounts(NamedTuple):
-    """How often each label is in the labels (its support), in the predictions, and in both; each ``[..., L]``."""
+    """Each label's counts in labels (support), predictions and both, ``[..., L]``."""
 
     support: NDArray[Any]
     predicted: NDArray[Any]
@@ -110,39 +110,39 @@ Score = Callable[[LabelCounts], Floats]  # ``[..., L] -> [...]``, or ``[..., L]`
 
 
 def ratio(parts: NDArray[Any], wholes: NDArray[Any]) -> Floats:
-    """``parts / wholes`` elementwise; 0 where ``wholes`` is 0, as in scikit-learn with ``zero_division=0``."""
+    """Returns ``parts / wholes``, or 0 for a whole of 0, as in scikit-learn."""
     out: Floats = np.zeros(np.broadcast(parts, wholes).shape)
     np.divide(parts, wholes, out=out, where=np.asarray(wholes) > 0)
     return out
 
 
 def percentage(total: Number, count: Number) -> Number:
-    """The mean on a scale from 0 to 100, rounded as in SQuAD's scripts."""
+    """Returns the mean on a scale from 0 to 100, rounded as in SQuAD's scripts."""
     return 100.0 * total / count
 
 
 def pooled(counts: LabelCounts) -> LabelCounts:
-    """``[..., L] -> [..., 1]``: the counts of all labels as one, for micro averages."""
+    """Sums the counts of all labels for micro averages, ``[..., L] -> [..., 1]``."""
     return LabelCounts(*(part.sum(axis=-1, keepdims=True) for part in counts))
 
 
 def precision(counts: LabelCounts) -> Floats:
-    """``[..., L]``."""
+    """Returns the precision of each label, ``[..., L]``."""
     return ratio(counts.both, counts.predicted)
 
 
 def recall(counts: LabelCounts) -> Floats:
-    """``[..., L]``."""
+    """Returns the recall of each label, ``[..., L]``."""
     return ratio(counts.both, counts.support)
 
 
 def f1(counts: LabelCounts) -> Floats:
-    """``[..., L]``, rounded as in scikit-learn."""
+    """Returns the F1 of each label, ``[..., L]``, rounded as in scikit-learn."""
     return ratio(2 * counts.both, counts.predicted + counts.support)
 
 
 def entity_f1(counts: LabelCounts) -> Floats:
-    """``[..., L]``: the same number, rounded as in seqeval: the harmonic mean of precision and recall."""
+    """Returns F1, ``[..., L]``, as seqeval's harmonic mean of precision and recall."""
     p, r = precision(counts), recall(counts)
     return ratio(2 * p * r, p + r)
 
@@ -155,18 +155,18 @@ def label_metrics(
     support: str = "support",
     label_f1: Score = f1,
 ) -> dict[str, float]:
-    """Returns precision, recall, F1 and support of each label; ``key``: label and score -> the name of the metric."""
+    """Returns scores and support of each label, under ``key(label, score)``."""
     scores = {"f1": label_f1(counts), "precision": precision(counts), "recall": recall(counts), support: counts.support}
     return {key(name, score): float(of_all[i]) for i, name in enumerate(names) for score, of_all in scores.items()}
 
 
 def accuracy(counts: LabelCounts) -> Floats:
-    """``[..., L] -> [...]``: the share of correct predictions, where each row (or word) has one label."""
+    """Returns the accuracy for one label per row or word, ``[..., L] -> [...]``."""
     return recall(pooled(counts))[..., 0]
 
 
 def macro_f1(counts: LabelCounts, always: Flags | None = None) -> Floats:
-    """``[..., L] -> [...]``: the mean F1 over labels that occur, and over those that ``always`` (``[L]``) names."""
+    """Returns the mean F1, ``[..., L] -> [...]``, of occurring and ``always`` labels."""
     scores, counted = f1(counts), counts.predicted + counts.support > 0
     if always is not None:
         counted = counted | always
@@ -176,12 +176,12 @@ def macro_f1(counts: LabelCounts, always: Flags | None = None) -> Floats:
 
 
 def micro_f1(counts: LabelCounts) -> Floats:
-    """``[..., L] -> [...]``: F1 of the pooled counts of all labels."""
+    """Returns F1 of the summed counts of all labels, ``[..., L] -> [...]``."""
     return f1(pooled(counts))[..., 0]
 
 
 def matthews_correlation(counts: LabelCounts) -> Floats:
-    """``[..., L] -> [...]``: Matthews' correlation for any number of classes; 0 when either side has one class only."""
+    """Returns Matthews' correlation, ``[..., L] -> [...]``, 0 for a constant side."""
     support, predicted, both = (part.astype(np.float64) for part in counts)
     total = support.sum(axis=-1)
     spreads = [np.sqrt(total * total - (side * side).sum(axis=-1)) for side in (predicted, support)]
@@ -190,7 +190,7 @@ def matthews_correlation(counts: LabelCounts) -> Floats:
 
 
 def class_scores(classes: int) -> dict[str, Score]:
-    """Returns the scores of one class per row. ``f1`` is the F1 of class 1 of two classes, else the macro F1."""
+    """Returns the scores of one class per row. ``f1`` is as in ``classification``."""
 
     def second_f1(counts: LabelCounts) -> Floats:
         return f1(counts)[..., 1]
@@ -206,12 +206,12 @@ def class_scores(classes: int) -> dict[str, Score]:
 def multilabel_scores(support: NDArray[Any]) -> dict[str, Score]:
     """Returns the scores of several labels per row.
 
-    A label that is in no row's labels counts as 0 in the macro F1. A replicate that happens to miss a rare label says
-    nothing about that label: its macro F1 is the mean over the others. Which labels are in no row follows from the
-    labels alone, so the predictions of two models can be exchanged.
+    A label that is in no row's labels counts as 0 in the macro F1. A replicate that misses a rare label does not
+    measure it, so its macro F1 is the mean over the other labels. The labels alone decide which labels are in no row,
+    so the predictions of two models can be exchanged.
 
     Args:
-        support: ``[L]``, how often each label is in the labels of all rows.
+        support: ``[L]``, number of rows with each label.
     """
     absent = support == 0
 
@@ -222,7 +222,7 @@ def multilabel_scores(support: NDArray[Any]) -> dict[str, Score]:
 
 
 def entity_scores(name: str) -> dict[str, Score]:
-    """Returns precision, recall and F1 of all entity types together; their keys begin with ``name``."""
+    """Returns precision, recall and F1 of all entities, under the prefix ``name``."""
 
     def pooled_score(score: Score) -> Score:
         return lambda counts: score(pooled(counts))[..., 0]
@@ -239,11 +239,11 @@ class MetricFormula:
     """Numbers of a data set that follow from sums over its rows.
 
     Attributes:
-        names: of the M numbers; ``f1\\0NAME`` and the like for the numbers of one label.
-        statistics: what each row adds to the sums.
+        names: Names of the M numbers, for example ``f1\\0NAME`` for the number of a label.
+        statistics: The numbers that each row adds to the sums.
         formula: ``[..., K] -> [..., M]``.
-        labels: the labels (or limits of the bins) whose counts are the sums; empty where the sums count no labels.
-            Predictions can be exchanged only between measures with the same labels.
+        labels: Labels (or limits of the bins) whose counts are the sums. Empty if the sums count no labels. Predictions
+            can be exchanged only between measures with the same labels.
     """
 
     names: tuple[str, ...]
@@ -252,17 +252,17 @@ class MetricFormula:
     labels: tuple[str, ...] = ()
 
     def values(self) -> dict[str, float | None]:
-        """The numbers over all rows; None for those that are not defined."""
+        """Returns the numbers over all rows, and None for undefined numbers."""
         numbers = self.formula(self.statistics.total).tolist()
         return {name: value if math.isfinite(value) else None for name, value in zip(self.names, numbers, strict=True)}
 
     def number(self, name: str, sums: Floats) -> Floats:
-        """``[..., K] -> [...]``: one of the numbers."""
+        """Returns one of the numbers, ``[..., K] -> [...]``."""
         number: Floats = self.formula(sums)[..., self.names.index(name)]
         return number
 
     def support(self) -> dict[str, int]:
-        """How often each label that has numbers of its own is in the labels."""
+        """Returns the number of rows with each label that has separate numbers."""
         names, totals = set(self.names), self.statistics.total.tolist()
         counts = zip(self.labels, totals, strict=False)  # the first L sums
         return {label: int(count) for label, count in counts if f"f1\0{label}" in names}
@@ -277,12 +277,12 @@ class Span(NamedTuple):
 
 
 def class_measure(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> MetricFormula:
-    """The metrics of one class per row.
+    """Returns the metrics of one class per row.
 
     Args:
-        labels: the label of each row.
-        predictions: the prediction of each row.
-        names: of the classes.
+        labels: Label of each row.
+        predictions: Prediction of each row.
+        names: Names of the classes.
     """
 
     pairs = zip(labels, predictions, strict=True)
@@ -293,7 +293,7 @@ def class_measure(labels: Sequence[str], predictions: Sequence[str], names: Sequ
 def multilabel_measure(
     labels: Sequence[Iterable[str]], predictions: Sequence[Iterable[str]], names: Sequence[str]
 ) -> MetricFormula:
-    """Returns the metrics of several labels per row; arguments as in ``class_measure``."""
+    """Returns the metrics of several labels per row, as ``class_measure`` does."""
     pairs = ((set(a), set(b)) for a, b in zip(labels, predictions, strict=True))
     statistics = _label_statistics(((a, b, a & b) for a, b in pairs), names)
     return _label_measure(statistics, names, multilabel_scores(statistics.total[: len(names)]), label_f1=f1)
@@ -302,7 +302,7 @@ def multilabel_measure(
 def word_measure(
     labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]], names: Sequence[str]
 ) -> MetricFormula:
-    """The metrics of sentences whose words have one tag each; arguments as in ``class_measure``."""
+    """Returns the metrics of sentences of tagged words, as ``class_measure`` does."""
     pairs = zip(labels, predictions, strict=True)
     rows = ((a, b, [tag for tag, other in zip(a, b, strict=True) if tag == other]) for a, b in pairs)
     return _label_measure(_label_statistics(rows, names), names, WORD_SCORES, label_f1=f1)
@@ -311,14 +311,14 @@ def word_measure(
 def entity_measure(
     labels: Sequence[Set[Span]], predictions: Sequence[Set[Span]], types: Sequence[str]
 ) -> MetricFormula:
-    """The metrics of entities; one is correct if its type and both ends are. Arguments as in ``class_measure``."""
+    """Returns the metrics of entities, which must match in type and both ends."""
     pairs = zip(labels, predictions, strict=True)
     rows = ([[span.type for span in side] for side in (a, b, a & b)] for a, b in pairs)
     return _label_measure(_label_statistics(rows, types), types, entity_scores("overall"), label_f1=entity_f1)
 
 
 def _label_statistics(rows: Iterable[Sequence[Iterable[str]]], names: Sequence[str]) -> SufficientStatistics:
-    """How often each name is in the labels, in the predictions and in both: the three sides of each row; K = 3 L."""
+    """Returns the counts of each name in labels, predictions and both, K = 3 L."""
     index = {name: number for number, name in enumerate(names)}
     counts = (
         Counter(index[name] + len(names) * side for side, labels in enumerate(row) for name in labels if name in index)
@@ -334,9 +334,9 @@ def _label_measure(
     *,
     label_f1: Score,
 ) -> MetricFormula:
-    """The numbers of the most frequent labels and those over all labels.
+    """Returns the numbers of the most frequent labels and of all labels.
 
-    The numbers of a label that is in neither labels nor predictions of a replicate are not defined there.
+    A label that is in neither labels nor predictions of a replicate has no numbers for it.
     """
     frequent = sorted(np.argsort(-statistics.total[: len(names)], kind="stable")[:MOST_LABELS].tolist())
     scores = {"precision": precision, "recall": recall, "f1": label_f1}
@@ -353,9 +353,9 @@ def _label_measure(
 
 
 def regression_measure(labels: Sequence[float], predictions: Sequence[float]) -> MetricFormula:
-    """Pearson's correlation, the mean absolute error and the root of the mean squared error."""
+    """Returns Pearson's correlation, the mean absolute error and the RMSE."""
     true, predicted = np.asarray(labels, dtype=np.float64), np.asarray(predictions, dtype=np.float64)
-    # Centred, so that the sums of squares keep their digits. Both by the mean of the labels: the rows of two models are
+    # Centred, so that sums of squares keep their digits. Both use the mean of the labels. The rows of two models are
     # mixed in a randomisation test, so they must not be moved by different amounts.
     x, y = true - true.mean(), predicted - true.mean()
     error = predicted - true
@@ -374,12 +374,12 @@ def regression_measure(labels: Sequence[float], predictions: Sequence[float]) ->
 
 
 def answer_measure(exact: Sequence[float], f1_scores: Sequence[float], *, exact_name: str) -> MetricFormula:
-    """Exact match and F1 of questions, from 0 to 100.
+    """Returns exact match and F1 of questions, from 0 to 100.
 
     Args:
-        exact: of each question, 0 or 1.
-        f1_scores: of each question, from 0 to 1.
-        exact_name: the metric's name, which differs between SQuAD 1.1 and 2.0.
+        exact: Exact match of each question, 0 or 1.
+        f1_scores: F1 of each question, from 0 to 1.
+        exact_name: Name of the metric, which differs between SQuAD 1.1 and 2.0.
     """
     rows = np.stack([np.ones(len(exact)), np.asarray(exact, dtype=np.float64), np.asarray(f1_scores)], axis=1)
 
@@ -391,10 +391,10 @@ def answer_measure(exact: Sequence[float], f1_scores: Sequence[float], *, exact_
 
 
 def accuracy_measure(correct: Sequence[bool]) -> MetricFormula:
-    """Accuracy alone, for rows that share no classes.
+    """Returns the accuracy alone, for rows that share no classes.
 
     Args:
-        correct: whether each row's prediction is right.
+        correct: True for each correct prediction.
     """
     rows = np.stack([np.ones(len(correct)), np.asarray(correct, dtype=np.float64)], axis=1)
 
@@ -405,12 +405,12 @@ def accuracy_measure(correct: Sequence[bool]) -> MetricFormula:
 
 
 def masked_token_measure(counts: Sequence[int], losses: Sequence[float], correct: Sequence[int]) -> MetricFormula:
-    """Perplexity, exp of the mean cross entropy, and accuracy of masked tokens.
+    """Returns perplexity, exp of mean cross entropy, and accuracy of masked tokens.
 
     Args:
-        counts: the masked tokens of each row.
-        losses: the sum of their cross entropies.
-        correct: how many of them are predicted correctly.
+        counts: Number of masked tokens of each row.
+        losses: Sum of their cross entropies.
+        correct: Number of correct predictions.
     """
     rows = np.stack([np.asarray(part, dtype=np.float64) for part in (counts, losses, correct)], axis=1)
 
@@ -423,16 +423,16 @@ def masked_token_measure(counts: Sequence[int], losses: Sequence[float], correct
 
 
 def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags, masked: Flags) -> MetricFormula:
-    """How well replaced tokens are told from others by their scores, and how often the original token was drawn.
+    """Returns metrics of replaced tokens by their scores, and of the generator.
 
-    A resampled area under the curve is computed from scores in ``_BINS`` bins; what the bins change over all rows is
-    corrected. The bins come from these scores.
+    A resampled area under the curve is computed from scores in ``_BINS`` bins, and corrected by the effect of the bins
+    over all rows. The bins come from these scores.
 
     Args:
-        sizes: the tokens of each row.
-        scores: ``[N]`` of all tokens; above 0 a token is taken for a replaced one.
-        replaced: ``[N]`` whether another token is in its place.
-        masked: ``[N]`` whether a token was drawn for it.
+        sizes: Number of tokens of each row.
+        scores: ``[N]`` of all tokens. Above 0 a token counts as replaced.
+        replaced: ``[N]`` True if another token is in its position.
+        masked: ``[N]`` True if a token was drawn for it.
     """
     edges = np.unique([0.0, *np.quantile(scores, np.linspace(0, 1, _BINS))]) if len(scores) else np.zeros(1)
     bins = np.searchsorted(edges, scores, side="left")  # scores above 0 are in bins of their own
@@ -444,7 +444,7 @@ def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags
 
     def formula(sums: Floats) -> Floats:
         others, exact = sums[..., :count], sums[..., count:-1]
-        below = np.cumsum(others, axis=-1) - others / 2  # a tie counts one half
+        below = np.cumsum(others, axis=-1) - others / 2  # a tie counts 0.5
         positives, negatives = exact.sum(-1), others.sum(-1)
         with np.errstate(divide="ignore", invalid="ignore"):
             area = (exact * below).sum(-1) / (positives * negatives)
@@ -461,10 +461,10 @@ def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags
 
 
 def area_under_curve(labels: Flags, scores: Floats) -> float:
-    """The area under the ROC curve: how often a positive has a higher score than a negative; a tie counts one half.
+    """Returns the area under the ROC curve. A tie of two scores counts 0.5.
 
     Args:
-        labels: ``[S]`` whether each is a positive.
+        labels: ``[S]`` True for each positive.
         scores: ``[S]``.
 
     Returns:
@@ -477,7 +477,7 @@ def area_under_curve(labels: Flags, scores: Floats) -> float:
 
 
 def mean_ranks(values: Floats) -> Floats:
-    """Returns the rank of each value, from 1; equal values share the mean of their ranks."""
+    """Returns the rank of each value, from 1. Equal values share their mean rank."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[places]
     return ranks

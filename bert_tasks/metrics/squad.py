@@ -1,7 +1,8 @@
-"""SQuAD 1.1 and 2.0 scores, digit for digit as the official scripts evaluate-v1.1 and evaluate-v2.0.
+"""SQuAD 1.1 and 2.0 scores, digit for digit as the official scripts.
 
-The scores of a data set are on a scale of 0 to 100. Sums run in row order over the same kinds of numbers as in the
-scripts (Python's sum rounds differently over ints and floats), so that the last digit agrees.
+The scripts are evaluate-v1.1 and evaluate-v2.0. The scores of a data set are on a scale of 0 to 100. Sums run in row
+order over the same types of numbers as in the scripts (Python's sum rounds differently over ints and floats), so that
+the last digit agrees.
 """
 
 import re
@@ -20,27 +21,27 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class AnswerScores(NamedTuple):
-    """One number per question: exact match (0 or 1) and F1 (0 to 1), the best over its accepted answers."""
+    """Exact match (0 or 1) and F1 (0 to 1) per question, for its best accepted answer."""
 
     exact: list[float]
     f1: list[float]
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation and English articles, words separated by one space."""
+    """Lowers case, and removes ASCII punctuation, English articles and extra spaces."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def answer_scores(labels: Sequence[Sequence[str]], predictions: Sequence[str], *, version_2: bool) -> AnswerScores:
-    """The scores of each question.
+    """Returns the scores of each question.
 
-    In SQuAD 2.0 accepted answers that are empty once normalised are skipped, "" is the only correct prediction where
-    none is left, and two empty answers have an F1 of 1. In SQuAD 1.1 they match exactly but have an F1 of 0.
+    SQuAD 2.0 skips accepted answers that are empty once normalised. If no answer remains, "" is the only correct
+    prediction, and two empty answers have an F1 of 1. In SQuAD 1.1 they match exactly but have an F1 of 0.
 
     Args:
-        labels: the accepted answers of each question; at least one each in SQuAD 1.1.
-        predictions: one answer per question.
-        version_2: score as evaluate-v2.0 does, else as evaluate-v1.1.
+        labels: Accepted answers of each question, in SQuAD 1.1 at least one each.
+        predictions: One answer per question.
+        version_2: Score as evaluate-v2.0 does, else as evaluate-v1.1.
     """
     scores = AnswerScores(exact=[], f1=[])
     for texts, prediction in zip(labels, map(normalize_answer, predictions), strict=True):
@@ -65,14 +66,14 @@ def _word_f1(label: list[str], prediction: list[str], *, both_empty: int) -> flo
 
 
 def squad_v1_metrics(labels: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-    """``exact_match`` and ``f1`` of evaluate-v1.1.
+    """Returns ``exact_match`` and ``f1`` of evaluate-v1.1.
 
     Args:
-        labels: the accepted answers of each question, at least one.
-        predictions: one answer per question.
+        labels: Accepted answers of each question, at least one.
+        predictions: One answer per question.
 
     Raises:
-        DataError: there is no question, or a question has no accepted answer.
+        DataError: There is no question, or a question has no accepted answer.
     """
     _check(labels)
     unanswerable = [row for row, texts in enumerate(labels) if not texts]
@@ -83,7 +84,7 @@ def squad_v1_metrics(labels: Sequence[Sequence[str]], predictions: Sequence[str]
         )
     scores = answer_scores(labels, predictions, version_2=False)
     total_f1 = 0.0
-    for value in scores.f1:  # one by one: sum() compensates rounding errors since Python 3.12, the script does not
+    for value in scores.f1:  # one by one, because sum() compensates rounding since Python 3.12, the script does not
         total_f1 += value
     return {"exact_match": percentage(sum(scores.exact), len(labels)), "f1": percentage(total_f1, len(labels))}
 
@@ -93,22 +94,22 @@ def squad_v2_metrics(
     predictions: Sequence[str],
     null_odds: Sequence[float] | None,
 ) -> dict[str, float]:
-    """The scores of evaluate-v2.0, under its keys.
+    """Returns the scores of evaluate-v2.0, under its keys.
 
     ``exact``, ``f1``, ``total`` and the same with ``HasAns_`` and ``NoAns_`` (absent without such questions) count a
     prediction as "" if its null odds exceed 0. ``best_exact``, ``best_f1`` and their ``_thresh`` come from scanning all
-    thresholds; they say something only if ``predictions`` are the best answers that are NOT empty, whatever the
-    threshold: a prediction blanked beforehand cannot be won back by a higher threshold.
-    The script gives the same for ``null_odds`` as --na-prob-file and --na-prob-thresh 0.
+    thresholds. They need the best answers that are NOT empty as ``predictions``, because a higher threshold cannot
+    recover a prediction that was blanked before. The script computes the same if ``null_odds`` is --na-prob-file and
+    --na-prob-thresh is 0.
 
     Args:
-        labels: the accepted answers of each question; none for an unanswerable one.
-        predictions: one answer per question.
-        null_odds: per question the score of "no answer" minus the score of the prediction. None: the predictions are
-            final, there is no scan.
+        labels: Accepted answers of each question. Empty for an unanswerable question.
+        predictions: One answer per question.
+        null_odds: Score of "no answer" minus score of the prediction, per question. None means that the predictions are
+            final, without a scan.
 
     Raises:
-        DataError: there is no question, or null odds are not a number.
+        DataError: There is no question, or null odds are not a number.
     """
     _check(labels, () if null_odds is None else null_odds)
     answerable = [bool(texts) for texts in labels]
@@ -138,10 +139,10 @@ def squad_v2_metrics(
 def _best_threshold(
     scores: Sequence[float], answerable: Sequence[bool], predictions: Sequence[str], null_odds: Sequence[float]
 ) -> tuple[float, float]:
-    """The best mean score (0 to 100) over all thresholds, and its threshold.
+    """Returns the best mean score (0 to 100) over all thresholds, and its threshold.
 
-    The script's scan, its quirks included: it starts with all questions unanswered and lets them answer one by one,
-    least null odds first, equal odds in row order; only a strictly better score counts, also amid equal odds.
+    The scan has the quirks of the script. It starts with all questions unanswered and adds one question after another,
+    least null odds first, equal odds in row order. Only a strictly better score counts, also amid equal odds.
     """
     current: float = answerable.count(False)
     best, threshold = current, 0.0
@@ -158,33 +159,34 @@ def _best_threshold(
 def tune_null_threshold(
     labels: Sequence[Sequence[str]], predictions: Sequence[str], null_odds: Sequence[float]
 ) -> float:
-    """The threshold of the best F1 that ``squad_v2_metrics`` can report for these predictions; arguments as there.
+    """Returns the threshold of the best F1 that ``squad_v2_metrics`` can report.
 
-    The official ``best_f1_thresh`` is not such a threshold: its scan also stops between questions with equal odds,
-    which no threshold separates, and it prints 0.0 where answering no question is best, whatever the odds are.
+    The arguments are as in ``squad_v2_metrics``. The official ``best_f1_thresh`` is not such a threshold. Its scan also
+    stops between questions with equal odds, which no threshold separates. It prints 0.0 if answering no question is
+    best, whatever the odds are.
 
     Returns:
-        A finite number: the midpoint between two neighbouring odds, or one beyond the smallest or the largest; the
-        smallest among equally good ones, as in the official scan.
+        A finite number. It is the midpoint between two neighbouring odds, or a number beyond the smallest or the
+        largest. Among equally good thresholds it is the smallest, as in the official scan.
 
     Raises:
-        DataError: see ``squad_v2_metrics``.
+        DataError: See ``squad_v2_metrics``.
     """
     _check(labels, null_odds)
     scores = answer_scores(labels, predictions, version_2=True).f1
-    gains: dict[float, float] = {}  # what answering the questions of these odds adds to the total F1
+    gains: dict[float, float] = {}  # gain of the total F1 from answering the questions of these odds
     for texts, score, odds in zip(labels, scores, null_odds, strict=True):
         gains[odds] = gains.get(odds, 0.0) + score - float(not texts)
     ordered = sorted(gains)
     totals = list(accumulate((gains[odds] for odds in ordered), initial=0.0))
-    # -inf is answered and inf is not, whatever the finite threshold: such odds allow no step beyond them.
+    # -inf is answered and inf is not, whatever the finite threshold, so no step goes beyond such odds.
     stops = range(int(ordered[0] == -inf), len(totals) - int(ordered[-1] == inf))
     answered = max(stops, key=totals.__getitem__)
     return _between([-inf, *ordered][answered], [*ordered, inf][answered])
 
 
 def _between(low: float, high: float) -> float:
-    """A finite threshold that lets odds up to ``low`` be answered, and not those from ``high``."""
+    """Returns a finite threshold that accepts odds up to ``low``, not from ``high``."""
     if isinf(low) and isinf(high):
         return 0.0
     if isinf(low):

@@ -1,11 +1,11 @@
-"""Metrics under the keys that a run records, and as people read them.
+"""Metrics under the keys that a run records, and as tables for people.
 
-Owns how the names of a validation set and of a metric make one key, that no metric is recorded over another, and the
-table with a row for each class. Which metrics belong to a class, and which repeat another, is the task's to say
-(``Report.table``). Must not know which metrics there are, other than the two that evaluation itself adds.
+A key joins the names of a validation set and of a metric, and no metric is recorded over another. The table has a row
+for each class. The task decides which metrics belong to a class, and which repeat another (``Report.table``). This
+module must not know metrics other than the two that evaluation itself adds.
 
-A run with one unnamed set records ``accuracy``; a run with the sets dev and dev_strict records ``dev/accuracy`` and
-``dev_strict/accuracy``. A set's name holds no "/": the first one in a key ends it, whatever labels are called.
+A run with one unnamed set records ``accuracy``. A run with the sets dev and dev_strict records ``dev/accuracy`` and
+``dev_strict/accuracy``. A set's name holds no "/", so the first "/" in a key ends it, whatever labels are called.
 """
 
 import math
@@ -16,18 +16,18 @@ from typing import TypeVar
 
 from bert_tasks.errors import DataError
 
-LOSS = "loss"  # of the evaluated rows; less of it is better, whatever the task
+LOSS = "loss"  # of the evaluated rows. A lower loss is better in every task
 SEPARATOR = "/"  # between a set's name, which holds none, and the metric
-Value = TypeVar("Value")  # a number, or None where a file has null for what is not a number
+Value = TypeVar("Value")  # a number, or None if a file has null instead of a number
 
 
 def metric_key(name: str, metric: str) -> str:
-    """The key of a metric on the validation set ``name``; empty for the only one, which has no name."""
+    """Returns the key of a metric on the set ``name``, empty for a single set."""
     return f"{name}{SEPARATOR}{metric}" if name else metric
 
 
 def split_key(key: str, sets: Sequence[str]) -> tuple[str, str]:
-    """The validation set and the metric of a key, where ``sets`` are the run's validation sets."""
+    """Splits a key into validation set and metric, if ``sets`` are the run's sets."""
     if not any(sets):
         return "", key
     name, _, metric = key.partition(SEPARATOR)
@@ -35,26 +35,26 @@ def split_key(key: str, sets: Sequence[str]) -> tuple[str, str]:
 
 
 def metrics_of_set(metrics: Mapping[str, Value], name: str) -> dict[str, Value]:
-    """The metrics of one validation set, without its name."""
+    """Returns the metrics of one validation set, without its name."""
     start = metric_key(name, "")
     return {key.removeprefix(start): value for key, value in metrics.items() if key.startswith(start)}
 
 
 def metrics_by_set(metrics: Mapping[str, Value], sets: Sequence[str]) -> dict[str, dict[str, Value]]:
-    """Validation set -> its metrics, without its name."""
+    """Maps each validation set to its metrics, without its name."""
     return {name: metrics_of_set(metrics, name) for name in sets}
 
 
 def untuned(metric: str) -> str:
-    """The name of a metric as it was before the thresholds were tuned."""
+    """Returns the name of a metric before the thresholds were tuned."""
     return f"untuned_{metric}"
 
 
 def merged(*each: Mapping[str, float]) -> dict[str, float]:
-    """All metrics together.
+    """Joins all metrics.
 
     Raises:
-        DataError: two of them have the same key, which a label's name can cause.
+        DataError: Two metrics have the same key, which a label's name can cause.
     """
     union: dict[str, float] = {}
     for metrics in each:
@@ -73,7 +73,7 @@ CLASS_SCORES = ("precision", "recall", "f1")
 
 @dataclass(frozen=True, kw_only=True)
 class ClassRow:
-    """Scores of one class; ``support``: how many rows (entities, words, questions) truly are of it."""
+    """Scores of one class. ``support`` counts its true rows, words or questions."""
 
     name: str
     scores: tuple[float | None, ...]
@@ -85,10 +85,10 @@ class MetricTable:
     """The metrics of one data set.
 
     Attributes:
-        overall: metrics over all rows, without those that equal another one by definition.
-        word: what a row of the table is: class, label, type, tag, questions. Empty without rows.
-        columns: the names of the scores of a row.
-        repeated: skipped metrics -> the one of ``overall`` that each equals by definition.
+        overall: Metrics over all rows, without metrics that equal another by definition.
+        word: Noun for a row of the table (class, label, type, tag or questions). Empty without rows.
+        columns: Names of the scores of a row.
+        repeated: Skipped metrics -> the metric of ``overall`` that each equals by definition.
     """
 
     overall: Mapping[str, float]
@@ -98,14 +98,14 @@ class MetricTable:
     repeated: Mapping[str, str] = field(default_factory=dict)
 
     def lines(self, name: str = "") -> list[str]:
-        """For people; ``name``: of the validation set, in front of the names of the metrics over all rows."""
+        """Returns lines for people, with the validation set's ``name`` before metrics."""
         named = [(metric_key(name, metric), value) for metric, value in self.overall.items()]
         width = max((len(metric) for metric, _ in named), default=0)
         lines = [f"{metric:<{width}}  {value:.6g}" for metric, value in named]
         return [*lines, "", *self.class_lines(), ""] if self.rows else lines
 
     def class_lines(self, count: str = "support") -> list[str]:
-        """The table of the classes with its header; empty without classes. ``count`` names its last column."""
+        """Returns the table of the classes, if any. ``count`` names its last column."""
         if not self.rows:
             return []
         cells: list[tuple[str, ...]] = [(self.word, *self.columns, count), *map(_cells, self.rows)]
@@ -129,16 +129,16 @@ def metric_table(
     support: str = "support",
     repeated: Mapping[str, str] = MappingProxyType({}),
 ) -> MetricTable:
-    """Tells the metrics of single classes from those over all rows.
+    """Separates the metrics of single classes from metrics over all rows.
 
     Args:
-        metrics: of one data set.
-        names: of the classes; one without any metric gets no row.
-        key: class and score -> the name of that metric.
-        word: see ``MetricTable``.
-        columns: the scores of a class.
-        support: the score that says how often a class is true.
-        repeated: see ``MetricTable``.
+        metrics: Metrics of one data set.
+        names: Names of the classes. A class without any metric gets no row.
+        key: Function from class and score to the name of the metric.
+        word: See ``MetricTable``.
+        columns: Scores of a class.
+        support: Score that counts the true rows of a class.
+        repeated: See ``MetricTable``.
     """
     rows, taken = [], set(repeated)
     for name in names:

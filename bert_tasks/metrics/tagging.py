@@ -1,7 +1,7 @@
-"""Metrics of tagged words: entities where the tags are IOB2, classes of words where they are raw.
+"""Metrics of tagged words, as entities for IOB2 tags and as classes for raw tags.
 
-seqeval finds the entities. Keys and values are seqeval's and scikit-learn's, on a scale of 0 to 1; a ratio 0/0
-counts as 0. Sentences are the tags of words (not of sub-words), already in IOB2 or raw.
+seqeval finds the entities. Keys and values are seqeval's and scikit-learn's, on a scale of 0 to 1. A ratio 0/0 counts
+as 0. Sentences are the tags of words (not of sub-words), already in IOB2 or raw.
 """
 
 from collections import Counter
@@ -23,20 +23,21 @@ _ENTITY_KEYS = (*entity_scores("overall"), *entity_scores("strict_overall"), "ov
 
 
 def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool = False) -> dict[str, float]:
-    """Metrics over the words of all sentences.
+    """Returns metrics over the words of all sentences.
 
-    IOB2 tags: ``overall_precision``, ``overall_recall``, ``overall_f1`` and, for each type, ``TYPE_precision``,
-    ``_recall``, ``_f1`` and ``_number`` (entities in the labels), counted as by conlleval and seqeval's default: an I-
-    with nothing to continue starts an entity. ``strict_overall_...``: strict IOB2, where it starts none.
-    ``overall_accuracy`` counts words. ``invalid_transitions`` counts such I- in the predictions; for a model with
-    another scheme count them before its tags are converted to IOB2.
+    For IOB2 tags, they are ``overall_precision``, ``overall_recall``, ``overall_f1`` and, for each type,
+    ``TYPE_precision``, ``_recall``, ``_f1`` and ``_number`` (entities in the labels), counted as by conlleval and
+    seqeval's default. There an I- with nothing to continue starts an entity. In strict IOB2, ``strict_overall_...``, it
+    starts none. ``overall_accuracy`` counts words. ``invalid_transitions`` counts such I- in the predictions. For a
+    model with another scheme count them before its tags are converted to IOB2.
 
-    Raw tags: ``overall_accuracy``, ``macro_f1`` and for each tag ``TAG_precision``, ``_recall``, ``_f1``, ``_number``.
+    For raw tags, they are ``overall_accuracy``, ``macro_f1`` and for each tag ``TAG_precision``, ``_recall``, ``_f1``,
+    ``_number``.
 
     Args:
-        labels: the tags in the data, sentence by sentence.
-        predictions: the predicted tags, as many.
-        raw: whether tags are classes of words.
+        labels: Tags in the data, sentence by sentence.
+        predictions: Predicted tags, as many.
+        raw: Tags are classes of words.
 
     Raises:
         DataError: There is no word, or the name of a type or tag gives it the key of another metric, such as the type
@@ -57,10 +58,9 @@ def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool = Fa
 
 
 def check_names(tags: Iterable[str], *, raw: bool) -> None:
-    """Refuses tags whose names would give them the key of another metric, such as the entity type "overall".
+    """Raises DataError for tags whose metric would have the key of another metric.
 
-    Raises:
-        DataError: naming the keys.
+    An example is the entity type "overall". The message names the keys.
     """
     names = sorted(set(tags) if raw else {tag[2:] for tag in tags if tag != "O"})
     label_keys = (f"{name}_{score}" for name in names for score in ("precision", "recall", "f1", _NUMBER))
@@ -68,7 +68,7 @@ def check_names(tags: Iterable[str], *, raw: bool) -> None:
 
 
 def _entity_metrics(labels: list[list[str]], predictions: list[list[str]]) -> dict[str, float]:
-    # Imported here: seqeval brings scikit-learn, which is slow to load and not wanted for other metrics.
+    # Imported here, because seqeval brings scikit-learn, which is slow to load and not needed for other metrics.
     from seqeval.metrics import sequence_labeling
     from seqeval.scheme import IOB2, Entities
 

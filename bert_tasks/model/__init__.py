@@ -1,1 +1,1 @@
-"""Models: ``Encoder`` and ``TaskModel``, loading, saving, predicting."""
+"""``Encoder`` and ``TaskModel``, which load, save and predict."""

@@ -1,4 +1,4 @@
-"""``Encoder``: a published encoder by itself, with the call and the files of transformers' base models, and embeddings.
+"""``Encoder``, a published encoder with transformers' call, and its embeddings.
 
 Shape legend: B sequences, T padded length, H hidden, R texts.
 """
@@ -156,7 +156,7 @@ class Encoder(PretrainedModule):
         max_length: int | None = None,
         prompt: str | None = None,
     ) -> TaskModel[EmbeddingPrediction]:
-        """A model that shares this encoder's modules and predicts embeddings; the arguments and errors of ``embed``."""
+        """Returns a model with this encoder's modules that predicts as ``embed`` does."""
         states, settings = len(self.encoder.layer_order) + 1, self.sentence_settings
         if type(layer) is not int or not -states <= layer < states:
             raise UsageError(

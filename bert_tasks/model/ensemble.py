@@ -1,7 +1,7 @@
-"""Several models that predict as one, with the mean of their predictions: the models of a cross-validation.
+"""The models of a cross-validation as one, with the mean of their predictions.
 
-Values that were fitted to data, such as thresholds, are averaged too, except temperatures: each model's logits are
-divided by its own temperature before the mean.
+Values that were fitted to data, such as thresholds, are averaged too. Temperatures are not, because each model's logits
+are divided by its own temperature before the mean.
 
 Shape legend: B sequences (windows), L logits of each, M models.
 """
@@ -34,14 +34,14 @@ _MOST_FOLDS = 1000  # as in the section [folds] of a recipe
 
 
 def is_ensemble(name: str | Path) -> bool:
-    """Whether the name of a model is the folder of a cross-validation."""
+    """Returns True if the name of a model is the folder of a cross-validation."""
     folder = Path(os.path.expanduser(name))
     has_model = (folder / CONFIG).is_file() or (folder / RUN_MODEL / CONFIG).is_file()
     return not has_model and bool(fold_runs(folder))
 
 
 class EnsembleModel(FixedModel[PredictionT]):
-    """The models of the folds of a cross-validation as one model, whose predictions are the mean of theirs.
+    """The models of a cross-validation as one, which predicts the mean.
 
     Args:
         models: Names for messages -> models with the same task, settings, labels, configuration and tokenizer.
@@ -75,7 +75,7 @@ class EnsembleModel(FixedModel[PredictionT]):
         return self.joined([cast("TaskModel", model).packed_logits for model in self.models])(batch)
 
     def joined(self, forward_fns: Sequence[ForwardFn]) -> ForwardFn:
-        """The function that computes the mean of the logits of functions, one for each model.
+        """Returns the function of the mean logits of functions, one for each model.
 
         If samples are rows, the mean needs all windows of a row, which prediction runs in several batches. Then the
         function returns the logits of all models, ``[B, L, M]``, and the mean is taken later.
@@ -111,7 +111,7 @@ class EnsembleModel(FixedModel[PredictionT]):
         return list(self.task.compact_logits(means.unbind(), features))
 
     def _row_means(self, logits: Tensor, windows: Sequence[int]) -> Tensor:
-        """``[B, L, M] -> [B, L]``; ``windows``: how many each row has."""
+        """Averages windows, ``[B, L, M] -> [B, L]``. ``windows`` has their numbers by row."""
         with torch.inference_mode():
             means: Tensor = mean_logits(self.task, self.head, logits.unbind(-1), windows)
         return means
@@ -122,10 +122,10 @@ def _calibrated(task: Task[Any], logits: Any) -> Any:
 
 
 def load_ensemble(name: str | Path, **options: Any) -> EnsembleModel:
-    """Loads all models of a folder that ``train --folds`` wrote; ``options`` are arguments of ``TaskModel.load``.
+    """Loads all models of ``train --folds`` with arguments of ``TaskModel.load``.
 
     Raises:
-        CheckpointError: The cross-validation is not finished, or a model is missing, damaged or another one's.
+        CheckpointError: The cross-validation is not finished, or a model is missing, damaged or not its own.
     """
     models: dict[str, TaskModel] = {}
     for home in _finished_folds(Path(os.path.expanduser(name))):
@@ -139,7 +139,7 @@ def load_ensemble(name: str | Path, **options: Any) -> EnsembleModel:
 
 
 def _fitted_to_folds(folder: Path) -> dict[str, Any]:
-    """The temperature that was fitted to the out-of-fold predictions, and what belongs to it; {}: none was.
+    """Returns the fields fitted to out-of-fold predictions, or {} if there are none.
 
     Raises:
         CheckpointError: The file is damaged.
@@ -154,7 +154,7 @@ def _fitted_to_folds(folder: Path) -> dict[str, Any]:
 
 
 def _finished_folds(folder: Path) -> list[Path]:
-    """The folders of the runs of all folds, which must be finished."""
+    """Returns the folders of the runs of all folds, which must be finished."""
     homes = fold_runs(folder)
     if (folder / FOLDS).is_file():
         runs = read_json(folder / FOLDS, max_bytes=MAX_CONFIG_BYTES).get("runs")
@@ -180,7 +180,7 @@ def _finished_folds(folder: Path) -> list[Path]:
 
 
 def _difference(model: TaskModel, other: TaskModel) -> str | None:
-    """Why the outputs of two models do not mean the same; None: they do."""
+    """Returns why the outputs of two models differ in meaning, or None."""
     task, theirs = model.task, other.task
     if type(task) is not type(theirs):
         return f"their tasks are {task.name} and {theirs.name}"
@@ -198,7 +198,7 @@ def _difference(model: TaskModel, other: TaskModel) -> str | None:
 
 
 def _mean_task(models: Mapping[str, TaskModel[PredictionT]]) -> Task[PredictionT]:
-    """The task of the models, with the means of fitted values; texts, which change no prediction, are the first's."""
+    """Returns the models' task with means of fitted values and the first task's texts."""
     (first_name, first), *others = ((name, model.task) for name, model in models.items())
     means: dict[str, Any] = {}
     for field in Fitting.of(first).fields:
@@ -217,14 +217,14 @@ def _mean_task(models: Mapping[str, TaskModel[PredictionT]]) -> Task[PredictionT
 
 
 def _shape(value: Any) -> Any:
-    """The type of a float, or the types in a tuple of floats; for other values, which have no mean, the value."""
+    """Returns the types in a float or a tuple of floats, or any other value itself."""
     if isinstance(value, tuple):
         return tuple(map(_shape, value))
     return float if isinstance(value, float) else value
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """The mean of floats, or of tuples of floats item by item."""
+    """Returns the mean of floats, or of tuples of floats item by item."""
     if isinstance(values[0], tuple):
         return tuple(map(_mean, zip(*values, strict=True)))
     return fmean(values)

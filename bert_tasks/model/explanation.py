@@ -1,10 +1,10 @@
-"""Integrated gradients: what each token of a row contributed to a logit, for tasks that are ``Explainable``.
+"""Integrated gradients, the contributions of each token of a row to a logit.
 
-Gradients are summed along a path from a baseline to the row (Sundararajan, Taly and Yan 2017, "Axiomatic Attribution
-for Deep Networks", equation 1): a straight line between word embeddings. The baseline is the row with padding tokens
-instead of all but the special tokens, as in Captum's tutorial on BERT (pytorch/captum, Bert_SQUAD_Interpret).
-Contributions add up to the difference between the logits of row and baseline (completeness), but for the error of the
-sum. The number of points of a path is doubled until this error is small.
+For tasks that are ``Explainable``. Gradients are summed along a straight line between word embeddings, from a baseline
+to the row (Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks", equation 1). The baseline is the
+row with padding tokens instead of all but the special tokens, as in Captum's tutorial on BERT (pytorch/captum,
+Bert_SQUAD_Interpret). Contributions add up to the difference between the logits of row and baseline (completeness), but
+for the error of the sum. The number of points of a path is doubled until this error is small.
 
 Shape legend: N tokens of a batch, T tokens of a window, E width of the word embeddings, B sequences, K terms of logits.
 """
@@ -39,7 +39,7 @@ from bert_tasks.tasks.shared.explanation import (
 
 FEWEST_STEPS, MOST_STEPS = 16, 512
 BATCH_TOKENS = 2048  # whose activations of all layers are kept for the backward pass
-_SMALLEST_DIFFERENCE = 1e-4  # of logits in float32, whose last digits are noise
+_SMALLEST_DIFFERENCE = 1e-4  # smaller differences of float32 logits are noise
 
 _log = logging.getLogger("bert_tasks")
 
@@ -49,14 +49,14 @@ class _Window:
     """A feature that has a part in a logit."""
 
     feature: Feature
-    spans: Sequence[Any]  # of its tokens, see ``Explainable.token_spans``
+    spans: Sequence[Any]  # a span for each token (``Explainable.token_spans``)
     baseline_ids: Sequence[int]
     terms: Sequence[tuple[int, float]]  # position among the window's logits, and weight
     contributions: Tensor  # [T] float64
 
 
 def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32") -> Explainable:
-    """The task, if the predictions of the model can be explained.
+    """Returns the task, if the predictions of the model can be explained.
 
     Raises:
         UsageError: its task, its form or its precision has no explanations.
@@ -89,7 +89,9 @@ def explained(
     features: Sequence[Feature],
     spans: TokenSpans,
 ) -> list[Explanation]:
-    """The explanation of each logit: with gradients and without autocast, whatever the caller's contexts are.
+    """Returns the explanation of each logit.
+
+    Computes with gradients and without autocast, whatever the caller's contexts are.
 
     Args:
         model, head: The model, which is not changed.
@@ -98,7 +100,7 @@ def explained(
         spans: See ``Explainable.token_spans``.
 
     Raises:
-        CheckpointError: a logit or a gradient is not a finite number.
+        CheckpointError: A logit or a gradient is not a finite number.
     """
     paths = [_RowPath(logit, features, spans, model.config.pad_token_id) for logit in logits]
     device = model.encoder.embeddings.word.weight.device.type
@@ -165,7 +167,7 @@ class _RowPath:
 
 
 class _InputGradients:
-    """A copy of a model's modules in evaluation mode that share its weights, with gradients of the inputs alone."""
+    """A copy of a model's modules with shared weights and gradients of the inputs."""
 
     def __init__(self, model: PretrainedModule, head: Head) -> None:
         modules = {"encoder": model.encoder, "head": head}
@@ -182,7 +184,7 @@ class _InputGradients:
         self._position_offset, self._pad_groups = model.config.position_offset, self._table.device.type != "cpu"
 
     def logits(self, paths: Sequence[_RowPath], share: float) -> list[float]:
-        """The explained logit of each row at one point of its path: 0 is the baseline, 1 the row."""
+        """Returns the explained logits at one point, from 0 (the baseline) to 1 (the row)."""
         sums = [0.0] * len(paths)
         items = [(number, window) for number, path in enumerate(paths) for window in path.windows]
         with torch.no_grad():
@@ -194,7 +196,7 @@ class _InputGradients:
         return sums
 
     def integrate(self, paths: Sequence[_RowPath], steps: int) -> None:
-        """Sets the contributions of rows by the Gauss-Legendre formula with this number of nodes."""
+        """Sets the contributions of rows by the Gauss-Legendre formula."""
         nodes, weights = np.polynomial.legendre.leggauss(steps)
         for path in paths:
             path.steps = steps
@@ -216,14 +218,14 @@ class _InputGradients:
                 window.contributions.add_(shares, alpha=weight)
 
     def _batches(self, items: Sequence[tuple[Any, _Window]]) -> Iterator[tuple[tuple[Any, ...], tuple[_Window, ...]]]:
-        """Batches of ascending length: so the rows of a packed batch are in the order of its sequences."""
+        """Returns batches of ascending length, so that rows are in the order of sequences."""
         ordered = sorted(items, key=lambda item: len(item[1].baseline_ids))
         for batch in filled_batches(ordered, lambda item: len(item[1].baseline_ids), max_tokens=BATCH_TOKENS):
             keys, windows = zip(*batch, strict=True)
             yield keys, windows
 
     def _points(self, windows: Sequence[_Window], shares: Sequence[float]) -> tuple[Tensor, Tensor, PackedBatch]:
-        """``[N, E]`` word embeddings at points of paths, ``[N, E]`` row minus baseline, and the batch."""
+        """Returns embeddings ``[N, E]``, row minus baseline ``[N, E]``, and the batch."""
         packed = pack(
             [window.feature["input_ids"] for window in windows],
             [window.feature["token_type_ids"] for window in windows],
@@ -239,7 +241,7 @@ class _InputGradients:
         return baseline + weights[:, None] * change, change, packed
 
     def _terms(self, words: Tensor, packed: PackedBatch, windows: Sequence[_Window]) -> tuple[Tensor, list[int]]:
-        """``[K]`` the weighted logits, and for each the sequence that it belongs to."""
+        """Returns ``[K]`` weighted logits, and the sequence of each."""
         embedded = self._stack.embeddings.combine(words, packed.position_ids, packed.token_type_ids)
         selection, depth = self._head.select(packed.layout), self._head.depth
         hidden = self._stack.run_layers(embedded, packed.position_ids, packed.layout, selection=selection, depth=depth)

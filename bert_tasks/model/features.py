@@ -1,6 +1,6 @@
-"""The features of a table for a model, and what a model does not read of a table.
+"""The features of a table for a model, and the input that a model does not read.
 
-A model is described by its configuration and its tokenizer: no weights, and no torch, are needed.
+A model is described by its configuration and its tokenizer, so that neither weights nor torch are needed.
 """
 
 import inspect
@@ -46,7 +46,7 @@ class Described(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """What is known of a model before its weights are read."""
+    """The facts about a model that need no weights."""
 
     task: Task
     config: EncoderConfig
@@ -58,7 +58,7 @@ class ModelDescription:
 
     @classmethod
     def from_pretrained(cls, name: str | Path, *, task: Task, revision: str | None = None) -> Self:
-        """Describes the model that ``TaskModel.from_pretrained`` loads; the hub sends no weights.
+        """Describes the model of ``TaskModel.from_pretrained`` without its weights.
 
         Raises:
             CheckpointError: Files are missing or damaged, or the family is not supported.
@@ -86,7 +86,7 @@ class ModelDescription:
 
 
 def new_tokenizer(settings: Mapping[str, Any], name: str | Path) -> "PreTrainedTokenizerBase":
-    """Returns the tokenizer of a new model, by its name, with the segments of the model's family.
+    """Returns the tokenizer of a new model, with the segments of its family.
 
     Raises:
         CheckpointError: There is no such tokenizer or family.
@@ -99,7 +99,7 @@ def new_tokenizer(settings: Mapping[str, Any], name: str | Path) -> "PreTrainedT
 
 
 def config_with_tokenizer(settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
-    """Returns the configuration of a new model with the vocabulary and the special tokens of its tokenizer.
+    """Returns a new model's configuration with its tokenizer's vocabulary and ids.
 
     Raises:
         CheckpointError: An unknown family or field, or a value that does not fit.
@@ -113,7 +113,7 @@ def config_with_tokenizer(settings: Mapping[str, Any], tokenizer: "PreTrainedTok
 
 
 def vocabulary_name(model: Described) -> str:
-    """Returns the name under which people know a model's vocabulary: the model's name, or the tokenizer's."""
+    """Returns the name of a vocabulary, which is the model's or the tokenizer's."""
     tokenizer = str(model.require_tokenizer().name_or_path)
     return model.origin.name if model.origin is not None else tokenizer if tokenizer else "the tokenizer"
 
@@ -124,13 +124,13 @@ def unknown_tokens(samples: Samples, model: Described) -> UnknownTokens:
 
 
 def input_notes(samples: Samples, model: Described, *, rows: int) -> tuple[str, ...]:
-    """Returns lines for people about what the model does not read of a table: what is truncated, and unknown tokens."""
+    """Returns messages about truncated input and unknown tokens."""
     cuts = Windows.of(model.task).cut_notes(Truncation.of(samples.features, rows=rows))
     return (*cuts, *unknown_tokens(samples, model).notes(vocabulary_name(model)))
 
 
 def tokenized(table: RowTable, task: Task, model: Described) -> Samples:
-    """The table's features, from the cache if the same rows were tokenised in the same way before.
+    """Returns the table's features, from the cache if the rows were tokenised before.
 
     A part has the features of the whole table, unless the features of a row depend on the rows around it.
 
@@ -167,7 +167,6 @@ def tokenized(table: RowTable, task: Task, model: Described) -> Samples:
 
 
 def training_samples(table: RowTable, task: Task, model: Described) -> Samples:
-    """Returns the features of ``tokenized`` as training reads them: all rows of a group are one sample, if a task has
-    groups."""
+    """Returns the features of ``tokenized``, with all rows of a group as one sample."""
     samples, fitting = tokenized(table, task, model), Fitting.of(task)
     return samples.grouped(fitting.groups(table)) if fitting.sample == "group" else samples

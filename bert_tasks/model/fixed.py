@@ -1,4 +1,4 @@
-"""A model that predicts, but has no weights of its own: an exported one, or the mean of several."""
+"""A model that predicts without weights, an exported one or the mean of several."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -13,7 +13,7 @@ from bert_tasks.tasks.base import PredictionT, Task
 
 
 class FixedModel(TaskModel[PredictionT]):
-    """A model without modules of its own that predicts as ``TaskModel`` does. A subclass sets ``no_weights_reason``."""
+    """A model without weights. A subclass sets ``no_weights_reason``."""
 
     def __init__(self, hf_config: Mapping[str, Any], task: Task[PredictionT]) -> None:
         with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""What evaluation, prediction, serving and export load: a trained model and its rows."""
+"""The trained model and the rows of evaluation, prediction, serving and export."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -40,15 +40,15 @@ def load_trained(
     ensembles: bool = False,
     adapter: str | Path | None = None,
 ) -> TaskModel:
-    """The model, whose head must be complete; an exported folder gives a model that onnxruntime runs.
+    """Loads a model, whose head must be complete. onnxruntime runs an exported folder.
 
-    With ``ensembles``, the folder of a cross-validation gives the mean of its models. The columns of ``reading`` and
+    With ``ensembles``, the folder of a cross-validation is the mean of its models. The columns of ``reading`` and
     ``data`` say whether a classifier of transformers reads one text or two. For ``adapter`` see
     ``TaskModel.from_pretrained``.
 
     Raises:
-        CheckpointError: the head, or a part of it, is not in the files.
-        UsageError: a setting is not one of the task's.
+        CheckpointError: The head, or a part of it, is not in the files.
+        UsageError: A setting is not one of the task's.
     """
     if isinstance(model, TaskModel):
         if settings or adapter is not None:
@@ -83,14 +83,14 @@ def trained_task(
     reading: ReadOptions,
     revision: str | None,
 ) -> tuple[Task, Mapping[str, str]]:
-    """The task of the model that ``load_trained`` returns, and its ``columns``, from its configuration alone."""
+    """Returns the task and the ``columns`` of ``load_trained`` from config.json alone."""
     folder = CheckpointFolder.open(resolve(model, revision=revision, weights=False)).of_task(task)
     fields = {} if settings is None else settings
     return folder_task(folder, task, fields, lambda head: _task_of_columns(head, None, reading))[0], folder.columns
 
 
 def _task_of_columns(default: type[Task], data: Data | None, reading: ReadOptions) -> type[Task]:
-    """Returns the task with the head of ``default`` that reads most of the columns that are named or in the data."""
+    """Returns the task with ``default``'s head that reads most of the columns."""
     present: set[str] = set()
     if isinstance(data, str | Path) and data != "-":
         present = set(column_names(Path(data), reading))
@@ -116,7 +116,7 @@ def renamed(
     stored: Mapping[str, str] = MappingProxyType({}),
     read_labels: bool = True,
 ) -> Any:
-    """The data, rows in memory under the task's names.
+    """Renames the columns of data, in memory, to the task's names.
 
     Args:
         columns: The task's columns -> the columns of the rows.
@@ -156,7 +156,7 @@ def renamed(
 
 
 def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, task: Task, source: str = "rows") -> list[Row]:
-    """Rows in memory as mappings; see ``as_row`` and ``rows_in_memory`` for their forms and errors."""
+    """Returns rows in memory as mappings. See ``as_row`` and ``rows_in_memory``."""
     columns = [column for column in task.columns if not column.is_label]
     return [as_row(row, columns, number) for number, row in enumerate(rows_in_memory(data, source))]
 
@@ -164,7 +164,7 @@ def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, task: Task, s
 def input_names(
     reading: ReadOptions, names: Mapping[str, str], columns: Sequence[Column], present: Collection[str]
 ) -> Mapping[str, str]:
-    """Returns the columns -> their names in data with the columns ``present``; see ``ReadOptions.with_names``."""
+    """Returns the columns -> their names in data. See ``ReadOptions.with_names``."""
     renames = reading.with_names(names, columns, present).columns
     task_names = [column.name for column in columns]
     return {task: name for task, name in ({} if renames is None else renames).items() if task in task_names}
@@ -181,17 +181,17 @@ def load_table(
     passthrough: PassthroughColumns = "none",
     skip_errors: bool = False,
 ) -> RowTable:
-    """A table of a file, of rows in memory, or the table itself, validated by the task's columns and labels.
+    """Returns a validated table of a file, of rows in memory, or the table itself.
 
     Args:
         names: The task's columns -> their names in the model's training data, which the data may have instead.
         reading: How to read a file, and the names of columns.
         labels: Whether every row must have its label, may have it, or labels are not read.
         name: The name of the rows in messages.
-        passthrough, skip_errors: Of files, see ``read_table``.
+        passthrough, skip_errors: For files. See ``read_table``.
 
     Raises:
-        DataError: naming every bad row.
+        DataError: Rows are bad. The message lists them.
     """
     if isinstance(data, RowTable):
         return data

@@ -20,7 +20,7 @@ def with_label_order(
     label_dims: Mapping[str, tuple[int, ...]],
     names: Mapping[str, tuple[str, ...]],
 ) -> CheckpointMatch:
-    """Brings the tensors of a folder's head from the order ``file_labels`` into the order of ``labels``, by name.
+    """Reorders the tensors of a folder's head from ``file_labels`` to ``labels``.
 
     ``label_dims`` is that attribute of the head. ``names`` are transformers' names of parameters for the report.
     """

@@ -1,4 +1,4 @@
-"""``MultiTaskModel``: several tasks whose heads are on one encoder."""
+"""``MultiTaskModel`` has several tasks whose heads are on one encoder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,7 +63,7 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
 
     @classmethod
     def _joined(cls, models: Mapping[str, TaskModel], entries: Mapping[str, Mapping[str, Any]]) -> Self:
-        """The model with the encoder of the first model and the heads of all."""
+        """Returns the model with the encoder of the first model and the heads of all."""
         first = next(iter(models.values()))
         task = MultiTask.of({name: model.task for name, model in models.items()}, entries)
         with torch.device("meta"):
@@ -85,7 +85,7 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
         return models_of(self)
 
     def save_adapter(self, folder: str | Path) -> None:
-        """Raises UsageError: the format of peft holds one head; use ``models[NAME].save_adapter``."""
+        """Raises UsageError. The format of peft holds one head."""
         raise UsageError(f"peft holds one head: use model.models[{next(iter(self.models))!r}].save_adapter")
 
     def predict(  # type: ignore[override]  # several predictions for a row
@@ -111,7 +111,7 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
         return self._multitask.with_labels(dict.fromkeys(self.assumed, ()))
 
     def read_labels(self, splits: Splits, *, unlabelled: bool) -> None:
-        """Checks the rows of each task that have its label; see ``TaskModel.read_labels``."""
+        """Checks the rows of each task that have its label. See ``TaskModel.read_labels``."""
         labelled = cast("MultiTask", Fitting.of(self.reading_task).label(splits, unlabelled=unlabelled))
         self._set_task_labels({name: labelled.tasks[name].labels for name in self.assumed})
 
@@ -134,7 +134,7 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
 
 
 def models_of(model: TaskModel) -> dict[str, TaskModel]:
-    """Returns the model of each task of a model of several tasks, around the same encoder and head."""
+    """Returns a model for each task of a model, around the same encoder and head."""
     task, heads, models = cast("MultiTask", model.task), cast("SharedHeads", model.head).heads, {}
     for name, of_task in task.tasks.items():
         with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Device and precision of a prediction: float32, an encoder in bfloat16, or an int8 graph."""
+"""Device and precision of a prediction in float32, bfloat16 or int8."""
 
 import copy
 import logging
@@ -30,7 +30,7 @@ def check_dtype(dtype: str) -> None:
 
 
 def logits_of(model: TaskModel, dtype: DType) -> ForwardFn:
-    """The function that computes a batch's logits: the model itself, its int8 graph, or it with an encoder in bfloat16.
+    """Returns the function of logits in float32, in bfloat16 or by an int8 graph.
 
     Graph and bfloat16 have copies of the weights, which do not follow later changes. A graph takes seconds to make.
 
@@ -52,12 +52,12 @@ def logits_of(model: TaskModel, dtype: DType) -> ForwardFn:
 
 
 def float32(logits: Any) -> Any:
-    """Logits in the precision of losses; double precision stays."""
+    """Returns logits in the precision of losses, float32 or double precision."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def _bfloat16_logits(model: TaskModel) -> ForwardFn:
-    """Linear layers of the encoder have weights in bfloat16; sums, norms and softmax, and the head, are in float32."""
+    """Runs the encoder's linear layers in bfloat16, and all else in float32."""
     encoder = copy.deepcopy(
         model.encoder, {id(parameter): parameter for parameter in model.encoder.parameters()}
     ).eval()

@@ -1,6 +1,6 @@
-"""What config.json of a ``TaskModel`` holds: the task, its settings and its labels, under the key ``bert_tasks``.
+"""The entry ``bert_tasks`` in config.json, with the task, settings and labels.
 
-No name in a file is followed to code: a task of the form ``module:Class`` is loaded only if the caller passes it.
+No name in a file is followed to code. A task of the form ``module:Class`` is loaded only if the caller passes it.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,13 +50,13 @@ class CheckpointFolder:
 
     Attributes:
         hf_config: config.json.
-        head: The kind of head that ``architectures`` names; None for classes this package does not know.
-        labels: The names of the head's outputs, in order; empty if config.json has none.
-        stored: The content of our key in config.json; None if this package did not write it.
+        head: The kind of head in ``architectures``. None for classes that this package does not know.
+        labels: The names of the head's outputs, in order. Empty if config.json has none.
+        stored: The content of our key in config.json. None if this package did not write it.
         columns: The task's columns -> their names in the training data, as far as config.json says it.
-        tokenizer_path: The folder with the tokenizer: adapters of peft have the one of their base.
+        tokenizer_path: The folder with the tokenizer. Adapters of peft use the tokenizer of their base.
         base: The base of adapters, if the caller names it.
-        head_name: The name of the task whose head is read, if the folder has several tasks; see ``of_task``.
+        head_name: The name of the task whose head is read, if the folder has several tasks (see ``of_task``).
     """
 
     path: Path
@@ -71,7 +71,7 @@ class CheckpointFolder:
 
     @property
     def task(self) -> Any:
-        """The task's name in config.json; None if it has none."""
+        """The task's name in config.json. None if it has none."""
         return None if self.stored is None else self.stored.get("task")
 
     @classmethod
@@ -80,7 +80,7 @@ class CheckpointFolder:
 
         Args:
             path: The folder.
-            base: The base of its adapters. Default: the model that the configuration of the adapters names.
+            base: The base of its adapters. Default: the base in the configuration of the adapters.
 
         Raises:
             CheckpointError: config.json is missing or damaged, or the family is not supported.
@@ -109,7 +109,7 @@ class CheckpointFolder:
         )
 
     def of_task(self, task: object) -> Self:
-        """Returns a folder of several tasks as the folder of one of them, if ``task`` is the name of one.
+        """Returns a folder of several tasks as the folder of the one called ``task``.
 
         Raises:
             UsageError: The folder has several tasks, and ``task`` is neither the name of one nor a kind of task.
@@ -137,13 +137,14 @@ def folder_task(
     options: Mapping[str, Any],
     served_as: Callable[[type[Task]], type[Task]] | None = None,
 ) -> tuple[Task, bool]:
-    """The task to load from a folder, and whether it is the folder's own, whose head must be complete.
+    """Returns the task to load from a folder, and True if it is the folder's own.
 
-    Its class is the caller's, else the stored one, else the one that the folder's head serves.
+    The head of a folder's own task must be complete. The class is the caller's, else the stored class, else the class
+    that the folder's head serves.
 
     Args:
         folder: The folder.
-        task: The task, its name or its class; None: the task of the folder.
+        task: The task, its name or its class. None for the task of the folder.
         options: Fields of the task.
         served_as: Replaces the class that the head of a folder without our key serves.
 
@@ -187,10 +188,12 @@ def stated_task(
     task: str | Task | type[Task] | None = None,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Task:
-    """The task that a folder of this package states, with the given fields; ``task`` is its class if not built in.
+    """Returns the task of a folder of this package, with the fields in ``options``.
+
+    If the task is not built in, ``task`` is its class.
 
     Raises:
-        CheckpointError: The folder does not state a task, or ``task`` is another.
+        CheckpointError: The folder does not set a task, or ``task`` is another.
         UsageError: A field is not one of the task's.
     """
     if folder.stored is not None and not isinstance(task, Task):
@@ -201,17 +204,17 @@ def stated_task(
 
 
 def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapping[str, Any]) -> Task:
-    """The task of this class that a folder holds or starts from, with the caller's fields.
+    """Returns the task of this class from a folder, with the caller's fields.
 
-    The only function that merges settings: fields of the caller, else stored by us for the same task, else implied by
-    transformers' configuration, else the defaults. A field of the caller changes no other field, except fields that
-    cannot be combined with it (``HFConfig.compatible_fields``).
+    The only function that merges settings. The order is fields of the caller, else stored by us for the same task, else
+    implied by transformers' configuration, else the defaults. A field of the caller changes no other field, except
+    fields that cannot be combined with it (``HFConfig.compatible_fields``).
     """
     is_own = folder.task == stored_name(task_class)
     implied = HFConfig.of(task_class).implied_fields(
         folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length
     )
-    if not is_own and task_class not in tasks_with_head(folder.head):  # of a new head only the lengths are implied
+    if not is_own and task_class not in tasks_with_head(folder.head):  # a new head implies only the lengths
         implied = {name: value for name, value in implied.items() if isinstance(value, int)}
     stored: dict[str, Any] = {}
     if is_own and folder.stored is not None:
@@ -280,7 +283,7 @@ def check_fits(task: Task, hf_config: Mapping[str, Any], config: EncoderConfig) 
 
 
 def check_one_task(task: Task) -> None:
-    """Raises UsageError for the task of a model of several tasks, for what only the model of one task has."""
+    """Raises UsageError if a model with several tasks lacks what one task has."""
     if isinstance(task, MultiTask):
         raise UsageError(f"choose one of the tasks {', '.join(task.tasks)} with {argument('task', 'NAME')}")
 
@@ -295,7 +298,7 @@ def check_trained(name: str | Path, task: Task, report: "LoadReport | None") -> 
 
 
 def saved_config(hf_config: Mapping[str, Any], task: Task, columns: Mapping[str, str]) -> dict[str, Any]:
-    """config.json of a saved model: the loaded one, updated, with one key of our own."""
+    """Returns the updated config.json of a saved model, with our key."""
     entry: dict[str, Any] = {
         "task": stored_name(type(task)),
         "settings": Fitting.of(task).settings(),
@@ -314,7 +317,7 @@ def saved_config(hf_config: Mapping[str, Any], task: Task, columns: Mapping[str,
         unwanted += ["id2label", "label2id", "problem_type"]
         if bridge.head is not None:
             # Transformers learns only the number of labels of a head that it lacks. Otherwise its pipelines would
-            # print our labels beside the scores of a head that they have drawn at random.
+            # print our labels with the scores of a head that they have drawn at random.
             names = [f"LABEL_{index}" for index in range(len(bridge.entries.get("id2label", {})))]
             stock = {
                 "id2label": {str(index): name for index, name in enumerate(names)},

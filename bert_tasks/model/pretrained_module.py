@@ -1,4 +1,4 @@
-"""What ``Encoder`` and ``TaskModel`` share: configuration, encoder and tokenizer, and the HF-shaped call.
+"""The common base of ``Encoder`` and ``TaskModel``, with the HF-shaped call.
 
 The call takes padded ``[B, T]`` tensors. ``padded_inputs`` translates them into rows and a ``Padded`` layout, without
 data-dependent shapes.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PaddedInputs:
-    """Rows of a padded call: ``[N]`` ids each, and the layout."""
+    """Rows of a padded call, each with ``[N]`` ids, and the layout."""
 
     input_ids: Tensor
     position_ids: Tensor
@@ -36,7 +36,7 @@ class PaddedInputs:
     layout: Padded
 
     def rectangle(self, rows: Tensor) -> Tensor:
-        """``[N, X] -> [B, T, X]`` with zeros at padding."""
+        """Pads ``[N, X] -> [B, T, X]`` with zeros."""
         return rows.view(*self.layout.mask.shape, -1).masked_fill(~self.layout.mask[..., None], 0.0)
 
 
@@ -48,7 +48,9 @@ def padded_inputs(
     position_ids: Tensor | None,
     output_attentions: bool,
 ) -> PaddedInputs:
-    """Fills in the defaults of an HF call: without a mask all tokens are real, segments are 0, positions the family's.
+    """Fills in the defaults of an HF call.
+
+    Without a mask all tokens are real, segments are 0, and positions are the family's.
 
     Raises:
         ValueError: See ``TaskModel.forward``.
@@ -90,7 +92,7 @@ def padded_inputs(
 
 
 def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:
-    """``[B, T]`` column index; for RoBERTa as ``create_position_ids_from_input_ids`` in transformers."""
+    """Returns column indices ``[B, T]``, as transformers creates them for RoBERTa."""
     if not config.position_offset:
         return torch.arange(input_ids.shape[1], device=input_ids.device)[None]
     real = (input_ids != config.pad_token_id).long()
@@ -98,14 +100,14 @@ def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:
 
 
 def finite(scores: Any) -> Any:
-    """Returns the scores, or raises NotFiniteScoresError if one of them is not a finite number."""
+    """Returns the scores, or raises NotFiniteScoresError if one is not finite."""
     if not scores.isfinite().all():
         raise NotFiniteScoresError("the model's scores are not finite numbers: its weights or its precision are broken")
     return scores
 
 
 class PretrainedModule(nn.Module):
-    """What ``Encoder`` and ``TaskModel`` have in common: a configuration, the encoder's modules and a tokenizer."""
+    """Configuration, encoder modules and tokenizer of ``Encoder`` and ``TaskModel``."""
 
     no_weights_reason: ClassVar[str] = ""  # why a model has no modules of its own, for messages
 
@@ -119,7 +121,7 @@ class PretrainedModule(nn.Module):
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """The tokenizer, with the segment ids of the model's family; setting one that gives others stores a copy."""
+        """The tokenizer. A tokenizer with other segment ids than the family's is copied."""
         # From now on the caller may change it, so the model uses the same object.
         self._tokenizer = getattr(self._tokenizer, "of_transformers", self._tokenizer)
         return self._tokenizer
@@ -131,7 +133,7 @@ class PretrainedModule(nn.Module):
 
     @contextmanager
     def in_evaluation(self) -> Iterator[None]:
-        """Meanwhile dropout is off."""
+        """Disables dropout meanwhile."""
         was_training = self.training
         self.eval()
         try:

@@ -1,4 +1,4 @@
-"""What a generator and a discriminator give for a batch: tokens are drawn, and told from the original ones (ELECTRA).
+"""Draws tokens of a generator, and detects them with a discriminator (ELECTRA).
 
 Shape legend: B sequences, N tokens, R masked tokens, V vocabulary.
 """
@@ -15,14 +15,14 @@ from bert_tasks.model.task_model import ForwardFn
 
 
 def replaced_token_output(batch: PackedBatch, *, generator: ForwardFn, discriminator: ForwardFn) -> ReplacedTokenOutput:
-    """Runs the generator on masked tokens, and the discriminator on the tokens that it draws.
+    """Runs the generator on masked tokens, and the discriminator on drawn tokens.
 
-    No token depends on the batch or process that it is in: one uniform number for each masked token, which the task
-    draws, decides which token the generator puts there. No gradient goes through the draw.
+    No token depends on its batch or process. The task draws one uniform number for each masked token, which decides the
+    token of the generator. No gradient goes through the draw.
 
     Args:
-        batch: prepared by a task with a generator.
-        generator, discriminator: what runs a batch; logits in half precision become float32.
+        batch: Prepared by a task with a generator.
+        generator, discriminator: What runs a batch. Logits in half precision become float32.
     """
     generated = float32(generator(batch))
     masked, labels = batch.layout.gather_positions, batch.labels.long()  # [R]
@@ -46,7 +46,7 @@ def replaced_token_output(batch: PackedBatch, *, generator: ForwardFn, discrimin
 
 
 def all_rows(batch: PackedBatch) -> Tensor:
-    """``[N]`` the rows of all tokens, sequence after sequence in the caller's order."""
+    """Returns ``[N]`` the rows of all tokens, sequence after sequence."""
     layout, count = batch.layout, len(batch.input_ids)
     lengths = layout.row_lengths.index_select(0, layout.caller_order)  # [B]
     starts = layout.first_rows - (lengths.cumsum(0) - lengths)

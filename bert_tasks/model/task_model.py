@@ -1,4 +1,4 @@
-"""``TaskModel``: encoder, head, task and tokenizer, which are trained, saved, loaded and used as one object.
+"""``TaskModel``, which trains, saves, loads and runs encoder, head and task.
 
 The forward pass takes a packed batch, or padded tensors as transformers' models do. Prediction reads rows in chunks, so
 that memory does not depend on the number of rows.
@@ -57,7 +57,7 @@ Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]
 ForwardFn = Callable[[PackedBatch], Any]  # a batch's logits: [B, L], or [R, L] of a head with logits per token
 
 CHUNK_ROWS = 1024
-EXPLAINED_ROWS = 32  # of a chunk: an explanation takes as long as a hundred predictions
+EXPLAINED_ROWS = 32  # in a chunk, because an explanation takes as long as 100 predictions
 BATCH_TOKENS = 32768
 CPU_BATCH_TOKENS = 1024  # the activations of two such batches stay in a processor's cache
 _BATCH_LOGITS = 2**25
@@ -65,7 +65,7 @@ _ASSUMED = ("LABEL_0", "LABEL_1")  # until the labels are known
 
 
 def _head_tensors(folder: CheckpointFolder) -> dict[str, Tensor] | None:
-    """Returns the tensors of task_head.safetensors under the names of the head that is read."""
+    """Returns the tensors of task_head.safetensors under names of the loaded head."""
     tensors = read_head_tensors(folder.path)
     if tensors is None or folder.head_name is None:
         return tensors
@@ -126,7 +126,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             )
         self.has_assumed_labels = False
         self.adapters: AdapterWeights | None = None
-        # Parameters and buffers that no file has given, with the values they were drawn with.
+        # Parameters and buffers that no file contained, with their initial values.
         self._drawn: dict[str, Tensor] = {}
 
     @classmethod
@@ -214,7 +214,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         served_as: Callable[[type[Task]], type[Task]] | None = None,
         adapter: str | Path | None = None,
     ) -> Self:
-        """As ``from_pretrained``, with all fields of the task in ``options``. For ``served_as`` see ``folder_task``."""
+        """Loads as ``from_pretrained``, with all fields of the task in ``options``."""
         path = resolve(name, revision=revision)
         folder = (
             CheckpointFolder.open(path)
@@ -336,7 +336,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
     @property
     def can_save_adapter(self) -> bool:
-        """Whether peft can open adapters of this model: it came from a folder, and transformers has its head."""
+        """Whether peft can open adapters. Needs a folder and a head of transformers."""
         has_head = HFConfig.of(self.task).has_head and not self.head.reads_embeddings
         return has_head and self.origin is not None
 
@@ -366,14 +366,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         save_folder(target, config=hf_config, tensors=tensors, tokenizer=self._tokenizer, adapter_config=config)
 
     def share_weights(self, other: "TaskModel") -> None:
-        """Uses the memory of another model on the same device for each weight that is equal there."""
+        """Shares the memory of equal weights with another model on the same device."""
         weights = dict(other.named_parameters())
         for name, weight in self.named_parameters():
             if name in weights and weights[name].shape == weight.shape and torch.equal(weights[name], weight):
                 weight.data = weights[name].data
 
     def restore(self, folder: str | Path) -> None:
-        """Takes all weights from a folder that this model was saved to; raises CheckpointError if they do not fit."""
+        """Loads all weights from a folder. Raises CheckpointError if they do not fit."""
         self.check_parameters()
         dtype = self.encoder.embeddings.word.weight.dtype
         opened = CheckpointFolder.open(Path(folder))
@@ -382,11 +382,11 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     def match(
         self, folder: CheckpointFolder, *, head_may_be_new: bool, dtype: torch.dtype = torch.float32, copy: bool = True
     ) -> CheckpointMatch:
-        """The folder's tensors for every parameter; a head of another kind is not read even where shapes fit.
+        """Returns the folder's tensors for every parameter, but no other kind of head.
 
         Raises:
-            CheckpointError: naming every tensor that is missing, unknown, of another shape or not finite.
-            UsageError: the head lacks a parameter of the head of transformers that the task names.
+            CheckpointError: Tensors are missing, unknown, of another shape or not finite. The message lists them.
+            UsageError: The head lacks a parameter of transformers' head for the task.
         """
         state, names, head_kind = self.state_dict(), self._hf_names(), HFConfig.of(self.task).head
         if unknown := sorted(names.keys() - state.keys()):
@@ -424,14 +424,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         return with_label_order(matched, folder.labels, self.task.labels, self.head.label_dims, names)
 
     def _hf_names(self) -> dict[str, tuple[str, ...]]:
-        """Parameter -> transformers' names for it; without parameters of a head that transformers lacks."""
+        """Returns parameter -> transformers' names, without heads that transformers lacks."""
         head_kind = HFConfig.of(self.task).head
         return parameter_map(
             family_of(self.hf_config), self.config, head="base" if head_kind is None else head_kind, pooler=False
         )
 
     def check_parameters(self) -> None:
-        """Raises UsageError if a library (peft, pruning, ...) has wrapped, renamed or replaced modules of the model.
+        """Raises UsageError if a library (peft, pruning) has wrapped or renamed modules.
 
         Its weights would have no names in a saved folder.
         """
@@ -476,7 +476,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         return replace(self.task, labels=()) if self.has_assumed_labels else self.task
 
     def read_labels(self, splits: Splits, *, unlabelled: bool) -> None:
-        """Checks that the splits can be trained with, and takes their labels if none are known yet.
+        """Checks that the splits can be trained on, and adopts their labels if needed.
 
         Raises:
             DataError: See ``check_splits``.
@@ -487,7 +487,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             self.set_labels(labelled.labels)
 
     def set_labels(self, labels: Sequence[str]) -> None:
-        """Replaces labels that were assumed, and the part of the head that depends on them."""
+        """Replaces assumed labels, and the part of the head that depends on them."""
         before = {name: value for name, value in self.head.state_dict().items() if f"head.{name}" not in self._drawn}
         self.task = replace(self.task, labels=tuple(labels))
         self.head = self.task.head(self.config).to(self.device)
@@ -498,7 +498,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
     @torch.no_grad()
     def draw_new_head(self, seed: int) -> None:
-        """Draws the weights of a new head again from a seed, unless they were trained or set since it was made."""
+        """Draws the weights of a new head again, unless they were trained or set."""
         state = self.state_dict()
         if any(not torch.equal(state[name].to(drawn), drawn) for name, drawn in self._drawn.items()):
             return
@@ -510,7 +510,10 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self._drawn = {name: state[name].clone() for name in self._drawn}
 
     def parameter_depths(self) -> dict[str, int]:
-        """The place of each parameter from the input: embeddings 0, layer i (its last use) i + 1, the head one more."""
+        """Returns the depth of each parameter, 0 for embeddings and i + 1 for layer i.
+
+        The depth of a shared layer is its last use. The head is one deeper than the last layer.
+        """
         order = self.encoder.layer_order
         depths = {"encoder.embeddings": 0, "encoder.positions": 0, "encoder.convolution": 1}
         depths |= {f"encoder.layers.{index}": depth for depth, index in enumerate(order, start=1)}
@@ -543,7 +546,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         logits = self._logits(inputs)
         if not self.head.per_token:
             return logits
-        if isinstance(logits, tuple):  # of tokens, and of sequences
+        if isinstance(logits, tuple):  # logits of tokens and of sequences
             return inputs.rectangle(logits[0]), logits[1]
         return inputs.rectangle(logits)
 
@@ -553,7 +556,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         return self.head(hidden, batch.layout, self.encoder.embeddings.word.weight)
 
     def logits_and_states(self, batch: PackedBatch) -> tuple[Tensor, Sequence[Tensor]]:
-        """The logits of a packed batch, and ``[N, H]`` states of all tokens: of the embeddings and after each layer."""
+        """Returns a batch's logits and ``[N, H]`` states of the embeddings and each layer."""
         states: list[Tensor] = []
         hidden = self.encoder(
             batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout, hidden_states=states
@@ -564,7 +567,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         return self.head(hidden, batch.layout, self.encoder.embeddings.word.weight), states
 
     def packed_logits(self, batch: PackedBatch) -> Any:
-        """The logits of a packed batch; exported models compute them with their graph."""
+        """Returns the logits of a packed batch, from their graph for exported models."""
         return self._logits(batch)
 
     def predict(self, inputs: Inputs, *, logits: bool = False, explain: bool = False) -> Predictions[PredictionT]:
@@ -647,23 +650,23 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         logits: bool = False,
         explain: bool = False,
     ) -> Iterator[PredictionT]:
-        """Predictions as a stream; see ``predict``.
+        """Yields predictions as a stream. See ``predict``.
 
         Args:
             rows: Mappings with the columns of the task or of the training data.
             forward_fn: Computes a batch's logits instead of the model (``model.precision.logits_of``).
-            logits, explain: see ``predict``.
+            logits, explain: See ``predict``.
 
         Raises:
             DataError: A row lacks a column or a value is of the wrong kind.
-            CheckpointError, UsageError: see ``predict_chunk``.
+            CheckpointError, UsageError: See ``predict_chunk``.
         """
         valid = valid_rows(rows, self.input_columns, names=self.columns)
         while chunk := list(islice(valid, self.chunk_rows(explain=explain))):
             yield from self.predict_chunk(chunk, forward_fn=forward_fn, logits=logits, explain=explain)[0]
 
     def chunk_rows(self, *, explain: bool) -> int | None:
-        """The number of rows that are predicted together; None: all, because a row's features depend on others."""
+        """Number of rows to predict together. None if a row's features depend on others."""
         windows = Windows.of(self.task)
         if windows.needs_document_context:
             return None
@@ -672,7 +675,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     def predict_chunk(
         self, rows: Sequence[Row], *, forward_fn: ForwardFn | None = None, logits: bool = False, explain: bool = False
     ) -> tuple[list[PredictionT], Sequence[Feature]]:
-        """The predictions of valid rows, with the task's columns, and the features of these rows.
+        """Returns the predictions of valid rows, and the features of these rows.
 
         Raises:
             UsageError: The model has no tokenizer, no logits or no explanations, or an id has no embedding.
@@ -701,9 +704,10 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     def forward_windows(
         self, features: Sequence[Feature], *, max_tokens: int | None = None, forward_fn: ForwardFn | None = None
     ) -> list[Tensor]:
-        """What decoding needs of each feature, in feature order, on the CPU. Dropout is off meanwhile.
+        """Returns the inputs of decoding for each feature, in order, on the CPU.
 
-        ``max_tokens`` of windows of any lengths are run together, by default ``batch_tokens``.
+        ``max_tokens`` of windows of any lengths are run together, by default ``batch_tokens``. Dropout is off
+        meanwhile.
         """
         tokenizer = self.require_tokenizer()
         most = self.batch_tokens if max_tokens is None else max_tokens
@@ -722,32 +726,32 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         return [one[0] if len(one) == 1 else torch.cat(one) for one in parts]
 
     def forward_batch(self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None) -> tuple[Tensor, ...]:
-        """As ``forward_windows``, of features that are run together."""
+        """``forward_windows`` of features that are run together."""
         return self.reduce(*self.batch_logits(features, forward_fn=forward_fn), features)
 
     @property
     def batch_tokens(self) -> int:
-        """Number of tokens that prediction runs together: fewer for a CRF, with a matrix of logits for each."""
+        """Number of tokens to run together, fewer for a CRF with its matrix of logits."""
         most = CPU_BATCH_TOKENS if self.device.type == "cpu" else BATCH_TOKENS
         return max(1, min(most, _BATCH_LOGITS // self.head.outputs_per_token))
 
     def batch_logits(
         self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None
     ) -> tuple[PackedBatch, Any]:
-        """A packed batch and its logits, both on the model's device, logits in float32. Dropout is off meanwhile."""
+        """Returns a packed batch and its float32 logits on the device, without dropout."""
         with self.in_evaluation(), torch.inference_mode():
             batch = self.packed(features)
             return batch, (self.packed_logits(batch) if forward_fn is None else forward_fn(batch)).float()
 
     def packed(self, features: Sequence[Feature]) -> PackedBatch:
-        """The features as one batch on the model's device."""
+        """Returns the features as one batch on the model's device."""
         # A CPU is faster with more calls of attention than with copies of the rows.
         pad_groups, offset = self.device.type != "cpu", self.config.position_offset
         batch = Windows.of(self.task).collate(features, position_offset=offset, pad_groups=pad_groups)
         return batch.to(self.device)
 
     def reduce(self, batch: PackedBatch, logits: Any, features: Sequence[Feature]) -> tuple[Tensor, ...]:
-        """The result of ``Task.compact_logits`` for each feature, on the CPU."""
+        """Returns the result of ``Task.compact_logits`` for each feature, on the CPU."""
         with torch.inference_mode():
             parts = logits.split(list(batch.layout.gather_counts)) if self.head.per_token else logits.unbind()
             return tuple(part.cpu() for part in self.task.compact_logits(parts, features))

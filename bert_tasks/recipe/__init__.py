@@ -1,1 +1,1 @@
-"""Recipes: schema, TOML, errors with lines, JSON schema; and `init`, which writes a recipe for a data file."""
+"""Recipes, with their schema, TOML and errors. `init` writes a recipe for a file."""

@@ -1,6 +1,6 @@
 """The arguments of `fit` that are keys of a recipe, so that editors complete them.
 
-Written by `make docs` from the sections in schema.py, which describe them; change the sections, not this file.
+Written by `make docs` from the sections in schema.py, which describe them. Change the sections, not this file.
 """
 
 from typing import Literal

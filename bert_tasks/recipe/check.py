@@ -1,4 +1,4 @@
-"""From a recipe to its checked rows, its task and their tokens: what can be known before weights are read."""
+"""From a recipe to its checked rows, its task and their tokens, without weights."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,10 +32,10 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
 
     Args:
         recipe: The recipe, which says where the rows are.
-        passthrough: The columns of their files that the rows carry along; see ``read_table``.
+        passthrough: The columns of their files that the rows carry along (see ``read_table``).
 
     Raises:
-        DataError: Rows are bad; the message names all of them, in all files.
+        DataError: Rows are bad. The message lists all of them, in all files.
         RecipeError: Settings do not fit the labels.
     """
     draft, section = build_task(recipe), recipe.folds
@@ -63,7 +63,7 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
 
 
 def fitted_task(task: Task, splits: Splits) -> Task:
-    """Returns the task with what it learns from the training rows, and nothing that it learned from others.
+    """Returns the task fitted to the training rows alone.
 
     Raises:
         DataError, UsageError: Rows do not fit the task.
@@ -74,12 +74,12 @@ def fitted_task(task: Task, splits: Splits) -> Task:
 
 
 def check(recipe: Recipe) -> DataReport:
-    """Returns label counts, token lengths, truncation, duplicates and overlap of a recipe's data; trains nothing.
+    """Returns label counts, token lengths, truncation, duplicates and overlap.
 
-    The model's configuration and tokenizer are read, its weights are not; ``dry_run`` reads them, too.
+    Trains nothing. The model's configuration and tokenizer are read, its weights are not. ``dry_run`` reads them, too.
 
     Raises:
-        DataError, RecipeError, CheckpointError, UsageError: What would stop ``train`` before it reads the weights.
+        DataError, RecipeError, CheckpointError, UsageError: As for ``train`` before it reads the weights.
     """
     prepared, section = prepare(recipe), recipe.model
     task, splits = prepared.task, prepared.splits

@@ -1,4 +1,4 @@
-"""The errors of a recipe: one problem per key, with the line or the option that set it."""
+"""The errors of a recipe, one per key, with the line or option that set it."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from bert_tasks.errors import RecipeError
 from bert_tasks.recipe.hf_names import HF_ARGUMENTS
 from bert_tasks.recipe.toml import KeyPath, key_lines
 
-# Section -> its keys; the empty string -> the keys of the top level.
+# Section -> its keys. The empty string has the keys of the top level.
 KnownKeys = Mapping[str, Sequence[str]]
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
@@ -41,14 +41,14 @@ _LONGEST_VALUE = 60
 
 
 class Problem(NamedTuple):
-    """An error at a key; ``path`` may end in a key that is missing."""
+    """An error at a key. ``path`` may end in a key that is missing."""
 
     path: KeyPath
     text: str
 
 
 def recipe_error(problems: Iterable[Problem], *, file: str, text: str, options: Mapping[KeyPath, str]) -> RecipeError:
-    """Returns one error with all problems, each at the line or the option that set its key or the table around it."""
+    """Returns one error of all problems, each with the line or option of its key."""
     sources = {path: (line, f"{file}:{line}") for path, line in key_lines(text).items()}
     sources |= {path: (sys.maxsize, option) for path, option in options.items()}
     lines = []
@@ -60,14 +60,14 @@ def recipe_error(problems: Iterable[Problem], *, file: str, text: str, options: 
 
 
 def nearest_or_all(word: str, names: Iterable[str]) -> str:
-    """The end of a message: the most similar known word, or all known words."""
+    """Returns the end of a message, with the most similar or all known words."""
     names = list(names)
     nearest = did_you_mean(word, names)
     return f"; known: {', '.join(names)}" if names and not nearest else nearest
 
 
 def hf_hint(name: str, keys: Iterable[str]) -> str:
-    """The end of a message: what does the same as an argument of transformers, or the most similar known word."""
+    """Returns a hint for an argument of transformers, or the most similar known word."""
     ours = HF_ARGUMENTS.get(name)
     if ours is None:
         return nearest_or_all(name, keys)
@@ -112,7 +112,7 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known_keys: KnownK
         wording = _EXPECTED.get(details["type"])
         quotes = " without quotes" if details["type"] == "float_type" and isinstance(details["input"], str) else ""
         expected[details["msg"] if wording is None else wording.format(**details.get("ctx", {})) + quotes] = None
-    # The key as it is written inside its section; a number after it is an index in a list.
+    # The key inside its section. A number after it is an index in a list.
     key = _dotted(path[1:]) if len(path) > 1 and isinstance(path[1], str) else _dotted(path)
     value = str(first["input"]).lower() if isinstance(first["input"], bool) else repr(first["input"])
     value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
@@ -120,7 +120,7 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known_keys: KnownK
 
 
 def unknown_key(path: KeyPath, known_keys: KnownKeys, *, is_table: bool = False) -> str:
-    """The message for a key that is not known at its place, with the key that was probably meant."""
+    """Returns the message for an unknown key, with the key that was probably meant."""
     section, key = _dotted(path[:-1]), str(path[-1])
     home = next((name for name, keys in known_keys.items() if key in keys and name != section), None)
     if home is not None:
@@ -134,7 +134,7 @@ def unknown_key(path: KeyPath, known_keys: KnownKeys, *, is_table: bool = False)
 
 
 def missing_key(path: KeyPath, known_keys: KnownKeys) -> str:
-    """The message for a key that is missing."""
+    """Returns the message for a key that is missing."""
     if len(path) > 1:
         return f"missing key '{path[-1]}' in [{path[0]}]"
     return f"missing section [{path[0]}]" if path[0] in known_keys else f"missing key '{path[0]}'"

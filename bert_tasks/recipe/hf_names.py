@@ -1,4 +1,4 @@
-"""The arguments of transformers' `TrainingArguments` and `Trainer`, and what does the same here."""
+"""The arguments of transformers' `TrainingArguments` and `Trainer`, and our keys."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

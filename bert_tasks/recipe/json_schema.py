@@ -1,4 +1,4 @@
-"""The JSON schema of recipes (draft 2020-12), with which editors complete and check them."""
+"""The JSON schema (draft 2020-12) with which editors complete and check recipes."""
 
 import dataclasses
 import inspect
@@ -22,10 +22,12 @@ _SOURCES = ("dataset", "dir", "train")
 
 
 def recipe_schema(task: str | None = None) -> Schema:
-    """The schema of recipes of one task (a name of ``TASKS`` or ``module:Class``), or of all and of your own tasks.
+    """Returns the schema of recipes of one task, or of all tasks and of your own.
+
+    A task is a name of ``TASKS`` or ``module:Class``.
 
     Raises:
-        RecipeError: there is no such task.
+        RecipeError: There is no such task.
     """
     from bert_tasks.tasks import TASK_NAMES, TASKS, task_names
 
@@ -56,12 +58,12 @@ def recipe_schema(task: str | None = None) -> Schema:
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
-    """The schema as the text of a file."""
+    """Returns the schema as the text of a file."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def _settings(task_class: "type[Task]") -> Schema:
-    """The fields of a task that a recipe may state, described by the docstrings of the class and of its parents."""
+    """Returns the fields of a task in a recipe, described by docstrings."""
     hints, descriptions = get_type_hints(task_class, include_extras=True), field_descriptions(task_class)
     properties: Schema = {}
     required = []
@@ -78,7 +80,7 @@ def _settings(task_class: "type[Task]") -> Schema:
 
 
 def field_descriptions(task_class: "type[Task]") -> dict[str, str]:
-    """Field -> its text under ``Attributes:`` in the docstring of the class or of its nearest parent."""
+    """Returns field -> its text under ``Attributes:`` of the class or nearest parent."""
     descriptions: dict[str, str] = {}
     for parent in reversed(task_class.__mro__):
         written = None if parent.__module__ == "builtins" else parent.__doc__
@@ -91,7 +93,7 @@ def field_descriptions(task_class: "type[Task]") -> dict[str, str]:
 
 
 def _without_null(schema: Any) -> Any:
-    """Without null, which TOML lacks: a key that may be null may be absent instead."""
+    """Removes null, which TOML lacks. A recipe leaves the key out."""
     if isinstance(schema, list):
         return [_without_null(item) for item in schema]
     if not isinstance(schema, dict):

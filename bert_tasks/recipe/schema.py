@@ -1,4 +1,4 @@
-"""Recipes: the typed, closed schema of a training run, read from TOML with overrides.
+"""The typed, closed schema of recipes, read from TOML with overrides.
 
 Importing this module loads neither torch nor a task.
 """
@@ -74,7 +74,7 @@ def _check_repeats(values: tuple[Item, ...]) -> tuple[Item, ...]:
     return values
 
 
-# Word -> ``module:name`` of a function or class that takes parameter groups. None: what training/optim.py makes.
+# Word -> ``module:name`` of a function or class that takes parameter groups. None for AdamW of training/optim.py.
 OPTIMIZERS: dict[str, str | None] = {"adamw": None}
 
 
@@ -88,12 +88,14 @@ def _known_optimizer(name: str) -> str:
 
 @dataclass(frozen=True)
 class OnResume:
-    """What happens if a resumed run has another value for a setting. Without it, the run is rejected.
+    """The effect of another value of a setting on a resumed run.
+
+    A run with another value of a setting without this mark is rejected.
 
     Attributes:
-        effect: "silent": nothing is said, because neither the samples of a batch nor the expected gradient depend on
-            it. "noted": the rest of the run differs from what it would have been, and the run says so. "extending":
-            like "noted", and it also resumes a finished run.
+        effect: With "silent" the run says nothing, because neither the samples of a batch nor the expected gradient
+            depend on the setting. With "noted" the run says that it continues differently. "extending" is like "noted",
+            and also resumes a finished run.
     """
 
     effect: Literal["silent", "noted", "extending"]
@@ -111,7 +113,7 @@ LoraTargets = Annotated[
     tuple[LoraTarget, ...], Field(min_length=1), BeforeValidator(as_tuple), AfterValidator(_check_repeats)
 ]
 Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(as_tuple), AfterValidator(_check_repeats)]
-# TOML has no null: 0 and "none" disable the limit.
+# TOML has no null, so 0 and "none" disable the limit.
 Norm = Annotated[
     Positive | None,
     BeforeValidator(lambda value: None if value == "none" or (value == 0 and value is not False) else value),
@@ -128,15 +130,16 @@ class ModelSection(BaseModel):
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     layers: Layers | None = None
-    """Train a student that has only these layers of the checkpoint, counted from 0; "every-other": 0, 2, 4, ...."""
+    """Train a student with only these layers of the checkpoint, counted from 0. "every-other" keeps layers 0, 2, 4,
+    ...."""
     family: Annotated[str, Field(min_length=1)] | None = None
     """Train the checkpoint as a model of another family that computes the same, such as "distilbert" of a BERT."""
     config: dict[str, Any] | None = None
-    """Train a new model, with random weights drawn from `run.seed`, instead of `name`: `family`, and fields of
-    transformers' configuration of that family, such as `hidden_size`. Others have the defaults of transformers;
-    `vocab_size` and the ids of special tokens are the tokenizer's."""
+    """Train a new model instead of `name`, with random weights drawn from `run.seed`. The table has `family` and fields
+    of transformers' configuration of that family, such as `hidden_size`. Other fields have the defaults of
+    transformers. `vocab_size` and the ids of special tokens are the tokenizer's."""
     tokenizer: Annotated[str, Field(min_length=1)] | None = None
-    """The tokenizer of a new model: a folder or a hub id."""
+    """The tokenizer of a new model, as a folder or a hub id."""
     gradient_checkpointing: Annotated[bool, OnResume("silent")] = False
     """Recompute activations in the backward pass to save memory."""
 
@@ -162,25 +165,26 @@ class ModelSection(BaseModel):
 
 
 class TeacherSection(BaseModel):
-    """A trained model of the same task from which the model learns beside the labels (distillation)."""
+    """A trained model of the same task to learn from in addition to the labels."""
 
     model_config = _CLOSED
     name: Annotated[str, Field(min_length=1)] | Annotated[dict[str, str], Field(min_length=1)]
-    """A folder, the output folder of a run, a hub id, or `package:NAME/PATH`. Of several tasks a model that has them,
-    or a model for each of some tasks: `{intent = "runs/intent"}`."""
+    """A folder, the output folder of a run, a hub id, or `package:NAME/PATH`. For several tasks a model that has them,
+    or a model for each of some tasks, for example `{intent = "runs/intent"}`."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     temperature: Positive = 2.0
-    """Logits of classes are divided by it; a higher one shows more of what the teacher finds less likely."""
+    """Divisor of the logits of classes. A higher temperature gives unlikely classes more weight."""
     weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of the teacher's logits in the loss, which is (1 - weight) x labels + weight x teacher."""
     hidden: Literal["none", "cosine", "mse"] = "none"
-    """Also compare the last layer's states of all tokens: by their angle, or by their mean squared difference."""
+    """Also compare the last layer's states of all tokens by their angle ("cosine") or mean squared difference
+    ("mse")."""
     hidden_weight: NotNegative = 1.0
     """Weight of the states in the loss."""
     relations: bool | Count = False
-    """Also compare the relations between tokens in the last layer's queries, keys and values, in this number of heads;
-    true: as many as the teacher's attention has. Widths and heads of the models may differ (MiniLMv2)."""
+    """Also compare the relations between tokens in the last layer's queries, keys and values, in this number of heads
+    (MiniLMv2). `true` uses the number of the teacher's attention heads. Widths and heads of the models may differ."""
     relations_weight: NotNegative = 1.0
     """Weight of the relations in the loss."""
     cache_logits: bool = False
@@ -197,21 +201,21 @@ class OptimSection(BaseModel):
     learning_rate: Annotated[Positive, OnResume("noted")] = 5e-5
     """The highest learning rate, after the warm-up."""
     lr_scheduler_type: Annotated[LearningRateSchedule, OnResume("noted")] = "linear"
-    """The learning rate after the warm-up: it falls to 0 linearly or like a cosine, stays, or ("wsd") stays and falls
-    linearly to 0 over the last `decay_ratio` of the steps."""
+    """The learning rate after the warm-up. It falls to 0 linearly or like a cosine, or is constant. With "wsd" it is
+    constant and falls linearly to 0 over the last `decay_ratio` of the steps."""
     epochs: Annotated[int, Field(ge=1, le=100_000), OnResume("extending")] = 3
-    """How often each sample is used."""
+    """Number of times that each sample is used."""
     max_steps: Annotated[Count | None, OnResume("extending")] = None
     """Number of optimizer steps instead of `epochs`."""
     batch_size: Count | None = 32
     """Samples per optimizer step, over all devices."""
     batch_tokens: Count | None = None
-    """Tokens per optimizer step, over all devices, instead of `batch_size`: as many samples of similar length as fit,
-    one at least. Needs `max_steps`, because epochs then differ in their number of steps."""
+    """Maximum number of tokens per optimizer step, over all devices, instead of `batch_size`. A step has samples of
+    similar length, at least one. Needs `max_steps`, because epochs then differ in their number of steps."""
     sampling: Literal["proportional", "equal"] | Annotated[float, Field(ge=1)] = "proportional"
-    """How often tasks that have their own rows (`[tasks.NAME.data]`) are drawn: in proportion to their rows, equally
-    often, or, with a temperature, in proportion to rows ** (1 / temperature). An epoch has as many samples as there are
-    rows in all."""
+    """Rate at which tasks that have their own rows (`[tasks.NAME.data]`) are drawn. "proportional" draws them in
+    proportion to their rows, "equal" equally often, and a temperature in proportion to rows ** (1 / temperature). An
+    epoch has as many samples as there are rows in all."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1), OnResume("noted")] = 0.0
     """Share of the steps in which the learning rate rises from 0."""
     decay_ratio: Annotated[float, Field(gt=0, le=1), OnResume("noted")] = 0.1
@@ -219,7 +223,7 @@ class OptimSection(BaseModel):
     weight_decay: Annotated[NotNegative, OnResume("noted")] = 0.0
     """Weight decay of all weights except layer norms and biases."""
     max_grad_norm: Annotated[Norm, OnResume("noted")] = 1.0
-    """Larger gradients are scaled to this norm; 0 or "none": no limit."""
+    """Larger gradients are scaled to this norm. 0 or "none" sets no limit."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1), OnResume("noted")] = 0.9
     """AdamW's first decay rate."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1), OnResume("noted")] = 0.999
@@ -227,12 +231,13 @@ class OptimSection(BaseModel):
     adam_epsilon: Annotated[Positive, OnResume("noted")] = 1e-8
     """Constant that AdamW adds to the denominator."""
     bias_correction: bool = True
-    """Correct AdamW's moments for their start at 0; without it as Google's BERT and ELECTRA were trained."""
+    """Correct AdamW's moments for their start at 0. Google trained BERT and ELECTRA without it."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
-    """Number format of the matrix products; "fp16" needs a GPU."""
+    """Number format of the matrix products. "fp16" needs a GPU."""
     vocabulary_rows: Annotated[Literal["in_data", "all"], OnResume("silent")] = "in_data"
-    """Word embeddings that gradients and AdamW cover: of the tokens in the training rows, or all. The results are the
-    same: the other rows get their weight decay later. Where a head reads the whole table, all are covered."""
+    """Word embeddings that gradients and AdamW cover, of the tokens in the training rows or of all tokens. The results
+    are the same, because the other rows get their weight decay later. If a head reads the whole table, all are
+    covered."""
     head_learning_rate: Annotated[Positive | None, OnResume("noted")] = None
     """Learning rate of the task's head, if it has its own."""
     layerwise_lr_decay: Annotated[Annotated[float, Field(gt=0, le=1)] | None, OnResume("noted")] = None
@@ -245,19 +250,19 @@ class OptimSection(BaseModel):
     """Train low-rank adapters (LoRA) of this rank and the task's head, instead of all weights. The saved model has the
     adapters in its weights."""
     lora_alpha: Positive | None = None
-    """The changes that adapters make are multiplied by `lora_alpha / lora_rank`; default: `lora_rank`."""
+    """Numerator of `lora_alpha / lora_rank`, the factor of the adapters' changes. Default: `lora_rank`."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability of dropping an input of an adapter."""
     lora_targets: LoraTargets = ("query", "value")
-    """The linear layers that have adapters: "query", "key" and "value" of attention, "attention_output" after it, and
-    the first ("intermediate") and the second one ("output") of the feed-forward."""
+    """The linear layers that have adapters. "query", "key" and "value" belong to attention, "attention_output" follows
+    it, and "intermediate" and "output" are the first and the second layer of the feed-forward."""
     micro_batch_tokens: Annotated[Count, OnResume("silent")] = 16384
     """Tokens that a device processes at once. Changes memory and, unless dropout is 0, the masks that dropout draws."""
 
     @model_validator(mode="before")
     @classmethod
     def _one_size(cls, section: Any) -> Any:
-        """Leaves ``batch_size`` out where ``batch_tokens`` replaces it."""
+        """Removes ``batch_size`` if ``batch_tokens`` replaces it."""
         if not isinstance(section, Mapping) or section.get("batch_tokens") is None:
             return section
         if section.get("batch_size") is not None:
@@ -282,23 +287,23 @@ class OptimSection(BaseModel):
 
 
 class RunSection(BaseModel):
-    """What is evaluated, saved and logged. A checkpoint is also written at every evaluation."""
+    """Evaluation, saving and logging. Each evaluation also writes a checkpoint."""
 
     model_config = _CLOSED
     seed: Seed = 42
     """Seed of the new head, the order of the samples and dropout."""
     seeds: Seeds | None = None
-    """Train once per seed, each in its own folder inside `output_dir`; `seed` is then not used."""
+    """Train once per seed, each in its own folder inside `output_dir`. `seed` is then not used."""
     output_dir: str | None = None
     """The run's folder."""
     eval_steps: Annotated[Count | None, OnResume("noted")] = None
-    """Evaluate after that many steps; default: after each epoch."""
+    """Evaluate after that many steps. Default: after each epoch."""
     early_stopping_patience: Annotated[Count | None, OnResume("extending")] = None
     """Stop after that many evaluations without a better model."""
     metric_for_best_model: str | None = None
-    """The metric that picks the best model, with several validation sets `SET/METRIC`; default: the task's primary
-    metric. Each metric knows whether higher or lower is better. Ties are decided by the lower validation loss, then by
-    the earlier step."""
+    """The metric that picks the best model, written `SET/METRIC` for several validation sets. Default: the task's
+    primary metric. Each metric knows whether higher or lower is better. Ties are decided by the lower validation loss,
+    then by the earlier step."""
     logging_steps: Annotated[Count, OnResume("silent")] = 10
     """Write a record to metrics.jsonl after that many steps."""
     save_steps: Annotated[Count | None, OnResume("silent")] = None
@@ -306,27 +311,27 @@ class RunSection(BaseModel):
     keep_last: Annotated[Count, OnResume("silent")] = 2
     """Number of checkpoints to keep, in addition to the best one."""
     keep_checkpoints: Annotated[bool, OnResume("silent")] = False
-    """Keep the checkpoints when the run is finished, so that more epochs can continue it: each takes three times the
+    """Keep the checkpoints when the run is finished, so that more epochs can continue it. Each takes three times the
     space of the model."""
     save_adapter: Annotated[bool, OnResume("silent")] = False
-    """Write the low-rank adapters of the best model to `adapter/`, too, in the format of the library peft."""
+    """Also write the low-rank adapters of the best model to `adapter/`, in the format of the library peft."""
     trackers: Annotated[Trackers, OnResume("silent")] = ()
-    """Services that also receive the records of metrics.jsonl; each needs its package."""
+    """Services that also receive the records of metrics.jsonl. Each needs its package."""
     project: Annotated[str, Field(min_length=1), OnResume("silent")] = "bert-tasks"
     """The project's name at the trackers."""
 
 
 class FoldsSection(BaseModel):
-    """Cross-validation: the training rows are divided, and each part is predicted by a model that did not see it."""
+    """Cross-validation, in which each row is predicted by a model that did not see it."""
 
     model_config = _CLOSED
     count: Annotated[int, Field(ge=2, le=1000)] = 5
     """Number of folds. Each is one run, in `output_dir/fold-N`."""
     group: Annotated[str, Field(min_length=1)] | None = None
-    """A column of the training rows, such as the author's: rows with the same value there are in one fold, and a row
+    """A column of the training rows, for example with the author. Rows with the same value are in one fold, and a row
     without a value is a group of its own. Without it, questions on one article or context and sentences of one document
-    stay together. Rows with the same texts stay together, too, unless too many groups share texts: the summary then
-    says so."""
+    stay together. Rows with the same texts also stay together. If too many groups share texts, they do not, and the
+    summary reports it."""
     seed: Seed = 42
     """Decides which rows are in which fold, apart from `run.seed`."""
     fold: Annotated[int, Field(ge=1, le=1000)] | None = None
@@ -344,21 +349,21 @@ class Recipe(BaseModel):
 
     model_config = _CLOSED
     task: str
-    """The task's name, or `module:Class` for your own. With `[tasks.NAME]` there is none."""
+    """The task's name, or `module:Class` for your own task. Do not set it with `[tasks.NAME]`."""
     tasks: dict[str, dict[str, Any]] | None = None
-    """Several tasks on one encoder, instead of `task` and `[settings]`: `[tasks.NAME]` has the `task` of each, its
-    settings, its `columns` in the data, and the `weight` of its loss; `[tasks.NAME.data]` its own rows, with the keys
-    of `[data]`."""
+    """Several tasks on one encoder, instead of `task` and `[settings]`. `[tasks.NAME]` has the `task` of each, its
+    settings, its `columns` in the data, and the `weight` of its loss. `[tasks.NAME.data]` has its own rows, with the
+    keys of `[data]`."""
     model: ModelSection
     """The checkpoint to start from."""
     settings: dict[str, Any] = {}
     """The settings of the task."""
     data: DataSpec
-    """Where the rows are."""
+    """The source of the rows."""
     optim: OptimSection = OptimSection()
     """The optimizer."""
     run: RunSection = RunSection()
-    """What is evaluated, saved and logged."""
+    """Evaluation, saving and logging."""
     teacher: TeacherSection | None = None
     """A trained model to learn from."""
     folds: FoldsSection | None = None
@@ -419,12 +424,12 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: 
 
 
 def resolved_toml(recipe: Recipe) -> str:
-    """The recipe as TOML; ``load_recipe`` reads an equal recipe from it, in any folder."""
+    """Returns the recipe as TOML, which ``load_recipe`` reads in any folder."""
     return tomli_w.dumps(_document(recipe))
 
 
 def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """The recipe of a trial: other values for some keys (``section.key`` -> value), and nothing to search."""
+    """Returns a trial's recipe with other ``section.key`` values and no search."""
     document = _document(recipe, only_stated=True)
     document.pop("search", None)
     name = "the recipe with " + ", ".join(f"{key} = {literal(value)}" for key, value in values.items())
@@ -432,7 +437,7 @@ def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
 
 
 def _document(recipe: Recipe, *, only_stated: bool = False) -> Document:
-    document = recipe.model_dump(exclude_none=True, exclude_unset=only_stated)  # TOML has no null: the key is absent
+    document = recipe.model_dump(exclude_none=True, exclude_unset=only_stated)  # TOML has no null, so the key is absent
     if recipe.optim.max_grad_norm is None:
         document.setdefault("optim", {})["max_grad_norm"] = "none"
     of_tasks = document["data"].pop("tasks", {})
@@ -447,7 +452,7 @@ def _document(recipe: Recipe, *, only_stated: bool = False) -> Document:
 
 
 def fit_keys() -> dict[str, tuple[str, str]]:
-    """Returns the arguments of ``fit`` that are keys of a recipe, each with its section and key."""
+    """Returns the arguments of ``fit`` that are keys, each with its section and key."""
     return {
         **{name: ("optim", name) for name in OptimSection.model_fields},
         **{name: ("run", name) for name in RunSection.model_fields if name not in ("seeds", "output_dir")},
@@ -460,11 +465,13 @@ def fit_keys() -> dict[str, tuple[str, str]]:
 def recipe_of_arguments(
     arguments: Mapping[str, object], *, teacher: str | dict[str, str] | None, output_dir: str, tasks: Iterable[str] = ()
 ) -> Recipe:
-    """Returns the recipe that the arguments of ``fit`` stand for. Its task, model and data are only placeholders.
+    """Returns the recipe of the arguments of ``fit``.
+
+    Its task, model and data are only placeholders.
 
     Args:
         arguments: The keyword arguments.
-        teacher: The name of the teacher; None: there is none.
+        teacher: The name of the teacher. None if there is no teacher.
         output_dir: The folder of the run.
         tasks: The names of tasks with their own rows.
     """
@@ -487,7 +494,7 @@ def recipe_of_arguments(
 
 
 def resume_effects() -> dict[str, str]:
-    """Returns the settings that a resumed run may change, as ``section.key``, each with its effect (`OnResume`)."""
+    """Returns ``section.key`` -> the effect (`OnResume`) of settings that may change."""
     return {
         f"{section}.{name}": mark.effect
         for section, model in _SECTIONS.items()
@@ -498,12 +505,12 @@ def resume_effects() -> dict[str, str]:
 
 
 def silent_settings() -> frozenset[str]:
-    """Returns the settings on which neither the samples of a batch nor the expected gradient depend."""
+    """Returns settings that change no batch's samples and no expected gradient."""
     return frozenset(name for name, effect in resume_effects().items() if effect == "silent")
 
 
 def import_name(name: str, label: str, *, example: str) -> Any:
-    """Imports ``module:name``, the value of the setting ``label``, which runs the code of the module."""
+    """Imports ``module:name``, the value of setting ``label``, and runs its code."""
     if not _IMPORTED.fullmatch(name):
         raise RecipeError(f"{label} '{name}': expected {example}")
     module_name, _, attribute = name.partition(":")
@@ -517,7 +524,7 @@ def import_name(name: str, label: str, *, example: str) -> Any:
 
 
 def load_task_class(name: str) -> "type[Task]":
-    """Returns the task class of a name; ``module:Class`` is imported. Raises RecipeError if there is none."""
+    """Returns the task class of a name. Raises RecipeError if there is none."""
     from bert_tasks.tasks import STORED_TASKS, named_task
     from bert_tasks.tasks.base import Task
 
@@ -538,7 +545,7 @@ def load_task_class(name: str) -> "type[Task]":
 
 
 def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
-    """Returns the recipe's task, with ``labels`` if there are any. Raises RecipeError if it rejects its settings."""
+    """Returns the recipe's task. Raises RecipeError if it rejects its settings."""
     settings = recipe.settings if labels is None else {**recipe.settings, "labels": labels}
     try:
         return load_task_class(recipe.task)(**settings)
@@ -559,7 +566,7 @@ def _validated(
 
 
 def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe, and the problems of its keys, without problems of keys that a search would change."""
+    """Returns the recipe and its problems, except problems that a search would change."""
     problems: list[Problem] = []
     task_class = None
     document, wrong = _of_several_tasks(document)
@@ -596,7 +603,7 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
 
 
 def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
-    """A document with ``[tasks.NAME]`` as one of the task that consists of them, and the problems of their keys."""
+    """Returns a document with ``[tasks.NAME]`` as a multi-task document, and problems."""
     from bert_tasks.tasks import MultiTask
 
     tasks = document.get("tasks")
@@ -647,7 +654,7 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
 
 
 def _data_of_task(name: str, section: Any) -> tuple[Document, list[Problem]]:
-    """The section ``[tasks.NAME.data]``, and the problems of its keys."""
+    """Returns the section ``[tasks.NAME.data]``, and the problems of its keys."""
     path: KeyPath = ("tasks", name, "data")
     keys: KnownKeys = {f"tasks.{name}.data": tuple(each.name for each in dataclasses.fields(DataSpec))}
     try:
@@ -661,7 +668,7 @@ def _data_of_task(name: str, section: Any) -> tuple[Document, list[Problem]]:
 
 
 def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]:
-    """The fields of a task that a recipe may state."""
+    """Returns the fields of a task that a recipe may set."""
     from bert_tasks.tasks.shared.fitting import Fitting
 
     fitted = Fitting.of(task_class).fields
@@ -669,7 +676,7 @@ def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]
 
 
 def _checked_settings(settings: Document, task_class: "type[Task]", keys: KnownKeys) -> tuple[Document, list[Problem]]:
-    """The settings, converted to the types of the task's fields, and the problems."""
+    """Returns the settings with the types of the task's fields, and the problems."""
     from bert_tasks.tasks import typed_setting
 
     fields = stated_fields(task_class)
@@ -691,7 +698,7 @@ def _checked_settings(settings: Document, task_class: "type[Task]", keys: KnownK
     if not problems:
         try:
             task_class(**checked)
-        except ValueError as error:  # reported at the stated setting that the message names first
+        except ValueError as error:  # reported at the setting that the message names first
             words = re.findall(r"\w+", str(error))
             named = min((name for name in checked if name in words), key=words.index, default=None)
             path = ("settings",) if named is None else ("settings", named)

@@ -1,4 +1,4 @@
-"""The section ``[search]`` of a recipe: which keys a hyper-parameter search varies, and how long it searches."""
+"""The section ``[search]`` of a recipe, with the keys of a hyper-parameter search."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,12 +33,12 @@ Sampler = Literal["tpe", "random", "grid"]
 
 
 class Space(BaseModel):
-    """The values that a search may give to a key: the numbers between two, or choices."""
+    """The values of a key in a search, as a range of numbers or as choices."""
 
     model_config = _CLOSED
     low: int | float | None = None
-    """The lowest number. Two whole numbers span whole numbers, unless the key takes others, too, and the sampler is not
-    "grid"."""
+    """The lowest number. Two whole numbers are a range of whole numbers, unless the key accepts others, too, and the
+    sampler is not "grid"."""
     high: int | float | None = None
     """The highest number."""
     log: bool = False
@@ -86,11 +86,11 @@ class Space(BaseModel):
 
     @property
     def probes(self) -> tuple[Any, ...]:
-        """Values that the key must take if it takes all of them."""
+        """Values that the key must accept if it accepts all of them."""
         return (self.low, self.high) if self.choices is None else self.choices
 
     def with_probes(self, probes: Sequence[Any], *, is_grid: bool) -> Self:
-        """The space with values of the key's type. Raises ValueError for choices that are equal then."""
+        """Returns the space with the key's type. Raises ValueError for equal choices."""
         if self.choices is not None:
             _check_repeats(probes)
             return self.model_copy(update={"choices": tuple(probes)})
@@ -98,32 +98,33 @@ class Space(BaseModel):
 
 
 class SearchSection(BaseModel):
-    """A search for better values of some keys, by `bert-tasks search`. A key of `[optim]` is stated by its name, as in
-    `learning_rate = {low = 1e-5, high = 1e-4, log = true}`; one of `[settings]` or `[model]` with its section, as in
-    `settings.max_length = {choices = [64, 128]}`."""
+    """A search for better values of some keys, by `bert-tasks search`.
+
+    Set a key of `[optim]` by its name, as in `learning_rate = {low = 1e-5, high = 1e-4, log = true}`. Set a key of
+    `[settings]` or `[model]` with its section, as in `settings.max_length = {choices = [64, 128]}`.
+    """
 
     model_config = _CLOSED | ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Space]
     trials: Count = 20
     """Number of runs with values of their own."""
     hours: Annotated[float, Field(gt=0)] | None = None
-    """Begin no trial once the trials have taken so long, even if there are fewer than `trials`."""
+    """Begin no trial after this duration of all trials, even if there are fewer than `trials`."""
     sampler: Sampler = "tpe"
-    """What suggests the values: "tpe" learns from the trials so far, "random" draws them, "grid" takes all combinations
-    in random order."""
+    """Method that suggests values. "tpe" learns from the trials so far, "random" draws them, "grid" tries all
+    combinations in random order."""
     pruner: Literal["none", "median", "halving"] = "median"
-    """Which trials end early: none, those below the median of the others after as many evaluations, or, after 1, 3, 9,
-    ... evaluations, all but the best third (successive halving)."""
+    """Rule that ends trials early. With "median" it ends trials below the median of the others after as many
+    evaluations. With "halving" it ends all but the best third after 1, 3, 9, ... evaluations (successive halving)."""
     seeds: Count = 1
-    """Runs of a trial, with the seeds `run.seed`, `run.seed` + 1, ..., the same ones in each trial. Their mean
-    counts."""
+    """Runs of a trial, with the same seeds `run.seed`, `run.seed` + 1, ... in each trial. Their mean counts."""
     fresh_seeds: Annotated[int, Field(ge=0, lt=2**31)] = 3
-    """Runs of the best values at the end, with seeds that no trial had: their mean is free of the luck by which the
-    best trial was chosen."""
+    """Runs of the best values at the end, with seeds that no trial had. Their mean is free of the luck that helped the
+    best trial."""
     baseline: bool = True
     """Also train the recipe as it is with the fresh seeds, for comparison."""
     optim: dict[str, Space] = {}
-    """Keys of `[optim]`, which may also be stated without the section."""
+    """Keys of `[optim]`, which you may also set without the section."""
     settings: dict[str, Space] = {}
     """Keys of `[settings]`."""
     model: dict[str, Space] = {}
@@ -153,7 +154,7 @@ class SearchSection(BaseModel):
         return {f"{section}.{name}": space for section, table in tables.items() for name, space in table.items()}
 
     def with_space(self, space: Mapping[str, Space]) -> Self:
-        """The section with other values for its keys."""
+        """Returns the section with other values for its keys."""
         tables: dict[str, dict[str, Space]] = {"optim": {}, "settings": {}, "model": {}}
         for key in self.space:
             section, name = key.split(".", 1)
@@ -163,13 +164,13 @@ class SearchSection(BaseModel):
         return result
 
     def grid(self) -> list[dict[str, Any]]:
-        """All combinations of the values; see ``sampler``."""
+        """Returns all combinations of the values. See ``sampler``."""
         lists = [space.values for space in self.space.values()]
         return [dict(zip(self.space, values, strict=True)) for values in product(*lists)]
 
 
 def changed(document: Document, values: Mapping[str, Any]) -> Document:
-    """A document with other values: ``section.key`` -> value."""
+    """Returns a document with other values of ``section.key``."""
     result = dict(document)
     for key, value in values.items():
         section, _, name = key.partition(".")
@@ -178,7 +179,7 @@ def changed(document: Document, values: Mapping[str, Any]) -> Document:
 
 
 def not_searchable(name: str, known_keys: KnownKeys) -> str:
-    """The message for a key of ``[search]`` that is neither its own nor one of ``[optim]``."""
+    """Returns the message for a key that is not of ``[search]`` or ``[optim]``."""
     if name in ("seed", "run"):
         return f"'{name}' cannot be searched: each trial has the same seeds, and the best values get fresh ones"
     section = next((section for section in ("settings", "model") if name in known_keys[section]), None)
@@ -193,10 +194,10 @@ def not_searchable(name: str, known_keys: KnownKeys) -> str:
 def checked_space(
     search: SearchSection, document: Document, check: Callable[[Document], tuple[BaseModel | None, list[Problem]]]
 ) -> tuple[dict[str, Space], list[Problem]]:
-    """The space, and the keys that are unknown or do not take all of their values.
+    """Returns the space, and the keys that are unknown or reject some of their values.
 
-    Each value is tried alone, in the recipe as it is. Whole numbers become fractions for a key that takes these, but a
-    grid takes those between low and high one by one.
+    Each value is tried alone, in the recipe as it is. Whole numbers become fractions for a key that accepts these, but
+    a grid uses those between low and high one by one.
     """
     alone = {name: value for name, value in document.items() if name != "search"}
     space, problems = dict(search.space), []

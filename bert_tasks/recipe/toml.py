@@ -1,4 +1,4 @@
-"""TOML: the line of each key, the text of plain values, and a recipe's document with overrides."""
+"""TOML with the line of each key, plain values, and overrides of a recipe."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ KeyPath = tuple[str | int, ...]
 
 _SHOWN = 40  # characters
 _DEEPEST = 50
-_MOST_BYTES = 2**22  # of a recipe
+_MOST_BYTES = 2**22  # size of the largest recipe
 _LIMITS = f"an integer has more than 64 bits, or tables and lists are nested more than {_DEEPEST} deep"
 # Keys with paths -> whether only the name of a folder that exists is one.
 _PATHS = {
@@ -37,7 +37,7 @@ _SOURCE_KEYS = (*DATA_SOURCES, "config", "revision", "validation")
 
 
 def parse_document(text: str) -> Document:
-    """Parses a TOML text. Raises TOMLDecodeError also for integers of more than 64 bits, and for deep nesting."""
+    """Parses TOML. Raises TOMLDecodeError also for huge integers and deep nesting."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -79,7 +79,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _first_path(document: Document) -> tuple[str, ...]:
-    """Returns the keys of nested tables with one key each, as the keys of a single key-value pair."""
+    """Returns the keys of nested tables with one key each."""
     path, value = list[str](), document
     while isinstance(value, dict) and len(value) == 1:
         ((key, value),) = value.items()
@@ -88,7 +88,7 @@ def _first_path(document: Document) -> tuple[str, ...]:
 
 
 def parse_value(text: str) -> Any:
-    """The value of a TOML literal, or the text itself if it is none. Dates stay text, because no setting is a date."""
+    """Returns the value of a TOML literal, or the text if it is none or a date."""
     try:
         document = parse_document(f"value = {text}")
     except tomllib.TOMLDecodeError as error:
@@ -110,7 +110,7 @@ def literal(value: object) -> str:
 
 
 class Override(NamedTuple):
-    """A key that an option sets; ``option`` is what the user wrote."""
+    """A key that an option sets. ``option`` is what the user wrote."""
 
     option: str
     path: tuple[str, ...]
@@ -118,7 +118,7 @@ class Override(NamedTuple):
 
 
 def read_text(file: Path) -> str:
-    """The text of a recipe. Raises RecipeError if it cannot be read, or is larger than any recipe, as a device is."""
+    """Returns a recipe's text. Raises RecipeError if it is unreadable or too large."""
     try:
         with file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)
@@ -156,9 +156,10 @@ def parse_override(text: str) -> Override:
 
 
 def combined(document: Document, folder: Path, changes: Sequence[Override]) -> Document:
-    """The file's document with the overrides; every path becomes absolute from the place where it was written.
+    """Returns the file's document with the overrides and absolute paths.
 
-    An override that sets another kind of source of data removes the document's.
+    A path in the file is relative to the file. An override that sets another source of data removes the document's
+    source.
     """
     layers = [(copy.deepcopy(document), folder)]
     for change in changes:
@@ -174,7 +175,7 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
                 data.pop(key, None)
         with_files = any("train" in section_of(layer, *path) for layer, _ in layers)
         for layer, start in layers:
-            # Beside a folder or a data set of the hub, ``validation`` is a name.
+            # With a folder or a data set of the hub, ``validation`` is a name.
             keys = {key: only for key, only in _DATA_PATHS.items() if key != "validation" or with_files}
             _make_absolute(section_of(layer, *path), start, keys)
     result: Document = {}
@@ -192,7 +193,7 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
 
 
 def section_of(document: Document, *names: str) -> Document:
-    """Returns a section of a document, or of a section of it; an empty one if there is none."""
+    """Returns a section of a document or section, or an empty one if there is none."""
     for name in names:
         section = document.get(name)
         document = section if isinstance(section, dict) else {}

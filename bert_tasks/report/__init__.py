@@ -1,4 +1,4 @@
-"""One HTML file about a run, or about several runs side by side: ``make_report``."""
+"""``make_report`` writes one HTML file about a run, or about several runs."""
 
 from bert_tasks.report.build import Report as Report
 from bert_tasks.report.build import make_report as make_report

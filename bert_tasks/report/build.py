@@ -1,4 +1,4 @@
-"""From folders of runs to a file: gather the runs, compute their results, render the page and write it."""
+"""Gathers runs, computes their results, renders the page and writes it."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ def make_report(
     reading: ReadOptions | None = None,
     fit_rows: GivenRows | None = None,
 ) -> Report:
-    """Writes one self-contained HTML file: no scripts, no network, light and dark.
+    """Writes one self-contained HTML file without scripts or network access.
 
     The saved model predicts the run's validation rows again. If these are missing or have changed, the report shows
     curves, metrics and settings only.
@@ -208,14 +208,14 @@ def make_report(
 
 
 def run_results(run: Run, *, by: Sequence[str] = ()) -> dict[str, Results]:
-    """Returns the results on each validation set; the metric that the best model was chosen by comes first.
+    """Returns the results on each validation set, with the best model's metric first.
 
     Args:
         run: The run. Each of several tasks has results of its own, with its name behind the name of the set.
         by: Columns of the file, or of the task, whose values have scores of their own.
 
     Raises:
-        UsageError: ``by`` needs predictions that cannot be made, or there is no such column.
+        UsageError: ``by`` needs predictions that cannot be made, or a column does not exist.
     """
     results: dict[str, Results] = {}
     for predicted in with_file_columns(run).predicted if by and run.predicted else run.predicted:
@@ -234,7 +234,7 @@ def run_results(run: Run, *, by: Sequence[str] = ()) -> dict[str, Results]:
 
 
 def check_rows_file(path: Path, others: Sequence[Path], content: str) -> None:
-    """Raises UsageError if rows cannot be written to the file, or it is one of the others."""
+    """Raises UsageError if the file is also another output or cannot hold rows."""
     if path.suffix[1:] not in ("jsonl", *DELIMITERS):
         raise UsageError(f"{path}: expected a name that ends in .csv, .tsv or .jsonl for the {content}")
     check_place(path)
@@ -245,7 +245,7 @@ def check_rows_file(path: Path, others: Sequence[Path], content: str) -> None:
 
 
 def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_file: FileResults | None) -> WrittenRows:
-    """Writes the wrongly predicted rows of the file or, without one, of the validation sets, by descending score."""
+    """Writes the wrongly predicted rows of a file or of validation sets, by score."""
     sets, columns = dict(results), [] if run.task is None else run.task.columns
     label_column = next((column.name for column in columns if column.is_label), None)
     if on_file is not None:
@@ -268,7 +268,7 @@ def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_fil
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, last: Sequence[str]) -> WrittenRows:
-    """Writes rows as JSON lines or as a table; ``last``: the columns at the end of a table."""
+    """Writes rows as JSON lines or as a table, with the columns ``last`` at its end."""
     with whole_file(path) as file:
         if path.suffix == ".jsonl":
             file.writelines(map(json_line, rows))

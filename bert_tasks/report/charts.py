@@ -1,6 +1,7 @@
-"""The charts of a run (learning curves and calibration), and where a chart's values are in its picture.
+"""The charts of a run, and the positions of a chart's values in its picture.
 
-Every chart says in words what it shows. The SVG is in ``templates/charts.html``.
+The charts are learning curves and calibration. Each says in words what it shows. The SVG is in
+``templates/charts.html``.
 """
 
 import math
@@ -13,7 +14,7 @@ from bert_tasks.metrics.tables import LOSS, metric_key, metrics_by_set, split_ke
 from bert_tasks.report.collect import Run
 from bert_tasks.tasks.shared.report import Axis, Chart, Line, Point, Report
 
-STYLES = 8  # of lines
+STYLES = 8  # number of line styles
 
 
 class Plot:
@@ -33,7 +34,7 @@ class Plot:
 
     @classmethod
     def path(cls, points: Sequence[Point], chart: Chart) -> Markup:
-        """The path of a line, with a gap where a point has no value."""
+        """Returns the path of a line, with a gap at points without a value."""
         steps, pen = [], "M"
         for x, y in points:
             if y is not None:
@@ -43,12 +44,12 @@ class Plot:
 
 
 def coordinate(value: float) -> str:
-    """A number of the picture."""
+    """Formats a number of the picture."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def overall_metrics(run: Run) -> dict[str, float | None]:
-    """The recorded metrics, each number once, without metrics of single classes. All metrics for an unknown task."""
+    """Returns each recorded metric once, without metrics of single classes."""
     if run.task is None:
         return dict(run.metrics)
     numbers = {name: math.nan if value is None else value for name, value in run.metrics.items()}
@@ -61,9 +62,9 @@ def overall_metrics(run: Run) -> dict[str, float | None]:
 
 
 def drawn_metrics(run: Run) -> list[str]:
-    """The keys of the metrics that are drawn and tabled: first the one that the best model was chosen by.
+    """Returns the keys of the metrics to draw, with the best model's metric first.
 
-    Of several validation sets one metric each.
+    Several validation sets have one metric each.
     """
     best_set, best = run.best_metric
     keys = [metric_key(best_set, best)] if best in run.metrics_of(best_set) and best != LOSS else []
@@ -77,7 +78,7 @@ def drawn_metrics(run: Run) -> list[str]:
 
 
 def loss_chart(run: Run) -> Chart | None:
-    """Training loss, with its terms if there are several, at the logged steps; validation loss at the evaluations."""
+    """Draws the training loss with its terms, and the validation loss."""
     steps = [event for event in run.events if event["event"] == "step"]
     train = [(event["step"], event.get("loss")) for event in steps]
     lines = [Line(name="training", points=train, style=0, marked=False)] if train else []
@@ -92,7 +93,7 @@ def loss_chart(run: Run) -> Chart | None:
 
 
 def metric_chart(run: Run) -> Chart | None:
-    """The metrics of ``drawn_metrics`` at the evaluations."""
+    """Draws the metrics of ``drawn_metrics`` at the evaluations."""
     names = drawn_metrics(run)
     lines = [
         Line(name=display_name(name, run.sets), points=_points(run, name), style=style)
@@ -102,7 +103,7 @@ def metric_chart(run: Run) -> Chart | None:
 
 
 def runs_chart(runs: Sequence[Run], key: str) -> Chart | None:
-    """One metric of several runs on the same validation sets, by its key."""
+    """Draws one metric of several runs on the same validation sets."""
     lines = [Line(name=run.name, points=_points(run, key), style=style) for style, run in enumerate(runs)]
     sets = runs[0].sets
     name, metric = split_key(key, sets)
@@ -112,20 +113,20 @@ def runs_chart(runs: Sequence[Run], key: str) -> Chart | None:
 
 
 def display_name(key: str, sets: Sequence[str]) -> str:
-    """A key in words: ``dev_ood/overall_f1`` becomes "overall F1 on dev_ood"."""
+    """Returns a key in words, for example "overall F1 on dev_ood"."""
     name, metric = split_key(key, sets)
     return f"{spoken(metric)} on {name}" if name else spoken(metric)
 
 
 def spoken(metric: str) -> str:
-    """A metric, without the name of a validation set, in words: ``overall_f1`` becomes "overall F1"."""
+    """Returns a metric in words, for example "overall F1", without a set's name."""
     names = {"rmse": "root mean squared error", "exact": "exact match", "spearmanr": "Spearman", "pearson": "Pearson"}
     names |= {"map": "mean average precision", "mrr": "mean reciprocal rank", "ndcg@10": "nDCG@10"}
     return names.get(metric, metric.replace("_", " ").replace("f1", "F1").replace("matthews", "Matthews"))
 
 
 def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, from_zero: bool) -> Chart | None:
-    """Lines over the steps of training; None without points. ``run``: marks the step of its best model."""
+    """Draws lines over training steps, with a mark at ``run``'s best. None if empty."""
     values = [y for line in lines for _, y in line.points if y is not None]
     if not values:
         return None
@@ -149,7 +150,9 @@ def _points(run: Run, metric: str) -> list[Point]:
 def calibration_chart(
     calibration: Calibration, confidence_in: str, *, uncalibrated: Calibration | None = None, fitted_on: str = ""
 ) -> Chart:
-    """The accuracy of predictions by their confidence; a point's area is the number of predictions.
+    """Draws the accuracy of predictions by their confidence.
+
+    The area of a point is its number of predictions.
 
     Args:
         calibration: The reliability diagram.

@@ -1,7 +1,7 @@
-"""What a run's folder tells, and the predictions of its model for the validation rows.
+"""The contents of a run's folder, and its model's predictions for validation rows.
 
-The folder keeps no predictions: the saved model predicts the rows that the run's recipe names again, if they are still
-the same (their fingerprints are in run.json). What cannot be told is reported as missing, not guessed.
+The folder keeps no predictions. The saved model predicts the rows of the run's recipe again, if they still have the
+fingerprints in run.json. The report lists what is missing and does not guess.
 """
 
 import os
@@ -36,7 +36,7 @@ _TOLERANCE = 1e-4  # batches are formed anew, so the last digits of a probabilit
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedSet:
-    """A validation set and the model's predictions for it; ``name`` is empty where there is only one."""
+    """A validation set and its predictions. ``name`` is empty if there is one set."""
 
     name: str
     source: str
@@ -46,7 +46,7 @@ class PredictedSet:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenRows:
-    """The rows of each validation set, by its name, and the task of a run that has no recipe."""
+    """The rows of each validation set by its name, and the task, of a run of ``fit``."""
 
     validation: Mapping[str, RowTable]
     task: type[Task]
@@ -54,17 +54,17 @@ class GivenRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run as its folder tells it.
+    """A run with the contents of its folder.
 
     Attributes:
-        name: its name on the page.
+        name: Its name on the page.
         metadata: run.json.
-        events: the lines of metrics.jsonl.
-        summary: metrics.json; None where the run is not finished.
-        recipe: recipe.toml; None for a run of ``fit``.
-        task: of its model; None where there is no model yet, or its task is not built in.
-        predicted: the validation sets that could be predicted again.
-        missing: what the report lacks, and why.
+        events: The lines of metrics.jsonl.
+        summary: metrics.json. None if the run is not finished.
+        recipe: recipe.toml. None for a run of ``fit``.
+        task: The task of its model. None if there is no model yet, or its task is not built in.
+        predicted: The validation sets that could be predicted again.
+        missing: What the report lacks, and why.
         folds: folds.json of a cross-validation, whose folds are then one run.
     """
 
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
-        """The metrics of the best model or over all folds, or of the latest evaluation of an unfinished run."""
+        """The best model's or all folds' metrics, or an unfinished run's latest."""
         if self.folds is not None:
             return {name: one["pooled"] for name, one in self.folds["metrics"].items() if one["pooled"] is not None}
         if self.summary is not None:
@@ -95,14 +95,14 @@ class Run:
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """The names of the validation sets; thresholds are tuned on the first."""
+        """The names of the validation sets. Thresholds are tuned on the first set."""
         return tuple(self.metadata["metrics"]["sets"])
 
     @property
     def best_metric(self) -> tuple[str, str]:
-        """What the best model was chosen by: a validation set and a metric, under the name that the page shows.
+        """The validation set and the metric that selected the best model.
 
-        Of two metrics that are equal by definition the page shows one.
+        If two metrics are equal by definition, this is the name of the one on the page.
         """
         name, metric = split_key(self.metadata["metrics"]["best"], self.sets)
         if self.task is None:
@@ -112,27 +112,29 @@ class Run:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the metrics must know, as the finished run recorded it."""
+        """Notes for readers of the metrics, from the finished run."""
         return () if self.summary is None else tuple(self.summary["notes"])
 
     def metrics_of(self, name: str) -> dict[str, float | None]:
-        """The metrics of a validation set, without its name."""
+        """Returns the metrics of a validation set, without its name."""
         return metrics_of_set(self.metrics, name)
 
     def fingerprints(self) -> dict[str, str]:
-        """The fingerprints of the validation sets, by their names in run.json."""
+        """Returns the fingerprints of the validation sets, by their names in run.json."""
         return {split: data["fingerprint"] for split, data in self.metadata["data"].items() if split != "train"}
 
 
 def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[Run]:
-    """Returns the runs in some folders; a folder of ``train --seeds`` stands for all of its runs.
+    """Returns the runs in some folders.
+
+    A folder of ``train --seeds`` stands for all of its runs.
 
     Args:
         folders: Output folders of ``train``.
         fit_rows: The validation rows of a run of ``fit``, which has no recipe.
 
     Raises:
-        UsageError: a folder holds no run, or is named twice.
+        UsageError: A folder holds no run, or occurs twice.
     """
     homes: list[Path] = []
     for folder in folders:
@@ -150,7 +152,7 @@ def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[R
     names = [Path(path).name for path in paths]
     if len(set(names)) < len(names):
         names = list(map(str, homes))
-    metadata = list(map(_metadata, homes))  # of all runs, before any model predicts
+    metadata = list(map(_metadata, homes))  # read for all runs before any model predicts
     return [
         _cross_validation(home, name, record) if (home / FOLDS).is_file() else _run(home, name, record, fit_rows)
         for home, name, record in zip(homes, names, metadata, strict=True)
@@ -158,7 +160,7 @@ def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[R
 
 
 def _metadata(home: Path) -> dict[str, Any]:
-    """Returns run.json; for a cross-validation, run.json of its first fold. Raises UsageError if there is none."""
+    """Returns run.json, of the first fold if there are folds, or raises UsageError."""
     metadata = outputs.read_run_metadata(home / "fold-1" if (home / FOLDS).is_file() else home)
     if metadata is not None:
         return metadata
@@ -172,7 +174,7 @@ def _metadata(home: Path) -> dict[str, Any]:
 
 
 def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
-    """Returns all folds as one run, whose validation rows are all rows; ``metadata``: run.json of the first fold."""
+    """Returns all folds as one run. ``metadata`` is run.json of the first fold."""
     content = read_record(folder / FOLDS, FoldsRecord, remedy="run the command again to write it anew")
     homes = [folder / f"fold-{run['fold']}" for run in content["runs"]]
     missing = [f"{note[:1].upper()}{note[1:]}." for note in content["notes"]]
@@ -234,12 +236,12 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
 
 
 def with_file_columns(run: Run) -> Run:
-    """Returns the run with rows that carry all columns of their file (``PASSTHROUGH``).
+    """Returns the run with rows that have all columns of their file (``PASSTHROUGH``).
 
     The rows are read again, because predictions need the task's columns only. A run without a recipe does not change.
 
     Raises:
-        BertTasksError: the files have changed in the meantime.
+        BertTasksError: The files have changed in the meantime.
     """
     if run.recipe is None:
         return run
@@ -294,7 +296,7 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], rows_of_fit: GivenRo
 def _predict_validation(
     folder: Path, metadata: Mapping[str, Any], rows_of_fit: GivenRows | None
 ) -> tuple[list[PredictedSet], Task | None, list[str]]:
-    """Returns the predictions for each validation set, the model's task, and why there are none for others."""
+    """Returns the predictions for each validation set, the task, and missing parts."""
     if rows_of_fit is None and not (folder / outputs.RECIPE).is_file():
         reason = (
             "The run was started from Python with rows or files of its own and has no recipe, so its validation rows "

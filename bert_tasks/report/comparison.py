@@ -1,6 +1,6 @@
-"""Several runs side by side: the same rows, predicted by each, and whether a difference may be chance.
+"""Several runs side by side on the same rows, and whether a difference is chance.
 
-Every run is compared with the first one; p-values are adjusted for their number.
+Every run is compared with the first run. The p-values are adjusted for the number of comparisons.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,12 @@ ASSUMPTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun:
-    """A run's metric and, compared with the first run, the difference, the p-value and its adjustment (Holm's method).
+    """A run's metric and its difference from the first run, with p-values.
 
     Attributes:
-        draws: how often predictions were swapped (approximate randomisation only).
-        only_first, only_this: rows that only one of the two predicts correctly (McNemar's test only).
-        no_p: why there is no p-value; empty where there is one.
+        draws: Number of times that predictions were swapped (approximate randomisation only).
+        only_first, only_this: Rows that only one of the two predicts correctly (McNemar's test only).
+        no_p: Why there is no p-value. Empty if there is one. The adjusted p-value follows Holm's method.
     """
 
     run: str
@@ -49,7 +49,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The runs on one validation set, by the metric that is shown first; ``percent``: its scale is 0 to 100."""
+    """The runs on a validation set. ``percent`` means a scale of 0 to 100."""
 
     name: str
     metric: str
@@ -148,8 +148,8 @@ def _against_first(run: str, first: Results, other: Results, metric: str, test: 
 
 
 def sign_test(only_first: int, only_second: int) -> float:
-    """Returns the two-sided p-value of McNemar's exact test for rows that only one of two models predicts correctly."""
-    from scipy.stats import binomtest  # here: its import takes 2 s
+    """Returns McNemar's two-sided p-value of rows that only one model gets right."""
+    from scipy.stats import binomtest  # its import takes 2 s
 
     total = only_first + only_second
     return float(binomtest(only_first, total).pvalue) if total else 1.0

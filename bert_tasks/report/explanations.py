@@ -1,4 +1,4 @@
-"""The first examples of a report with their words shaded by what they contributed to the prediction."""
+"""The first examples of a report, shaded by each word's share of the prediction."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,11 +10,11 @@ from bert_tasks.tasks.shared.explanation import Explanation
 from bert_tasks.tasks.shared.report import MOST_CHARACTERS, Shading
 
 _SMALLEST = 1e-9  # instead of a largest contribution of 0, by which the others are divided
-_SHOWN_CHARACTERS = 2 * MOST_CHARACTERS  # of one text
+_SHOWN_CHARACTERS = 2 * MOST_CHARACTERS  # in one text
 
 
 def with_explanations(results: Results, model: TaskModel, count: int) -> Results:
-    """The results whose first ``count`` examples are explained by the model, whose task must be ``Explainable``."""
+    """Explains the first ``count`` examples. The task must be ``Explainable``."""
     examples = results.sections.examples
     if examples is None:
         return results
@@ -37,7 +37,7 @@ def with_explanations(results: Results, model: TaskModel, count: int) -> Results
 
 
 def _pieces(explanation: Explanation, column: str, row: Row) -> Iterator[tuple[str, float | None]]:
-    """The words of a column's text, and what is between them; of a long text the beginning."""
+    """Returns the words of a text and the text between them, shortened."""
     # A column of several texts has the label of the prediction.
     text = row[column] if isinstance(row[column], str) else str(explanation.label)
     end = 0

@@ -1,8 +1,8 @@
-"""Rows whose label is probably wrong, by confident learning on the predictions of a cross-validation.
+"""Rows whose label is probably wrong, by confident learning.
 
-Owns which rows these are; the library cleanlab finds them, by the rule of Northcutt, Jiang and Chuang
-(arXiv:1911.00068): a row counts as another class if its probability of that class is at least the mean that the rows
-with that label have.
+Owns which rows these are. The library cleanlab detects them in the predictions of a cross-validation by the rule of
+Northcutt, Jiang and Chuang (arXiv:1911.00068). By this rule a row counts as another class if its probability of that
+class is at least the mean over the rows with that label.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,10 +36,10 @@ class LabelIssue:
 
 
 def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
-    """The rows whose label is probably wrong, those with the least probable label first.
+    """Returns the rows whose label is probably wrong, the least probable label first.
 
     Raises:
-        UsageError: the run is no cross-validation, its rows could not be predicted again, or they do not have one label
+        UsageError: The run is no cross-validation, its rows could not be predicted again, or they do not have one label
             each.
     """
     if run.folds is None:
@@ -65,14 +65,14 @@ def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
 def find_issues(
     pairs: Sequence[tuple[Row, Mapping[str, float]]], column: str, labels: Sequence[str]
 ) -> list[LabelIssue]:
-    """Returns the issues of rows with the probability of each label; ``column`` holds the labels."""
+    """Returns the label issues of rows with a label in ``column`` and probabilities."""
     from cleanlab.filter import find_label_issues
 
     present = [label for label in labels if any(row[column] == label for row, _ in pairs)]
     index = {label: number for number, label in enumerate(present)}
     classes = np.array([index[row[column]] for row, _ in pairs])
     scores = np.array([[one[label] for label in present] for _, one in pairs], dtype=np.float64)  # [rows, labels]
-    scores /= scores.sum(axis=1, keepdims=True)  # of float32, and of labels that no row has
+    scores /= scores.sum(axis=1, keepdims=True)  # corrects float32 rounding and labels that no row has
     rows = find_label_issues(
         classes, scores, filter_by="confident_learning", return_indices_ranked_by="self_confidence", n_jobs=1
     )
@@ -91,7 +91,7 @@ def find_issues(
 
 
 def issue_cells(issue: LabelIssue, cells: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the file to correct; ``cells``: the row's columns."""
+    """Returns a row of the file to correct. ``cells`` are the row's columns."""
     reserved = ("line", "set", *ISSUE_COLUMNS)
     others = {f"input.{name}" if name in reserved else name: cells[name] for name in cells if name != "label"}
     return {"line": issue.row.get("line"), **others, **{name: getattr(issue, name) for name in ISSUE_COLUMNS}}

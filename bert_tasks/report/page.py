@@ -1,6 +1,6 @@
-"""The HTML of a report, from templates that escape whatever they are given.
+"""The HTML of a report, from templates that escape all values.
 
-Owns what is shown where and how numbers are written. The templates and the style sheet are in ``templates/``.
+Owns the order of the page and the format of numbers. The templates and the style sheet are in ``templates/``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ from bert_tasks.tasks.shared.report import MOST_EXAMPLES, Chart, cut, thinned
 
 # What a page holds at most, so that it stays small whatever the run has.
 _MOST_LABELS = 200  # rows of its tables by label, divided by the number of data sets or runs
-_MOST_EVALUATIONS = 60  # of their table
+_MOST_EVALUATIONS = 60  # rows of the table of evaluations
 _MOST_ISSUES = 50  # rows whose label is probably wrong
-_MOST_METRICS = 300  # of the table of recorded metrics
+_MOST_METRICS = 300  # rows of the table of recorded metrics
 _MOST_NAME = 200  # characters of a metric's name
 _MOST_RECIPE = 20_000  # characters
 _MOST_TEXT = 5_000  # characters of any other text
@@ -84,7 +84,7 @@ def run_page(
 
 
 def _fold_rows(folds: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Returns the name of each metric, and its cells: over all rows, mean, standard deviation, and of each fold."""
+    """Returns each metric's name, total, mean, standard deviation and fold values."""
     rows = []
     for name, metric in folds["metrics"].items():
         values = [metric["pooled"], *(fold["metrics"].get(name) for fold in folds["runs"])]
@@ -150,14 +150,14 @@ def _f1_table(name: str, results: Sequence[Results], share: int) -> dict[str, An
 
 
 def _most_frequent(table: Sequence[ScoreRow], share: int) -> list[ScoreRow]:
-    """Returns the rows of the most frequent labels, in the order of the table, if it has one part of ``share``."""
+    """Returns the rows of the most frequent labels, in the order of the table."""
     most = max(1, _MOST_LABELS // share)
     frequent = {row.name for row in sorted(table, key=lambda row: -row.count)[:most]}
     return [row for row in table if row.name in frequent]
 
 
 def _set_section(run: Run, name: str, results: Results, share: int) -> dict[str, Any]:
-    """Returns a validation set: its title, results, charts and what to know about them."""
+    """Returns a validation set with its title, results, charts and notes."""
     best_set, best = run.best_metric
     headline = dict(results.headline)
     if best_set == name and best not in results.estimates and run.summary is not None:
@@ -187,7 +187,7 @@ def _set_section(run: Run, name: str, results: Results, share: int) -> dict[str,
 
 
 def _file_section(on_file: FileResults, share: int) -> dict[str, Any]:
-    """Returns the same of a file, on whose rows nothing was chosen, with the scores by its columns."""
+    """Returns the section of a file with the scores by the file's columns."""
     name, results = cut(Path(on_file.source).name, _MOST_NAME), on_file.results
     content: dict[str, Any] = {"results": None, "headline": {}, "charts": (), "is_perfect": False}
     if results is not None:
@@ -203,7 +203,7 @@ def _file_section(on_file: FileResults, share: int) -> dict[str, Any]:
 
 
 def _result_content(results: Results, fitted_on: str, share: int) -> dict[str, Any]:
-    """Returns the results, as far as there is room, and their charts; ``fitted_on``: where values were fitted."""
+    """Returns results and charts. ``fitted_on`` names the rows of fitted values."""
     sections, table = results.sections, _most_frequent(results.table, share)
     examples = sections.examples
     if examples is not None:
@@ -233,12 +233,12 @@ def _result_content(results: Results, fitted_on: str, share: int) -> dict[str, A
 
 @cache
 def page_environment() -> Environment:
-    """What the templates of pages are rendered with."""
+    """Returns the functions and the settings of the pages' templates."""
     environment = Environment(
         loader=PackageLoader("bert_tasks.report"),
         autoescape=True,
         undefined=StrictUndefined,
-        # No text is longer than a page can hold; markup stays whole.
+        # Texts are cut to what a page can hold, but markup stays whole.
         finalize=lambda value: cut(value, _MOST_TEXT) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -265,9 +265,9 @@ def page_environment() -> Environment:
 
 
 def number(value: float | None, percent: bool | None = None) -> str:
-    """One decimal on a scale of 0 to 100, three on a scale of 0 to 1; which it is, if not given, the value says.
+    """Formats with one decimal on a scale of 0 to 100, and three on a scale of 0 to 1.
 
-    A whole number without a scale is a count, and has no decimals.
+    The value decides the scale if it is not set. A whole number without a scale is a count, and has no decimals.
     """
     if value is None or value != value:
         return _NOTHING
@@ -278,18 +278,18 @@ def number(value: float | None, percent: bool | None = None) -> str:
 
 
 def signed(value: float) -> str:
-    """A contribution to a logit with its sign: three decimals, of a small one two digits."""
+    """Formats a contribution with a sign, and three decimals or two digits."""
     text = f"{value:+.3f}" if abs(value) >= 0.01 else f"{value:+.2g}"
     return text.replace("-", "\N{MINUS SIGN}")
 
 
 def title_case(text: str) -> str:
-    """With a capital first letter, the others as they are."""
+    """Returns the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def p_value(value: float | None) -> str:
-    """Three decimals; a dash where there is none."""
+    """Formats a p-value with three decimals, or a dash if there is none."""
     if value is None:
         return _NOTHING
     return "< 0.001" if value < 0.001 else f"{value:.3f}"

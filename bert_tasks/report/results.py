@@ -1,4 +1,4 @@
-"""A task's figures with their intervals: on one data set, on a labelled file, and on slices of their rows."""
+"""A task's figures with their intervals on a data set, on a file and on slices."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,11 +30,11 @@ Scores = Mapping[str, Estimate]
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreRow:
-    """The scores of some of the rows: of those with one label, of one kind, or with one value of a column.
+    """The scores of the rows with one label, of one kind, or with one column value.
 
     Attributes:
-        name: of the label (or entity type, or tag), the kind, or the value.
-        count: how many rows they are; for a label how often it is in the labels.
+        name: The label (or entity type, or tag), the kind, or the value.
+        count: Number of rows. For a label, its number of occurrences in the labels.
     """
 
     name: str
@@ -44,16 +44,7 @@ class ScoreRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a report shows of one data set.
-
-    Attributes:
-        sections: the task's figures and examples.
-        estimates: the metrics with their intervals.
-        table: a row for each label that has numbers of its own.
-        left_out: how many labels have none.
-        groups: a row for each kind of rows.
-        slices: the tables that were asked for.
-    """
+    """The results of one data set in a report."""
 
     sections: ReportSections
     estimates: Scores
@@ -100,14 +91,14 @@ class Results:
         return len(self.sections.results)
 
     def metric_table(self) -> MetricTable:
-        """The metrics that are shown first and the metrics of each label, without intervals."""
+        """Returns the first metrics and the metrics of each label, without intervals."""
         overall = {name: one.value for name, one in self.headline.items() if one.value is not None}
         if self.groups:
             return score_table(self.sections.unit, self.groups, overall)
         return score_table(self.sections.label_word, self.table, overall)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, without the texts."""
+        """Returns the figures, without the texts."""
         sections = self.sections
         optional = {
             "table": [{"label": one.name, **_plain(one.scores), "support": one.count} for one in self.table],
@@ -130,7 +121,7 @@ class Results:
 def results_of(
     task: Task, predictions: Sequence[Prediction], rows: Sequence[Row], *, first: str = ""
 ) -> Results | None:
-    """The results of a task that has report sections; ``first`` as in ``Results.of``."""
+    """Returns the results of a task with report sections (``Results.of``)."""
     sections = Report.of(task).sections(predictions, rows)
     return None if sections is None else Results.of(sections, first=first)
 
@@ -140,7 +131,7 @@ def _plain(scores: Scores) -> dict[str, Any]:
 
 
 def score_table(word: str, rows: Sequence[ScoreRow], overall: Mapping[str, float]) -> MetricTable:
-    """The values for people, without intervals; ``word``: what a row stands for."""
+    """Returns the values without intervals. ``word`` is the header of the rows."""
     class_rows = tuple(
         ClassRow(name=row.name, scores=tuple(score.value for score in row.scores.values()), support=row.count)
         for row in rows
@@ -150,11 +141,11 @@ def score_table(word: str, rows: Sequence[ScoreRow], overall: Mapping[str, float
 
 @dataclass(frozen=True, kw_only=True)
 class Slices:
-    """The scores of the rows with each value of a column, the most frequent value first.
+    """The scores of the rows with each value of a column, the most frequent first.
 
     Attributes:
-        slices: a row for each value; the last may stand for all values that have no row of their own.
-        others: how many values the last slice stands for; 0 if each value has its own.
+        slices: A row for each value. The last may stand for all values that have no row of their own.
+        others: Number of values that the last slice stands for. 0 if each value has its own slice.
     """
 
     column: str
@@ -163,7 +154,7 @@ class Slices:
 
     @property
     def warning(self) -> str:
-        """A sentence about slices of so few rows that their scores say little; empty if there are none."""
+        """Warns of slices with too few rows for a reliable score. Empty without any."""
         few = [f"{row.name} ({row.count})" for row in self.slices if row.count < FEW_ROWS]
         if not few:
             return ""
@@ -190,12 +181,12 @@ def slices_of(
     Args:
         task: The task of the predictions.
         predictions: A prediction for each row.
-        rows: The rows of a data set; rows of a cross-validation with a teacher may lack labels.
+        rows: The rows of a data set. Rows of a cross-validation with a teacher may lack labels.
         columns: Columns of the file, or of the task.
         names: The names of the scores to show.
 
     Raises:
-        UsageError: if no row has such a column.
+        UsageError: No row has such a column.
     """
     labels = [column.name for column in task.columns if column.is_label]
     labelled = [i for i, row in enumerate(rows) if not labels or any(row.get(name) is not None for name in labels)]
@@ -248,7 +239,7 @@ def group_rows(column: str, rows: Sequence[Row]) -> tuple[dict[str, list[int]], 
 
 
 def file_cells(row: Row) -> Mapping[str, Any]:
-    """The columns of a row as its file has them, or the task's columns if these were not kept."""
+    """Returns the file's columns of a row, or the task's columns without them."""
     kept = row.get(PASSTHROUGH)
     if kept is None:
         return {name: value for name, value in row.items() if name not in _INTERNAL and value is not None}
@@ -276,7 +267,7 @@ class FileResults:
     label_column: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, without the texts."""
+        """Returns the figures, without the texts."""
         return {
             "source": self.source,
             "metrics": dict(self.metrics),
@@ -285,16 +276,16 @@ class FileResults:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines for a terminal."""
         return [f"on {self.source}:", *self.table.lines(), *(line for one in self.slices for line in one.lines())]
 
 
 def model_of(run: Run, purpose: str) -> TaskModel:
-    """The model of a run.
+    """Returns the model of a run. ``purpose`` completes the error message.
 
     Raises:
-        UsageError: there is no model yet, or one for each fold; ``purpose`` says what it is for.
-        CheckpointError: it cannot be loaded.
+        UsageError: There is no model yet, or one for each fold.
+        CheckpointError: The model cannot be loaded.
     """
     if run.folds is not None:
         raise UsageError(f"{run.folder} has a model for each fold: name the folder of one of them {purpose}")
@@ -313,9 +304,9 @@ def results_on_file(run: Run, data: str | Path, *, by: Sequence[str], read_optio
         read_options: How the file is read.
 
     Raises:
-        UsageError: if there is no model yet, or no such column.
-        DataError: if rows are bad; the message names each.
-        CheckpointError: if the model cannot be loaded.
+        UsageError: There is no model yet, or no such column.
+        DataError: Rows are bad. The message lists them.
+        CheckpointError: The model cannot be loaded.
     """
     model = model_of(run, f"to evaluate on {data}")
     options = read_options.for_file(data, model.columns, model.task.columns)

@@ -1,4 +1,4 @@
-"""The page about a hyper-parameter search, from its ``search.json``: best values, fresh seeds, importance, trials."""
+"""The page of a search's best values, fresh seeds, importance and trials."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from bert_tasks.report.page import page_environment
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import SearchRecord, read_record
 
-_MOST_ROWS = 1_000  # of the table of a sampler's trials
+_MOST_ROWS = 1_000  # rows of the table of a sampler's trials
 _NO_RUNS = {"mean": None, "std": None, "runs": 0}
 
 

@@ -1,4 +1,4 @@
-"""How certain a number is: bootstrap intervals and paired tests, from sums over rows.
+"""Bootstrap intervals and paired tests, from sums over rows.
 
 Everything is seeded, so that the same predictions give the same report. Rows that add the same to the sums form one
 group, and a replicate draws how many rows of each group there are. This has the distribution of drawing rows one by
@@ -20,15 +20,15 @@ SEED = 0
 REPLICATES = 1000
 FLIPS = 10_000
 LEVEL = 95  # per cent
-_EQUAL = 1e-12  # of their size: differences that sums in another order give of the same predictions
-_MOST_DRAWS = 20_000_000  # binomial draws of one call: seconds
+_EQUAL = 1e-12  # relative difference of equal sums in another order
+_MOST_DRAWS = 20_000_000  # binomial draws in one call of a few seconds
 _FEWEST_REPLICATES, _FEWEST_FLIPS = 100, 999  # however many draws they are
-_MOST_CELLS = 2_000_000  # numbers of an array: a replicate at least, however long
+_MOST_CELLS = 2_000_000  # numbers in an array, but at least one replicate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A number and its percentile interval; None where there is none."""
+    """A number and its percentile interval. None if it has no interval."""
 
     value: float | None
     low: float | None = None
@@ -36,14 +36,14 @@ class Estimate:
 
 
 class RandomisationTest(NamedTuple):
-    """A p-value, and the number of draws that it comes from."""
+    """A p-value, and its number of draws."""
 
     p: float
     draws: int
 
 
 def bootstrap(measure: MetricFormula, *, seed: int = SEED, replicates: int = REPLICATES) -> dict[str, Estimate]:
-    """Returns percentile intervals at 95 % from rows drawn with replacement (Efron 1979).
+    """Returns percentile intervals at 95 % from resampled rows (Efron 1979).
 
     The interval of a number ignores replicates in which the number is not defined (a correlation of equal values).
     """
@@ -59,7 +59,7 @@ def bootstrap(measure: MetricFormula, *, seed: int = SEED, replicates: int = REP
 
 
 def paired(first: MetricFormula, second: MetricFormula, name: str) -> MetricFormula:
-    """Returns the formula of ``second`` minus ``first`` in one of their numbers, for the same rows."""
+    """Returns the formula of ``second`` minus ``first`` in one number."""
     columns = first.statistics.columns
 
     def gap(sums: Floats) -> Floats:
@@ -71,17 +71,17 @@ def paired(first: MetricFormula, second: MetricFormula, name: str) -> MetricForm
 
 
 def difference(first: MetricFormula, second: MetricFormula, name: str, *, seed: int = SEED) -> Estimate:
-    """Returns ``second`` minus ``first`` in one of their numbers, with the interval of a paired bootstrap over rows."""
+    """Returns ``second`` minus ``first``, with a paired bootstrap interval over rows."""
     return bootstrap(paired(first, second, name), seed=seed)[name]
 
 
 def randomisation_test(
     first: MetricFormula, second: MetricFormula, name: str, *, seed: int = SEED
 ) -> RandomisationTest | None:
-    """Two-sided approximate randomisation (Noreen 1989; Yeh 2000): swapping two models' predictions row by row.
+    """Runs a two-sided approximate randomisation test (Noreen 1989, Yeh 2000).
 
-    Exchanges the predictions for each row with probability 1/2 and counts how often the difference is at least as large
-    as the observed one; p = (hits + 1) / (draws + 1). Both formulas must have the same sums.
+    Exchanges two models' predictions for each row with probability 1/2 and counts how often the difference is at least
+    as large as the observed one. The p-value is (hits + 1) / (draws + 1). Both formulas must have the same sums.
 
     Returns:
         The test, or None if the number is not defined.
@@ -102,14 +102,14 @@ def randomisation_test(
 
 
 def swapped_differences(pair: MetricFormula, swapped: Integers) -> Floats:
-    """``[R, G] -> [R]``: the ``paired`` number after ``swapped`` rows of each group exchanged their predictions."""
+    """Returns the ``paired`` number after ``swapped`` swaps, ``[R, G] -> [R]``."""
     rows = pair.statistics
     kept, moved = rows.sums(rows.sizes - swapped), rows.sums(swapped)  # [R, 2 K]
     return pair.number(pair.names[0], kept + np.roll(moved, rows.columns // 2, axis=-1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns p-values adjusted for their number (Holm 1979), in the order given."""
+    """Returns p-values adjusted for their number (Holm 1979), in the same order."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
@@ -119,7 +119,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _batches(replicates: int, fewest: int, rows: SufficientStatistics) -> Iterator[int]:
-    """Yields numbers of replicates that fit in memory; all together can be drawn in a few seconds."""
+    """Yields numbers of replicates that fit in memory and can be drawn in seconds."""
     total = min(replicates, max(fewest, _MOST_DRAWS // len(rows.sizes)))
     size = max(1, _MOST_CELLS // max(len(rows.sizes), rows.columns))
     for start in range(0, total, size):

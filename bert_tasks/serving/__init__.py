@@ -1,4 +1,4 @@
-"""A trained model behind HTTP: ``serve`` answers ``POST /predict`` and shows a page to try the model."""
+"""``serve`` answers ``POST /predict`` over HTTP and shows a page to try the model."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +35,10 @@ def serve(
     dtype: "DType" = "float32",
     notify: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Serves a model until SIGTERM or SIGINT. Requests that were accepted before the signal are answered first.
+    """Serves a model until SIGTERM or SIGINT.
 
-    A thread that still loads the model or runs a batch at the end cannot be ended. Python waits for it at exit, but
-    ``os._exit`` does not.
+    Requests that were accepted before the signal are answered first. A thread that still loads the model or runs a
+    batch at the end cannot be ended. Python waits for it at exit, but ``os._exit`` does not.
 
     Args:
         model: A folder, or a name on the hub. With adapters their base, which is served, too, if it has a trained head.

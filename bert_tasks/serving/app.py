@@ -1,6 +1,6 @@
-"""The HTTP interface of a loaded model: the routes, their documentation, the page, and the response to each failure.
+"""The HTTP routes of a loaded model, their documentation, the page and errors.
 
-A failure is a status and one sentence; what a client sent is never sent back.
+The response to a failure is a status and one sentence. It never contains what a client sent.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.zero_shot import zero_shot_task
 
 T = TypeVar("T")
-Served = Mapping[str, tuple[TaskModel, Batcher]]  # by the name of the adapter; "": the base
-_LARGE_BODY = 2**16  # bytes; parsing and encoding a larger one would block the event loop for too long
+Served = Mapping[str, tuple[TaskModel, Batcher]]  # by the name of the adapter, "" for the base
+_LARGE_BODY = 2**16  # bytes, because parsing a larger body would block the event loop for too long
 _ERRORS = {
     400: "The body cannot be read as JSON.",
     408: "The body did not arrive in time.",
@@ -57,7 +57,7 @@ _ERRORS = {
 
 
 def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
-    """The application. It has no interactive documentation, which would load scripts from other sites."""
+    """Builds the application, without documentation that loads foreign scripts."""
     model, _ = _named(served, None, "query")
     title, description = f"bert-tasks: {name}", f"{model.task.name} with {name}."
     app = FastAPI(title=title, description=description, docs_url=None, redoc_url=None)
@@ -86,7 +86,7 @@ def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
 
 
 def _named(served: Served, name: object, location: str) -> tuple[TaskModel, Batcher]:
-    """Returns the model that a request chooses. Default: the first one."""
+    """Returns the model that a request chooses, or by default the first one."""
     if name is None:
         return next(iter(served.values()))
     if not isinstance(name, str) or name not in served:
@@ -96,7 +96,7 @@ def _named(served: Served, name: object, location: str) -> tuple[TaskModel, Batc
 
 
 def _request_tasks(model: TaskModel) -> list[Task]:
-    """Returns the task of a model and, if the model knows entailment, the task of labels in a request."""
+    """Returns the model's task and, if it knows entailment, the task of labels."""
     with suppress(CheckpointError, UsageError):
         return [model.task, zero_shot_task(model.task, model.hf_config, ["label"])]
     return [model.task]
@@ -193,7 +193,7 @@ class _Answers:
         return batcher, read(content, source)
 
     async def _work(self, body: bytes, work: Callable[[], T]) -> T:
-        """Works for large bodies in a thread, one at a time: each holds the interpreter's lock for long."""
+        """Works for large bodies one at a time, because each holds Python's lock."""
         if len(body) <= _LARGE_BODY:
             return work()
         async with self._threads:
@@ -246,7 +246,7 @@ def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:
 
 
 def encoded(content: Any) -> bytes:
-    """JSON in UTF-8.
+    """Encodes JSON in UTF-8.
 
     Raises:
         NotFiniteScoresError: A number cannot be represented in JSON.
@@ -260,7 +260,7 @@ def encoded(content: Any) -> bytes:
 async def _answers(
     request: Request, predictions: Coroutine[Any, Any, Sequence[Prediction]], limits: Limits
 ) -> Sequence[Prediction]:
-    """The predictions. If the client disconnects or time is up first, the request is removed from the queue."""
+    """Returns predictions. A disconnect or timeout removes the request."""
     answer = asyncio.ensure_future(predictions)
     answer.add_done_callback(retrieve_exception)
     gone = asyncio.ensure_future(request.receive())

@@ -1,7 +1,7 @@
-"""Dynamic batching: the rows of several requests run through the model together, and each gets its own predictions.
+"""Dynamic batching of the rows of several requests.
 
-Two threads work for the queue: one tokenizes, because a tokenizer is not safe for two, and one runs the model. A third
-one explains predictions. All else happens on one event loop.
+Two threads work for the queue. One tokenizes, because a tokenizer is not safe for two, and one runs the model. A third
+thread explains predictions. All else happens on one event loop.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from bert_tasks.tasks.shared.rendering import Rendering
 
 
 class QueueFullError(Exception):
-    """The queue is full; the client may try again."""
+    """The queue is full. The client may try again."""
 
 
 def retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """A callback for futures that may fail when nobody waits for them: asyncio would log them as never retrieved."""
+    """Retrieves an exception that nobody waits for, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
 
@@ -50,7 +50,9 @@ class _Request:
 
 
 class Batcher:
-    """Predicts the rows of requests; an asynchronous context manager that runs on the event loop that enters it.
+    """Predicts the rows of requests.
+
+    An asynchronous context manager that runs on the event loop that enters it.
 
     Attributes:
         waiting: Number of requests that were accepted and are not running yet.
@@ -96,7 +98,7 @@ class Batcher:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Abandons what is still running, without waiting for it."""
+        """Abandons running work without waiting for it."""
         self._collector.cancel()
         with suppress(asyncio.CancelledError):
             await self._collector
@@ -111,7 +113,9 @@ class Batcher:
         task: Task | None = None,
         check: Callable[[Sequence[Feature]], None] = lambda features: None,
     ) -> Sequence[Prediction]:
-        """One prediction per validated row, in row order. Cancelling it removes the request from the queue.
+        """Returns one prediction per validated row, in row order.
+
+        Cancelling it removes the request from the queue.
 
         Args:
             rows: Rows of the task.
@@ -150,7 +154,7 @@ class Batcher:
             self._arrived.set()
             return await request.answer
         finally:
-            if request in self._requests:  # cancelled: its place is free, even while the model runs
+            if request in self._requests:  # a cancelled request frees its place, even while the model runs
                 self._requests.remove(request)
             self.waiting -= not request.is_running
 
@@ -160,7 +164,7 @@ class Batcher:
             while not self._requests:
                 self._arrived.clear()
                 await self._arrived.wait()
-            # The first request waits for others until a batch is full or its time is over; a request that waited while
+            # The first request waits for others until a batch is full or its time is over. A request that waited while
             # the model ran does not wait again.
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._requests[0].arrived + self._max_wait):
@@ -180,7 +184,7 @@ class Batcher:
                 await self._run_together(requests)
 
     async def _run_together(self, requests: Sequence[_Request]) -> None:
-        """Runs requests as one batch. If it fails, each is run alone, so that one cannot fail the others."""
+        """Runs requests as one batch, or each alone if the batch fails."""
         outcome = asyncio.get_running_loop().run_in_executor(self._running, self._predictions, requests)
         try:
             await asyncio.wait({outcome})
@@ -199,7 +203,7 @@ class Batcher:
             requests[0].answer.set_exception(error)
 
     def _predictions(self, requests: Sequence[_Request]) -> list[Sequence[Prediction]]:
-        """Runs on the model's thread: all windows in packed batches, sorted by length, then decoding per request.
+        """Runs all windows in packed batches on the model's thread, sorted by length.
 
         Decoding per request keeps what a task reads around a row (documents) within the request.
         """

@@ -1,4 +1,4 @@
-"""Requests of clients of other servers: OpenAI's embeddings, text-embeddings-inference (TEI), the hub's inference API.
+"""Requests of clients of OpenAI, text-embeddings-inference (TEI) and the hub.
 
 Sources:
     https://platform.openai.com/docs/api-reference/embeddings
@@ -131,7 +131,7 @@ def _as_sequences(value: Any) -> Any:
 
 
 class ClassifyRequest(_TEIRequest):
-    """A text, a list of one text or of the two texts of a pair, or a list of such lists."""
+    """A text, a list of one text or of the two texts of a pair, or a list of lists."""
 
     inputs: Annotated[
         list[list[str]], BeforeValidator(_as_sequences, json_schema_input_type=str | list[str] | list[list[str]])
@@ -140,7 +140,7 @@ class ClassifyRequest(_TEIRequest):
 
 
 class HubRequest(BaseModel):
-    """An input, or a list of them: a text, or a row of the task. ``options`` are not read."""
+    """A text, a row of the task, or a list of them. ``options`` are not read."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -169,7 +169,7 @@ class Rank(TypedDict):
 
 
 def _validated(model: type[ModelT], content: Any) -> ModelT:
-    """Returns the request of a content, or raises the response that names its first error without its value."""
+    """Returns the request, or raises the response with its first error, not its value."""
     if not isinstance(content, dict):
         raise body_error((), "expected an object, sent as application/json")
     try:
@@ -223,12 +223,12 @@ def _embed(content: Any, source: Source) -> Call:
 
 
 def _with_norm(task: Task, normalize: bool | None) -> Task:
-    """Returns a task that embeds with or without vectors of length 1, and any other task unchanged."""
+    """Returns the task with or without vectors of length 1, if it embeds."""
     return task if normalize is None or not isinstance(task, Embedding) else replace(task, normalize=normalize)
 
 
 def _rerank(content: Any, source: Source) -> Call:
-    """TEI reranks with models of one score only. With two labels the score belongs to the second one."""
+    """Reads TEI's ``/rerank``. With two labels the second label has the score."""
     request = _validated(RerankRequest, content)
 
     def score(prediction: Any) -> float:
@@ -249,7 +249,7 @@ def _rerank(content: Any, source: Source) -> Call:
 
 
 def is_tei(content: Any) -> bool:
-    """Returns True if the body of ``/predict`` has TEI's form: ``inputs`` that are texts or lists, not rows."""
+    """Returns True if ``inputs`` of ``/predict`` are texts or lists as in TEI."""
     inputs = content.get(INPUTS) if isinstance(content, Mapping) else None
     return isinstance(inputs, str | list) and len(inputs) > 0 and isinstance(inputs[0], str | list)
 
@@ -275,7 +275,7 @@ def tei_predict(content: Any, source: Source) -> Call:
 
 
 def _hub(content: Any, source: Source) -> Call:
-    """The parameters are below ``parameters``, but for feature extraction they are beside ``inputs``."""
+    """Reads the hub's request. Feature extraction has its options next to ``inputs``."""
     request = _validated(HubRequest, content)
     parameters = {**request.parameters, **(request.model_extra if request.model_extra is not None else {})}
     parameters = {name: value for name, value in parameters.items() if value is not None}
@@ -304,7 +304,7 @@ def _hub(content: Any, source: Source) -> Call:
 
 
 def _zero_shot(parameters: dict[str, Any], source: Source) -> Task:
-    """Returns the task of the candidate labels in the parameters, which it removes, or the model's task."""
+    """Removes candidate labels from parameters. Returns their or the model's task."""
     if "candidate_labels" not in parameters:
         return source.model.task
     names = {"candidate_labels": LABELS, "hypothesis_template": "hypothesis", "multi_label": "multi_label"}
@@ -322,7 +322,7 @@ def _compared(inputs: Any, source: Source) -> list[str]:
 
 
 def _parameters(task: Task) -> type[BaseModel]:
-    """The type of the parameters of the hub for a task."""
+    """Returns the type of the parameters of the hub for a task."""
     names = Card.of(task).hub_parameters
     fields: Any = {name: (value | None, None) for name, value in ({} if names is None else names).items()}
     return create_model("Parameters", __base__=_Request, truncate=(bool | None, None), **fields)
@@ -347,7 +347,7 @@ class Shape:
     problem: Callable[[TaskModel], str | None]
 
     def call(self, content: Any, source: Source) -> Call:
-        """Returns the call of a request, or raises the response to a request that cannot be answered."""
+        """Returns the call of a request, or raises the response to an invalid request."""
         problem = self.problem(source.model)
         if problem is not None:
             raise body_error((), problem)

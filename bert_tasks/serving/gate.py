@@ -1,4 +1,4 @@
-"""The layer of the server around the application: limits of bodies, security headers and counters for Prometheus."""
+"""Limits of bodies, security headers and Prometheus counters of the server."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ _HEADERS = {
 
 
 def error_response(scope: Mapping[str, Any], error: HTTPException) -> JSONResponse:
-    """The response to a failure, in the form that the clients of the path read."""
+    """Returns the response to a failure, in the form that the path's clients read."""
     status, detail = error.status_code, cast("Any", error.detail)  # starlette declares a text
     content = {"detail": detail}
     if scope["method"] == "POST" and scope["path"] in PATHS and scope["path"] != PREDICT:
@@ -72,7 +72,7 @@ class ServerMetrics:
 
 
 class Gate:
-    """An ASGI application around another one, ``app``, which is set when the model has been loaded.
+    """An ASGI application around ``app``, which is set when the model has been loaded.
 
     ``draining`` returns True after the server has been asked to stop. Each response then closes its connection.
     """
@@ -115,12 +115,12 @@ class Gate:
                 await self.app({**scope, "body": await self._body(scope, receive)}, receive, send)
         except HTTPException as error:
             await error_response(scope, error)(scope, receive, send)
-        except asyncio.CancelledError:  # the grace period is over; nothing follows
+        except asyncio.CancelledError:  # the grace period is over, and nothing follows
             response = JSONResponse({"detail": "the server has stopped"}, 503, {"connection": "close"})
             await response(scope, receive, send)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """Returns the whole body. A body that is too large is read to its end, so its sender reads the response."""
+        """Returns the body. Drains a body that is too large before it responds."""
         most, seconds = self.limits.body_bytes, self.limits.timeout
         body, is_too_large = bytearray(), False
         try:

@@ -1,6 +1,7 @@
-"""The body of a request, read as rows: JSON, then the row validator that files and rows in memory pass through, too.
+"""Reads the body of a request as rows.
 
-Reading stops at the first invalid row, and its error never repeats a value.
+The body is JSON. Its rows pass through the validator of files and of rows in memory. Reading stops at the first invalid
+row, and its error never repeats a value.
 """
 
 import gc
@@ -54,7 +55,7 @@ class BodyReader:
             self._rejected[ADAPTER] = f"{ADAPTER} is for all rows: write it beside {INPUTS}"
 
     def rows(self, content: Any) -> tuple[list[Row], bool]:
-        """The rows as the task reads them, and whether they were sent as a list."""
+        """Returns the rows as the task reads them, and whether they were sent as a list."""
         if not isinstance(content, dict) or INPUTS not in content:
             return [self._row(content, ())], False
         for key in content:
@@ -64,7 +65,7 @@ class BodyReader:
         return self.several(content[INPUTS], INPUTS), True
 
     def several(self, rows: Any, key: str) -> list[Row]:
-        """The rows of a list, which the body has under a key."""
+        """Returns the rows of a list, which the body has under a key."""
         most = self._limits.rows
         if not isinstance(rows, list) or not 0 < len(rows) <= most:
             raise body_error((key,), f"expected a list of 1 to {most} rows")
@@ -91,7 +92,7 @@ class BodyReader:
 
 
 def requested_labels(content: Any, model: TaskModel, limits: Limits) -> ZeroShotClassification | None:
-    """Removes the labels of a request and their options from it, and returns the task that predicts them.
+    """Removes the labels of a request and their options, and returns their task.
 
     Returns None for a request without labels, or with labels in a column that the model's task has.
     """
@@ -121,40 +122,40 @@ def check_pairs(rows: Sequence[Row], task: Task, limits: Limits) -> None:
 
 
 def option_error(error: BertTasksError) -> HTTPException:
-    """The response to a wrong option, whose name is at the start of the message."""
+    """Returns the response to a wrong option, whose name begins the message."""
     name, _, message = str(error).removeprefix("--").partition(": ")
     return body_error((name,), message)
 
 
 def _length(value: Any) -> int:
-    """The number of characters of a value, or of items if they are more; of a row of a task the largest number."""
+    """Returns the number of characters or items of a value, the largest in a row."""
     if isinstance(value, Mapping):
         return max(map(_length, value.values()), default=0)
     return len(value) if isinstance(value, str) else max(len(value), sum(map(len, value)))
 
 
 def parsed_body(body: bytes, content_type: str) -> Any:
-    """Returns the content of a body, or raises the response to a body that is not JSON."""
+    """Returns the content of a body, or raises the response to invalid JSON."""
     if not re.fullmatch(r"application/(.+\+)?json", content_type.partition(";")[0].strip().lower()):
         raise body_error((), _NO_OBJECT)
-    gc.disable()  # JSON has no cycles; for its many lists the whole memory would be searched for some, again and again
+    gc.disable()  # JSON has no cycles, so a search of the whole memory would be in vain
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
         raise body_error((error.pos,), "not JSON from this character on") from None
-    except (ValueError, RecursionError):  # UnicodeDecodeError; an integer of more digits than Python reads
+    except (ValueError, RecursionError):  # UnicodeDecodeError, or an integer of more digits than Python reads
         raise HTTPException(400, _UNREADABLE) from None
     finally:
         gc.enable()
 
 
 def body_error(path: Sequence[str | int], message: str) -> HTTPException:
-    """The response to a body that cannot be used, in the form of FastAPI's own."""
+    """Returns the response to a body that cannot be used, in FastAPI's form."""
     return HTTPException(422, [{"loc": ["body", *path], "msg": message, "type": "value_error"}])
 
 
 def answers_schema(*tasks: Task) -> Any:
-    """The type of the answers to one row and to a list of rows, for the OpenAPI document."""
+    """Returns the type of the answers to a row and to rows, for OpenAPI."""
     prediction_types: list[Any] = [Rendering.of(task).prediction_type for task in tasks]
     for number, each in enumerate(prediction_types):
         try:
@@ -167,7 +168,7 @@ def answers_schema(*tasks: Task) -> Any:
 
 
 def source_columns(task: Task) -> list[Column]:
-    """The columns of a request, of several tasks each column once."""
+    """Returns the columns of a request, of several tasks each column once."""
     columns = [source for each in task.columns if not each.is_label for source in each.type.source_columns(each)]
     return list({column.name: column for column in columns}.values())
 
@@ -175,7 +176,7 @@ def source_columns(task: Task) -> list[Column]:
 def request_schema(
     task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({}), adapters: Sequence[str] = ()
 ) -> Any:
-    """The type of a request for the OpenAPI document: one row, or ``{"inputs": [rows]}``. See ``BodyReader``."""
+    """Returns the OpenAPI type of a request, one row or ``{"inputs": [rows]}``."""
     columns = source_columns(task)
     fields: dict[str, Any] = {}
     for column in columns:

@@ -1,7 +1,8 @@
-"""The server's process: it binds the address, loads the model while /healthz already answers, and stops on a signal.
+"""The server's process.
 
-After a signal no new connection is accepted, requests on open connections are answered with ``Connection: close``, and
-the process ends with code 0.
+It binds the address, loads the model while /healthz already answers, and stops on a signal. After a signal no new
+connection is accepted, requests on open connections are answered with ``Connection: close``, and the process ends with
+code 0.
 """
 
 import asyncio
@@ -42,13 +43,13 @@ _KEEP_ALIVE = 5  # seconds until an idle connection is closed
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which closes an idle connection with a response instead of at once.
+    """uvicorn's server, which closes an idle connection with a response.
 
     A client may be sending its next request when the server stops. uvicorn would close its connection unanswered.
     """
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accepts no more connections, gives the open ones time for a last request, and stops."""
+        """Stops accepting connections, lets open ones send a last request, and stops."""
         for server in self.servers:
             server.close()
         grace = self.config.timeout_graceful_shutdown
@@ -71,9 +72,10 @@ async def run_server(
     grace: float,
     notify: Callable[[str], None],
 ) -> None:
-    """Serves models until a signal. They are loaded on a thread while the server already responds.
+    """Serves models until a signal.
 
-    uvicorn's parser and event loop are the ones in pure Python, so that every installation behaves as tested.
+    They are loaded on a thread while the server already responds. uvicorn's parser and event loop are the ones in pure
+    Python, so that every installation behaves as tested.
     """
     gate = Gate(limits=limits, metrics=ServerMetrics(), draining=lambda: server.should_exit)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -103,7 +105,7 @@ async def run_server(
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if server.should_exit or serving.done():  # a signal came first, and may have closed the listener
                 if not loading.cancel():  # it is done, and its model is not used
-                    loading.exception()  # of an error that nobody reads asyncio would write a traceback
+                    loading.exception()  # otherwise asyncio would write a traceback
                 return
             options: dict[str, Any] = {"batch_tokens": batch_tokens, "max_wait": max_wait, "max_queue": limits.queue}
             async with AsyncExitStack() as stack:
@@ -150,9 +152,9 @@ def load_warm(
     adapter: str | Path | None = None,
     earlier: Sequence[TaskModel] = (),
 ) -> tuple[TaskModel, ForwardFn]:
-    """The model and the function that runs its batches, warmed up so that the first request need not wait.
+    """Returns the model and the warmed-up function that runs its batches.
 
-    It shares the memory of equal weights with the ``earlier`` models.
+    The model shares the memory of equal weights with the ``earlier`` models.
 
     Raises:
         CheckpointError: The model cannot be loaded, or its scores are not finite.
@@ -182,7 +184,7 @@ def load_warm(
 
 
 def host_names(host: str, bound: str, allowed: Sequence[str]) -> list[str]:
-    """Returns the names that a Host header may have, if ``host`` resolved to the address ``bound``.
+    """Returns the allowed names in a Host header, if ``host`` resolved to ``bound``.
 
     Raises:
         UsageError: One of the ``allowed`` names is not a host name.
@@ -197,7 +199,7 @@ def host_names(host: str, bound: str, allowed: Sequence[str]) -> list[str]:
 
 
 def bound_listener(host: str, port: int) -> socket.socket:
-    """A socket bound to the address.
+    """Binds a socket to the address.
 
     Raises:
         UsageError: The address is in use, is not one of this machine, or is not permitted.

@@ -1,4 +1,4 @@
-"""The tasks, one file each, ``TASKS``, the one registry, and the names that users may write for them."""
+"""The tasks, one file each, their registry ``TASKS``, and their names for users."""
 
 import json
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ MultiTask.registry = TASK_NAMES
 
 
 def tasks_with_head(head: str | None) -> tuple[type[Task], ...]:
-    """Returns the tasks that read transformers' folders with this head. Such a folder is taken for the first one.
+    """Returns the tasks that read transformers' folders with this head, default first.
 
     Args:
         head: A ``HeadKind``. No task has another one.
@@ -53,12 +53,12 @@ def tasks_with_head(head: str | None) -> tuple[type[Task], ...]:
 
 
 def task_names(task_class: type[Task]) -> tuple[str, ...]:
-    """Returns the names that users may write for a task: its own, then the names of the hub's pipelines."""
+    """Returns a task's names for users, its own before the hub's pipelines."""
     return (task_class.name, *(alias for alias, task in _ALIASES.items() if task is task_class))
 
 
 def stored_name(task_class: type[Task]) -> str:
-    """Returns what config.json calls a task: its name in ``TASKS``, or ``module:Class``."""
+    """Returns a task's name in config.json, from ``TASKS`` or as ``module:Class``."""
     return (
         task_class.name
         if STORED_TASKS.get(task_class.name) is task_class
@@ -67,7 +67,7 @@ def stored_name(task_class: type[Task]) -> str:
 
 
 def named_task(name: str) -> type[Task]:
-    """Returns the task of this name in the registry, or of this name of the hub's pipelines.
+    """Returns the task of this name in the registry, or of a pipeline of the hub.
 
     Raises:
         UsageError: There is none. The message has the nearest name and all names.
@@ -81,10 +81,10 @@ def named_task(name: str) -> type[Task]:
 
 
 def typed_setting(task_class: type[Task], name: str, value: Any) -> Any:
-    """A value as the type of the field wants it, say a list as a tuple.
+    """Returns a value with the type of the field, for example a list as a tuple.
 
     Raises:
-        pydantic.ValidationError: it is of another type; nothing is converted between texts, numbers and booleans.
+        pydantic.ValidationError: It is of another type. Nothing is converted between texts, numbers and booleans.
     """
     adapter = TypeAdapter[Any](
         get_type_hints(task_class, include_extras=True)[name], config=ConfigDict(allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""The task contract: rows -> features -> logits -> loss -> predictions -> metrics.
+"""The task contract from rows over features, logits and loss to metrics.
 
 Owns the class that a task derives from, the types that training, inference and the model share with it, and the base of
 the parts that hold everything else about a task, such as how it is reported, detected by ``init`` and rendered.
@@ -28,7 +28,7 @@ from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerB
 OutputKind = Literal["softmax", "sigmoid", "value", "choice", "position", "chain", "vocabulary"]
 
 
-NOT_WRITTEN: Mapping[str, Any] = MappingProxyType({"exclude": True})  # pydantic's name, so that OpenAPI lacks it, too
+NOT_WRITTEN: Mapping[str, Any] = MappingProxyType({"exclude": True})  # pydantic's name, so that OpenAPI also lacks it
 ON_REQUEST = ("logits", "explanation")  # fields of predictions that only some calls compute
 
 
@@ -39,7 +39,7 @@ def require(condition: bool, message: str, error: Callable[[str], Exception] = V
 
 
 def float_list(vector: NDArray[np.float32]) -> list[float]:
-    """Returns the numbers with nine digits, which name a float32 exactly; in double precision they would have more."""
+    """Returns the numbers with the nine digits that identify a float32."""
     return [float(f"{value:.9g}") for value in vector.tolist()]
 
 
@@ -96,11 +96,14 @@ class LossTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureKeys:
-    """Sources of random numbers for ``Task.prepare``: one for each feature, in any batch, process and order of steps.
+    """Sources of random numbers for ``Task.prepare``, one for each feature.
+
+    They do not depend on batch, process and order of steps.
 
     Attributes:
-        numbers: of each feature among all features of its split, in evaluation a hash of its tokens.
-        is_evaluation: the features are evaluated. They must look alike in every corpus, so count nothing over it.
+        numbers: The number of each feature among all features of its split. In evaluation, a hash of its tokens.
+        is_evaluation: Whether the features are evaluated. They must look alike in every corpus, so count nothing over
+            it.
     """
 
     seed: int
@@ -109,7 +112,7 @@ class FeatureKeys:
     is_evaluation: bool = False
 
     def generator(self, i: int) -> np.random.Generator:
-        """A new generator for the ``i``-th feature, seeded by (seed, epoch, number of the feature)."""
+        """Returns a generator seeded by seed, epoch and number of the ``i``-th feature."""
         return np.random.default_rng((self.seed, self.epoch, self.numbers[i]))
 
 
@@ -175,7 +178,7 @@ class Part:
 
     @classmethod
     def of(cls, task: "Task[Any] | type[Task[Any]]") -> Self:
-        """Returns this part of a task: the subclass that the task names, or the default."""
+        """Returns this part of a task, which is the task's subclass or the default."""
         return next((part for part in task.parts if issubclass(part, cls)), cls)(task)
 
 
@@ -328,11 +331,11 @@ class Task(ABC, Generic[PredictionT]):
 
 
 def is_dynamic(task: Task[Any]) -> bool:
-    """Returns True if a step may see tokens that are not in the features, because the task overrides ``prepare``."""
+    """Returns True if ``prepare`` is overridden, so that steps may see other tokens."""
     return type(task).prepare is not Task.prepare
 
 
 def labelled(rows: Sequence[Row], predictions: Sequence[PredictionT], column: str) -> list[tuple[Row, PredictionT]]:
-    """The rows that have labels in this column, each with its prediction."""
+    """Returns the rows that have labels in this column, each with its prediction."""
     pairs = zip(rows, predictions, strict=True)
     return [(row, prediction) for row, prediction in pairs if row.get(column) is not None]

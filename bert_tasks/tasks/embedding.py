@@ -1,4 +1,6 @@
-"""Embeddings: a vector for each text, from the hidden states of an encoder. No recipe trains this task.
+"""Embeddings, a vector for each text from the hidden states of an encoder.
+
+No recipe trains this task.
 
 Shape legend: S samples (rows), H hidden.
 """
@@ -59,11 +61,11 @@ class Embedding(Task[EmbeddingPrediction]):
     """Embedding of texts.
 
     Attributes:
-        pooling: the mean over the tokens of a text, special tokens included; the first token; or the largest values.
-        normalize: whether vectors get length 1.
-        depth: how many layers of the encoder run; 0: the embeddings of the tokens.
-        prompt: put in front of each text.
-        lowercase: whether texts and prompt are changed to lower case.
+        pooling: The mean over the tokens of a text, special tokens included, the first token, or the largest values.
+        normalize: Whether vectors have length 1.
+        depth: Number of layers of the encoder to run. 0 reads the embeddings of the tokens.
+        prompt: Text in front of each text.
+        lowercase: Whether texts and prompt are changed to lower case.
     """
 
     name: ClassVar[str] = "embedding"
@@ -77,7 +79,7 @@ class Embedding(Task[EmbeddingPrediction]):
     lowercase: bool = False
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """One window for each row. Special tokens written in a text stay plain characters."""
+        """Returns one window for each row. Special tokens in a text stay characters."""
         texts = [self.prompt + row["text"] for row in rows]
         if self.lowercase:
             texts = [text.lower() for text in texts]

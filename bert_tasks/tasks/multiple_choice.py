@@ -1,8 +1,8 @@
-"""Multiple choice: which of a row's choices fits its context, and its question if it has one.
+"""Multiple choice of the answer that fits a row's context and question.
 
 Each choice is a sequence of its own, read as the pair of the context and the question followed by the choice (Zellers
-et al., arXiv:1808.05326, as Devlin et al. read it). A row is one sample: the softmax runs over its choices, and
-each row may have another number. Texts longer than ``max_length`` are cut from their longer part first.
+et al., arXiv:1808.05326, as Devlin et al. read it). A row is one sample. The softmax runs over its choices, and each
+row may have another number. Texts longer than ``max_length`` are cut from their longer part first.
 
 Shape legend: B sequences (choices), S samples (rows), C choices of the row that has most.
 """
@@ -70,7 +70,7 @@ class ChoicePrediction(Prediction):
 
 
 class ChoiceDetection(Detection):
-    """How ``init`` recognises rows of multiple choice."""
+    """Detects rows of multiple choice for ``init``."""
 
     row_needs: ClassVar[str] = "a context, choices, and which of them is right"
 
@@ -137,12 +137,12 @@ class ChoiceFormats(Card, HFConfig):
 
 
 class ChoiceExplainable(Explainable):
-    """Which logit of multiple choice an explanation is about."""
+    """Explains a logit of multiple choice."""
 
     task: "MultipleChoice"
 
     def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
-        """A token of both the question and the choice counts as one of the choice."""
+        """Counts a token of both the question and the choice as a token of the choice."""
         if not rows:
             return []
         encoding = encoded_texts(_pairs(rows), tokenizer, max_length=self.task.max_length, offsets=True)
@@ -168,21 +168,21 @@ class ChoiceExplainable(Explainable):
     def explained_logit(
         self, prediction: ChoicePrediction, windows: Mapping[int, Tensor], features: Sequence[Feature], row: Row
     ) -> ExplainedLogit:
-        """The logit of the most probable choice, whose words are in the column of the choices."""
+        """Returns the logit of the most probable choice, whose words are in its column."""
         texts = {name: row[name] for name in (CONTEXT, QUESTION) if row.get(name) is not None}
         term = (list(windows)[prediction.scores.index(prediction.score)], 0, 1.0)
         return ExplainedLogit(label=prediction.answer, texts=texts | {CHOICES: prediction.answer}, terms=(term,))
 
 
 class ChoiceFitting(CalibratedFitting):
-    """What training needs to know of multiple choice."""
+    """Training of multiple choice."""
 
     def label_of(self, row: Row) -> int | None:
         return row.get(LABEL)
 
 
 class ChoiceReport(RowReport):
-    """What a report shows of multiple choice."""
+    """The report of multiple choice."""
 
     def describe(self, decision: int) -> str:
         return f"choice {decision} for every row"
@@ -242,7 +242,7 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
         return heads.ChoiceHead(config)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """One window for each choice. The first has the row's label.
+        """Returns one window for each choice. The first has the row's label.
 
         Special tokens written in a text stay plain characters.
         """
@@ -265,7 +265,7 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
         ]
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        """Cross entropy over the choices of each labelled row; the count is the rows."""
+        """Computes the cross entropy over the choices of labelled rows, which are counted."""
         labelled = batch.labelled_rows
         if not labelled:
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
@@ -289,7 +289,7 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
         return predictions
 
     def row_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
-        """``S x [C]`` the logits of the choices of each row."""
+        """Returns ``S x [C]`` the logits of the choices of each row."""
         return [torch.cat([compact[window] for window in windows]) for windows in windows_by_row(features)]
 
     def metrics(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> dict[str, float]:
@@ -300,12 +300,12 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
 
 
 def _ending(question: str | None, choice: str) -> str:
-    """The second text of the pair."""
+    """Returns the second text of the pair."""
     return choice if question is None or question == "" else f"{question} {choice}"
 
 
 def _pairs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """The first and the second text of each sequence."""
+    """Returns the first and the second text of each sequence."""
     pairs = [(row[CONTEXT], _ending(row.get(QUESTION), choice)) for row in rows for choice in row[CHOICES]]
     return [context for context, _ in pairs], [ending for _, ending in pairs]
 
@@ -323,7 +323,7 @@ def _choice_columns(profiles: Sequence[ColumnProfile], hints: UserHints) -> Iter
 
 
 def _label_columns(profiles: Sequence[ColumnProfile], parts: Sequence[str], hints: UserHints) -> list[ColumnProfile]:
-    """Columns that may say which choice is right: with a usual name, or with names of the choices' columns."""
+    """Returns columns of labels, by their names or by names of the choices' columns."""
     if hints.label is not None:
         return [column for column in profiles if column.name == hints.label]
     named = sorted((c for c in profiles if c.known in _RIGHT), key=lambda column: _RIGHT.index(column.known))
@@ -335,14 +335,16 @@ def _values(column: ColumnProfile) -> set[str]:
 
 
 def _label_bases(profiles: Sequence[ColumnProfile], columns: Mapping[str, str]) -> tuple[Literal[0, 1], ...]:
-    """The numbers of the first choice to try, likeliest first."""
+    """Returns the numbers of the first choice to try, likeliest first."""
     label = next(column for column in profiles if column.name == columns[LABEL])
     return (1, 0) if label.is_number and label.low == 1 else (0,)
 
 
 def _context_and_question(texts: Sequence[ColumnProfile], hints: UserHints) -> tuple[str | None, str | None]:
-    """As the hints say; else columns with such names, else the column of the longest texts. A question alone is the
-    context."""
+    """Returns the columns of the hints, else of such names, else of the longest texts.
+
+    A question alone is the context.
+    """
     context, question = (*hints.texts, None, None)[:2]
     free = [column for column in texts if column.name not in hints.texts]
     if question is None:
@@ -356,7 +358,7 @@ def _context_and_question(texts: Sequence[ColumnProfile], hints: UserHints) -> t
 
 
 def _choice_sources(profiles: Sequence[ColumnProfile]) -> Iterator[tuple[str, list[str]]]:
-    """Names of columns of lists, and what columns of single choices are called without their numbers; with these."""
+    """Returns columns of lists, and the names without numbers of columns of choices."""
     for column in profiles:
         if column.known in _CHOICES and column.filled and (column.nested == 1 or column.lists == 1):
             yield column.name, []
@@ -373,7 +375,7 @@ def _choice_sources(profiles: Sequence[ColumnProfile]) -> Iterator[tuple[str, li
 
 
 def _read_choices(rows: Sequence[Row], columns: Mapping[str, str], base: Literal[0, 1]) -> list[list[str]]:
-    """The choices of the rows that have a label, or none if the choices or the label of a row cannot be read."""
+    """Returns the choices of labelled rows, or none if one of the rows is unreadable."""
     validator, read = RowValidator(MultipleChoice(label_base=base).columns, columns), []
     for row in rows:
         values, errors = validator.validate(row)

@@ -1,7 +1,7 @@
-"""Pair classification: one class, several labels, or a number for two texts read together.
+"""Pair classification of two texts read together, or a number for them.
 
-Owns the second text and ranking within groups; ``TextClassification`` does everything else. A pair that is longer
-than ``max_length`` is cut from its longer text first, as in transformers.
+Owns the second text and ranking within groups. ``TextClassification`` does everything else. A pair that is longer than
+``max_length`` is cut from its longer text first, as in transformers.
 
 Shape legend: B sequences (rows), G groups, C rows of the group that has most.
 """
@@ -35,7 +35,7 @@ GROUP = "group"
 
 
 class PairFormats(TextFormats):
-    """Pair classification on cards, in files of predictions and in a config of transformers."""
+    """Pair classification on cards, in prediction files and in transformers' config."""
 
     example_rows: ClassVar[Sequence[Row]] = (
         {"text": "A man is playing a guitar on stage.", "text_pair": "Someone is making music."},
@@ -45,13 +45,13 @@ class PairFormats(TextFormats):
 
 
 class PairReport(TextReport):
-    """What a report shows of pair classification."""
+    """The report of pair classification."""
 
     neutral_metrics: ClassVar[frozenset[str]] = frozenset({"ranked_groups"})
 
 
 class PairFitting(TextFitting):
-    """What training with a ranking loss needs to know: which rows are one sample, and what grades are."""
+    """Training with a ranking loss, on groups as samples and grades as labels."""
 
     task: "PairClassification"
 
@@ -123,7 +123,7 @@ class PairClassification(TextClassification):
 
     @property
     def can_rank(self) -> bool:
-        """True if rows can be ranked, because a prediction has one number or the probability of two labels."""
+        """Whether a prediction has one number or the probability of two labels."""
         is_binary = self.problem_type == "single_label_classification" and len(self.labels) == 2
         return is_binary or self.problem_type == "regression"
 
@@ -132,7 +132,7 @@ class PairClassification(TextClassification):
         return prediction.scores[self.labels[1]] if self.labels else prediction.score
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        """See ``TextClassification.loss``, or ``ranking_loss``, with the samples of the batch as groups."""
+        """Computes the ranking loss of groups if there is one, else the loss of rows."""
         if self.ranking_loss == "none":
             return super().loss(logits, batch)
         rows = [row for row, count in enumerate(batch.label_counts) if count]
@@ -148,7 +148,6 @@ class PairClassification(TextClassification):
         return (LossTerm(name=self.name, total=total, count=count),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """See ``TextClassification.counts``, or the count of ``ranking_loss``."""
         if self.ranking_loss == "none":
             return super().counts(features)
         count = 0
@@ -172,5 +171,5 @@ class PairClassification(TextClassification):
         return merged(metrics, {**dict.fromkeys(("map", "mrr", NDCG), math.nan), "ranked_groups": 0.0})
 
     def _grade(self, label: Any) -> float:
-        """How relevant a label is, from 0."""
+        """Returns the relevance of a label, from 0."""
         return float(label == self.labels[1]) if self.labels else max(0.0, float(label))

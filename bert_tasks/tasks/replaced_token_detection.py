@@ -1,6 +1,7 @@
-"""Replaced-token detection, the pre-training of ELECTRA (Clark et al., arXiv:2003.10555): which tokens replace others.
+"""Replaced-token detection, the pre-training of ELECTRA.
 
-A small masked language model, the generator, makes the inputs of training.
+The model detects which tokens replace others (Clark et al., arXiv:2003.10555). A small masked language model, the
+generator, makes the inputs of training.
 
 Shape legend: B windows, T tokens of a window, R masked tokens, V vocabulary.
 """
@@ -61,13 +62,13 @@ class ReplacedTokenPrediction(Prediction):
 
     @property
     def worst(self) -> float:
-        """How far the worst score of a token is from what it should be, in evaluation."""
+        """The largest difference of a token's score from the right score, in evaluation."""
         tokens = zip(self.ids, self.originals, self.scores, strict=True) if self.originals else ()
         return max((abs((token != original) - score) for token, original, score in tokens), default=0.0)
 
 
 class ReplacedFormats(Rendering, HFConfig):
-    """Replaced-token detection in files of predictions and in a config of transformers."""
+    """Replaced-token detection in prediction files and in transformers' config."""
 
     default_head: ClassVar[Literal["replaced-token"]] = "replaced-token"
     has_labels: ClassVar[bool] = False
@@ -88,7 +89,7 @@ class ReplacedFormats(Rendering, HFConfig):
 
 
 class ReplacedFitting(Fitting):
-    """What training needs to know of replaced-token detection."""
+    """Training of replaced-token detection."""
 
     sample: ClassVar[Literal["row", "window"]] = "window"
 
@@ -97,12 +98,12 @@ class ReplacedFitting(Fitting):
 
 
 class ReplacedReport(Report):
-    """What a report shows of replaced-token detection."""
+    """The report of replaced-token detection."""
 
     curves: ClassVar[tuple[str, ...]] = ("auc", "generator_accuracy")
 
     def decisions(self, prediction: ReplacedTokenPrediction) -> Sequence[bool]:
-        """For each token whether it seems to be replaced."""
+        """Returns for each token whether it seems to be replaced."""
         return [score > 0.5 for score in prediction.scores]
 
     def sections(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> ReportSections:
@@ -168,7 +169,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         return heads.ReplacedTokenHead(config)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """The windows of masked language modelling. The discriminator reads all of their tokens."""
+        """Returns windows as for masked language modelling, whose tokens are all read."""
         return [{**window, "gather_positions": None} for window in super().features(rows, tokenizer)]
 
     def prepare(
@@ -178,7 +179,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         corpus: Sequence[Mapping[str, Any]],
         tokenizer: PreTrainedTokenizerBase,
     ) -> Sequence[Feature]:
-        """The features with tokens masked, and a uniform number for each, which decides what the generator draws."""
+        """Returns features with masked tokens and a uniform number for each draw."""
         masked = mask_features(features, keys, corpus, tokenizer, self.rule)
         prepared: list[Feature] = []
         for feature, number in zip(masked, keys.numbers, strict=True):
@@ -212,7 +213,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         )
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """The masked tokens, and all tokens of windows that were prepared."""
+        """Counts the masked tokens, and all tokens of windows that were prepared."""
         prepared = [(feature, labels) for feature in features if (labels := feature.get("labels")) is not None]
         return {
             GENERATOR: float(sum(len(labels) for _, labels in prepared)),
@@ -222,8 +223,9 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
     # Predictions and metrics.
 
     def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
-        """``[T, 6]`` for each window: original id, whether it is of a word, logit, replaced, masked, id that was read.
+        """Returns ``[T, 6]`` for each window.
 
+        The columns are the original id, whether it is of a word, the logit, replaced, masked, and the id that was read.
         The last three are -1 in predictions, for which nothing is replaced.
         """
         tables = []
@@ -262,12 +264,12 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         return predictions
 
     def metrics(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> dict[str, float]:
-        """How well replaced tokens are told from others, and how often the generator drew the original token.
+        """Returns metrics of the discriminator, and the accuracy of the generator.
 
-        Accuracy is not among them: "not replaced" for every token has a high one.
+        The accuracy of the discriminator is not among them, because "not replaced" for every token has a high accuracy.
 
         Raises:
-            DataError: no token was masked.
+            DataError: No token was masked.
         """
         if not any(masked for one in predictions for _, _, masked in one.measured):
             raise DataError("no token was masked: the texts are empty")
@@ -282,7 +284,7 @@ def _measure(predictions: Sequence[ReplacedTokenPrediction]) -> MetricFormula:
 
 
 def _result(row: Row, prediction: ReplacedTokenPrediction) -> RowResult:
-    """Which tokens were replaced, and which seem to be; the score is the score of the worst mistake."""
+    """Returns replaced and detected tokens, with the worst mistake's score."""
     replaced = [token != original for token, original in zip(prediction.ids, prediction.originals, strict=True)]
     predicted = [score > 0.5 for score in prediction.scores]
     return RowResult(
@@ -295,7 +297,7 @@ def _result(row: Row, prediction: ReplacedTokenPrediction) -> RowResult:
 
 
 def _example(prediction: ReplacedTokenPrediction, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """The tokens that were replaced or seem to be, each alone, and the text between them."""
+    """Returns replaced and detected tokens, each alone, and the text between them."""
     segments, remarks = [], []
     rows = zip(prediction.ids, prediction.originals, prediction.scores, strict=True)
     for is_marked, group in groupby(rows, key=lambda row: row[0] != row[1] or row[2] > 0.5):

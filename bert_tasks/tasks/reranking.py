@@ -1,4 +1,4 @@
-"""Ranking of documents by a model of pairs, as sentence-transformers' ``CrossEncoder.rank`` does it."""
+"""Ranking of documents by a model of pairs, as ``CrossEncoder.rank`` does it."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,7 +31,9 @@ def ranking_task(task: Task[Any], documents: Sequence[str], top_k: int | None) -
 def rank_documents(
     task: PairClassification, predictions: Sequence[SequencePrediction], hf_config: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Returns ``corpus_id`` and ``score`` of each prediction, the most relevant first. Equal ones keep their order.
+    """Returns ``corpus_id`` and ``score`` of each prediction, the most relevant first.
+
+    Equal scores keep their order, as in sentence-transformers.
 
     Args:
         task: The task of the model.

@@ -1,7 +1,8 @@
-"""Classification by entailment: labels without training, from a model that says if a text entails another one.
+"""Classification by entailment, without training for the labels.
 
-Each label becomes a hypothesis, and the model reads the text with every hypothesis (Yin, Hay and Roth,
-arXiv:1909.00161). Scores equal the scores of transformers' pipeline ``zero-shot-classification``.
+A model says if a text entails another. Each label becomes a hypothesis, and the model reads the text with every
+hypothesis (Yin, Hay and Roth, arXiv:1909.00161). Scores equal the scores of transformers' pipeline
+``zero-shot-classification``.
 
 Shape legend: B sequences (pairs), S samples (rows), L labels, C labels of the model.
 """
@@ -34,7 +35,7 @@ HYPOTHESIS = "This example is {}."  # the default of transformers' pipeline
 
 
 class ZeroShotFormats(TextFormats):
-    """What a request to the server must not hold, and the form of its response."""
+    """The limits of a request to the server, and the form of its response."""
 
     hub_nests: ClassVar[bool] = False
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -52,10 +53,10 @@ class ZeroShotWindows(Windows):
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShotClassification(TextClassification):
-    """Settings of classification by entailment. The probability of a label is a softmax of logits of its hypothesis.
+    """Settings of classification by entailment.
 
-    One label: over the entailment logits of all labels. Several labels, or a single candidate: over entailment and
-    contradiction.
+    The probability of a label is a softmax of logits of its hypothesis. For one label, it runs over the entailment
+    logits of all labels. For several labels, or a single candidate, it runs over entailment and contradiction.
 
     Attributes:
         hypothesis: The second text of a pair, with ``{}`` for the label.
@@ -75,7 +76,7 @@ class ZeroShotClassification(TextClassification):
         raise UsageError("a model with labels that it was not trained for is neither trained nor saved")
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """One window for each label. Only the text is cut, as in transformers' pipeline.
+        """Returns one window for each label. Only the text is cut, as in the pipeline.
 
         Raises:
             UsageError: A hypothesis leaves no token for the text.
@@ -102,7 +103,7 @@ class ZeroShotClassification(TextClassification):
         ]
 
     def _label_logits(self, logits: Tensor) -> Tensor:
-        """``[B, C] -> [B]`` Returns the logit of each pair's label, whose softmax or sigmoid is its probability."""
+        """Returns the logit ``[B]`` of each pair's label, ``[B, C] -> [B]``."""
         entailment = logits.select(-1, self.entailment)
         if self.problem_type == "single_label_classification":
             return entailment
@@ -174,7 +175,7 @@ def zero_shot_task(
 
 
 def _label_names(labels: Sequence[str] | str) -> tuple[str, ...]:
-    """Returns the labels; raises RowError, without the labels, if they cannot be used."""
+    """Returns the labels, or raises RowError without them if they cannot be used."""
     if isinstance(labels, str):
         labels = [label.strip() for label in labels.split(",") if label.strip()]
     labels = list(labels)

@@ -1,7 +1,8 @@
-"""Converts a checkpoint of Google's TensorFlow 1 programs to a folder that this package and transformers open.
+"""Converts checkpoints of Google's TensorFlow 1 programs to Hugging Face's format.
 
 The folder has ``NAME.index`` with its data files, ``bert_config.json`` or ``albert_config.json`` (ELECTRA has none) and
-a vocabulary. A config.json beside them is not needed. Its fields replace single ones, such as ``id2label``.
+a vocabulary. A config.json beside them is not needed. If it exists, its fields take precedence, for example
+``id2label``.
 """
 
 import json
@@ -26,22 +27,22 @@ from bert_tasks.tensorflow.names import MODELS, TF1Names
 from bert_tasks.tensorflow.tensor_bundle import INDEX, TensorBundle, open_bundle
 
 _LATEST = re.compile(r'^model_checkpoint_path:\s*"(?:[^"]*/)?([^"/]+)"', re.MULTILINE)
-# The heads that a checkpoint may hold. The first complete one counts: the head of a task before pre-training heads.
+# Heads that a checkpoint may hold. The first complete head counts, so a task's head precedes pre-training heads.
 _HEADS = ("sequence", "span", "pretraining", "masked-lm", "replaced-token")
-_HEAD_SIZE = 64  # of each attention head: get_generator_config in ELECTRA's run_pretraining.py, and all published sizes
+_HEAD_SIZE = 64  # of an attention head, in ELECTRA's get_generator_config (run_pretraining.py) and published models
 _SPECIAL = re.compile(r"\[.*\]|<.*>")
 _DIGIT_COMMA = re.compile(r"\d,$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """A folder that was converted.
+    """A converted folder.
 
     Attributes:
         folder: The new folder.
-        architecture: The class of transformers that opens it.
-        tensors: The number of tensors.
-        tokenizer: The tokenizer's class; None if there is no vocabulary.
+        architecture: Class of transformers that opens it.
+        tensors: Number of tensors.
+        tokenizer: The tokenizer's class, or None if there is no vocabulary.
         left_out: Variables that are no part of the model, such as the optimizer's.
     """
 
@@ -55,21 +56,20 @@ class Conversion:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The conversion for a terminal."""
         tokenizer = "no tokenizer, because there is no vocabulary" if self.tokenizer is None else self.tokenizer
         skipped = [f"skipped {len(self.left_out)} variables: {first_few(self.left_out, 3)}"] if self.left_out else []
         return [f"{self.architecture}: {self.tensors} tensors, {tokenizer}", *skipped, f"converted: {self.folder}"]
 
 
 def convert(folder: str | Path, output: str | Path) -> Conversion:
-    """Converts a TensorFlow 1 checkpoint of BERT, ALBERT or ELECTRA. Checksums of the weights are compared.
+    """Converts a TensorFlow 1 checkpoint of BERT, ALBERT or ELECTRA.
 
     Args:
-        folder: The folder of the checkpoint.
-        output: A folder, which must not exist or be empty.
+        folder: Folder of the checkpoint.
+        output: New folder, which must be empty if it exists.
 
     Returns:
-        What was converted.
+        The description of the conversion.
 
     Raises:
         UsageError: The output folder is not empty.
@@ -114,7 +114,7 @@ def convert(folder: str | Path, output: str | Path) -> Conversion:
 
 
 def _index(folder: Path) -> Path:
-    """The index of the folder's checkpoint; of several, the one that the file ``checkpoint`` calls the latest."""
+    """Returns the index of the checkpoint that the file ``checkpoint`` calls latest."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; expected the folder of a TensorFlow checkpoint")
     indexes = sorted(path.name for path in folder.glob(f"?*{INDEX}"))
@@ -133,7 +133,7 @@ def _index(folder: Path) -> Path:
 
 
 def _model(bundle: TensorBundle, hf_config: Mapping[str, Any]) -> tuple[TF1Names, dict[str, tuple[str, bool]], str]:
-    """Names, parameters and kind of head of the model whose class config.json states, else of the first one."""
+    """Returns names, parameters and head of config.json's model, or of the first."""
     variables = [variable.removeprefix("module/") for variable in bundle.entries]
     models = [names for names in MODELS if any(variable.startswith(names.marker) for variable in variables)]
     if not models:
@@ -173,7 +173,7 @@ def _config(
     head: str,
     hf_config: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Makes the config.json. The fields of a config.json beside the checkpoint win."""
+    """Makes the config.json. A config.json beside the checkpoint takes precedence."""
     family, folder = FAMILIES[names.family], bundle.path.parent
 
     def shape(parameter: str) -> tuple[int, ...]:
@@ -221,7 +221,7 @@ def _read_optional(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _write_vocabulary(source: Path, folder: Path) -> bool:
-    """Copies the vocabulary under the name that transformers reads; returns False if there is none."""
+    """Copies the vocabulary under transformers' name. Returns False if there is none."""
     files = sorted(path for pattern in ("*.model", "vocab*.txt") for path in source.glob(pattern))
     if len(files) > 1:
         raise CheckpointError(f"{source} holds several vocabularies ({', '.join(f.name for f in files)}): leave one")
@@ -244,7 +244,7 @@ def _write_vocabulary(source: Path, folder: Path) -> bool:
 
 
 def _pieces(path: Path) -> list[str]:
-    """The pieces of a SentencePiece model."""
+    """Returns the pieces of a SentencePiece model."""
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -255,7 +255,7 @@ def _pieces(path: Path) -> list[str]:
 
 
 def _is_lower_cased(tokens: Iterable[str], *, keeps_accents: bool) -> bool | None:
-    """Whether texts are lower-cased before they are looked up, as far as the tokens show it."""
+    """Returns True if texts are lower-cased before look-up, or None if it is unknown."""
     # A token with a capital letter would never be found otherwise. If all letters are small, the texts from which the
     # vocabulary was made were lower-cased. WordPiece then also removes accents, so that there must be none.
     plain = [token for token in tokens if not _SPECIAL.fullmatch(token)]
@@ -267,7 +267,7 @@ def _is_lower_cased(tokens: Iterable[str], *, keeps_accents: bool) -> bool | Non
 
 
 def _read_pieces_as_google(folder: Path) -> None:
-    """Makes ALBERT's tokenizer give the ids of Google's program, which differ from the conversion of transformers."""
+    """Makes ALBERT's tokenizer return the ids of Google's program."""
     # Symbols that users defined, such as "(", are pieces like others, and pieces such as "2," are split again.
     (folder / "spiece.model").unlink()  # tokenizer.json alone is read
     path = folder / "tokenizer.json"

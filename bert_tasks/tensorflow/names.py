@@ -1,4 +1,4 @@
-"""What Google's TensorFlow 1 programs (google-research/bert, albert and electra) call the parameters of a model."""
+"""Parameter names of google-research/bert, albert and electra (TensorFlow 1)."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ _PARAMETERS: Mapping[str, str] = MappingProxyType(
         **{f"{name}_embeddings": f"{name}_embeddings.weight" for name in ("word", "position", "token_type")},
     }
 )
-# What optimizers and the training loop keep beside the parameters.
+# Variables that optimizers and the training loop store beside the parameters.
 _TRAINING_STATE = (
     r"(^|/)(adam_[mv]|lamb_[mv]|Adam(_1)?|LAMB(_1)?|AdamWeightDecayOptimizer(_1)?|ExponentialMovingAverage|"
     r"beta[12]_power|global_step|temperature)$"
@@ -26,17 +26,17 @@ _TRAINING_STATE = (
 
 @dataclass(frozen=True, kw_only=True)
 class TF1Names:
-    """The names of one model. ELECTRA's checkpoints hold two, a discriminator and a generator.
+    """The names of one model (ELECTRA's checkpoints hold two models).
 
     Attributes:
-        family: The family's ``model_type``.
-        marker: The beginning of variables that only checkpoints of this model have.
-        config_file: The configuration beside the checkpoint, in fields of Hugging Face. None: there is none.
+        family: Family's ``model_type``.
+        marker: Prefix of variables that only checkpoints of this model have.
+        config_file: File name of the configuration beside the checkpoint, in fields of Hugging Face, or None.
         renames: Regular expressions to replace in a variable's name, in this order. The result is Hugging Face's name
             with slashes for dots, up to the parameter.
-        dropped: A regular expression of variables that are no part of this model.
+        dropped: Regular expression of variables that are no part of this model.
         sizes: Fields of config.json -> the parameter and the dimension that state them if there is no config file.
-        gelu: The activation that the config file calls ``gelu``.
+        gelu: Activation that the config file calls ``gelu``.
     """
 
     family: str
@@ -48,7 +48,7 @@ class TF1Names:
     gelu: str = "gelu"
 
     def parameters(self, variables: Iterable[str]) -> dict[str, tuple[str, bool]]:
-        """Hugging Face's name of each parameter -> the variable, and whether its values are transposed."""
+        """Maps Hugging Face's names to variables, and to True if they are transposed."""
         return {name: (variable, transposed) for variable in variables for name, transposed in self._names(variable)}
 
     def _names(self, variable: str) -> list[tuple[str, bool]]:

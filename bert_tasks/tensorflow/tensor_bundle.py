@@ -1,8 +1,8 @@
-"""TensorFlow's checkpoint format (tensor bundle, V2): ``NAME.index`` and its data files.
+"""TensorFlow's checkpoint format (tensor bundle, V2).
 
-The index is a LevelDB table whose values are protobuf messages. ``NAME.data-00000-of-00001`` (one or several) hold the
-raw values. Nothing in these files is executed. Each block of the index and each tensor has a checksum (CRC-32C), which
-is compared, and every length is checked before it is used.
+The index ``NAME.index`` is a LevelDB table whose values are protobuf messages. ``NAME.data-00000-of-00001`` (one or
+several) hold the raw values. Nothing in these files is executed. The reader compares the checksum (CRC-32C) of each
+block of the index and of each tensor, and checks every length before it uses it.
 
 Sources: ``tensor_bundle.h`` and ``tensor_bundle.proto`` of TensorFlow, and LevelDB's ``table_format.md``.
 """
@@ -39,7 +39,7 @@ _AGAIN = "it is damaged; copy or download it again"
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Where a tensor is, and what it must be. ``dtype``: TensorFlow's number; ``checksum``: masked."""
+    """The location, TensorFlow type number and masked checksum of a tensor."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBundle:
-    """The index of a checkpoint. ``path``: of the index; ``entries``: by the names of the variables."""
+    """The index of a checkpoint at ``path``, with entries by names of variables."""
 
     path: Path
     num_shards: int
@@ -62,7 +62,7 @@ class TensorBundle:
         """Reads a tensor and compares its checksum.
 
         Raises:
-            CheckpointError: A data file is missing, truncated or damaged, or the tensor is of an unknown kind.
+            CheckpointError: A data file is missing, truncated or damaged, or the tensor has an unknown type.
         """
         entry = self.entries[name]
         if entry.dtype not in _DTYPES:
@@ -109,7 +109,7 @@ def open_bundle(path: Path) -> TensorBundle:
 
 
 def _table(content: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """The keys and values of a LevelDB table; raises ValueError or IndexError for another file."""
+    """Yields keys and values. Raises ValueError or IndexError for another format."""
     if len(content) < _FOOTER_BYTES or content[-8:] != _MAGIC:
         raise ValueError("it does not end with a table's footer, so that it is truncated or something else")
     blocks, footer = content[:-_FOOTER_BYTES], content[-_FOOTER_BYTES:-8]
@@ -128,7 +128,7 @@ def _table(content: memoryview) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def _block(blocks: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, memoryview]]:
-    """The keys and values of a block. A key lacks the bytes that it shares with the key before."""
+    """Yields the keys and values of a block, in which keys share prefixes."""
     end = offset + size
     if end + _TRAILER_BYTES > len(blocks) or size < 4:
         raise ValueError(f"a block at byte {offset} of {size} bytes is not inside the file")
@@ -151,7 +151,7 @@ def _block(blocks: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, 
 
 
 def _entry(content: memoryview, num_shards: int) -> Entry:
-    """Reads a BundleEntryProto: the fields dtype 1, shape 2, shard 3, offset 4, size 5, crc32c 6 and slices 7."""
+    """Reads dtype 1, shape 2, shard 3, offset 4, size 5, crc32c 6 and slices 7."""
     message = _message(content)
     shape = [
         _number(_message(dimension), 1)
@@ -177,7 +177,7 @@ def _entry(content: memoryview, num_shards: int) -> Entry:
 
 
 def _message(content: memoryview) -> list[tuple[int, int | memoryview]]:
-    """The number and value of each field of a protobuf message: an integer, or the bytes of a text or message."""
+    """Returns each field's number and value, an integer or bytes, of a message."""
     fields: list[tuple[int, int | memoryview]] = []
     position = 0
     while position < len(content):
@@ -198,12 +198,12 @@ def _message(content: memoryview) -> list[tuple[int, int | memoryview]]:
 
 
 def _number(message: list[tuple[int, int | memoryview]], field: int) -> int:
-    """The last integer of a field; 0 if the message does not state it."""
+    """Returns the last integer of a field, or 0 if the message lacks the field."""
     return next((value for name, value in reversed(message) if name == field and isinstance(value, int)), 0)
 
 
 def _varint(content: memoryview, position: int) -> tuple[int, int]:
-    """An unsigned integer, seven bits in each byte, and the position after it."""
+    """Returns an unsigned integer, seven bits in each byte, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = content[position]
@@ -215,14 +215,14 @@ def _varint(content: memoryview, position: int) -> tuple[int, int]:
 
 
 _LANES = 2**12  # words of a row, which stays in the processor's cache
-_POLYNOMIAL = 0x82F63B78  # of CRC-32C; as everywhere here, the lowest bit belongs to the highest power
+_POLYNOMIAL = 0x82F63B78  # of CRC-32C. As everywhere here, the lowest bit belongs to the highest power
 
 
 def crc32c(content: bytes | memoryview) -> int:
-    """Returns the CRC-32C (Castagnoli) of bytes. 400 MB take about a second.
+    """Returns the CRC-32C (Castagnoli) of bytes.
 
-    A CRC is the remainder of a polynomial division. The words of a row are divided side by side, which gives a row with
-    the same remainder, until only one row is left for a loop over its bytes.
+    400 MB take about a second. A CRC is the remainder of a polynomial division. The words of a row are divided side by
+    side, which makes a row with the same remainder, until one row is left for a loop over its bytes.
     """
     whole = memoryview(content).cast("B")
     rows = len(whole) // (4 * _LANES)
@@ -241,7 +241,7 @@ def crc32c(content: bytes | memoryview) -> int:
 
 @cache
 def _byte_table() -> list[int]:
-    """The remainder of each byte."""
+    """Returns the remainder of each byte."""
     table = []
     for remainder in range(256):
         for _ in range(8):
@@ -259,7 +259,7 @@ def _advanced(remainder: int, content: bytes) -> int:
 
 @cache
 def _row_tables() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """What the low and the high 16 bits of a remainder become when a row of zeros follows them."""
+    """Returns the remainders of the low and the high 16 bits after a row of zeros."""
     columns = [_advanced(1 << bit, bytes(4 * _LANES)) for bit in range(32)]
     tables = []
     for half in (columns[:16], columns[16:]):
@@ -271,6 +271,6 @@ def _row_tables() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
 
 
 def _unmasked(checksum: int) -> int:
-    """The CRC. LevelDB stores it rotated, plus a constant."""
+    """Returns the CRC, which LevelDB stores rotated, plus a constant."""
     rotated = (checksum - 0xA282EAD8) % 2**32
     return (rotated >> 17 | rotated << 15) % 2**32

@@ -1,1 +1,1 @@
-"""Fine-tuning: the loop, its optimizer, the order of samples, and what a run leaves on disk."""
+"""The training loop, its optimizer, the order of samples, and a run's files."""

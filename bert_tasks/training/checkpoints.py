@@ -1,8 +1,9 @@
-"""The checkpoints of a run: how they are written atomically, found, verified and removed.
+"""Writes the checkpoints of a run atomically, loads, verifies and removes them.
 
-``checkpoints/ckpt-N`` is the run after N optimizer steps: tensors in safetensors, everything else in JSON (no pickle),
-and a manifest with the sha256 of every file. A checkpoint is complete or absent, whenever the process is killed: it is
-written under another name and flushed, then renamed; the pointers ``latest`` and ``best`` and removals come last.
+``checkpoints/ckpt-N`` is the run after N optimizer steps, with tensors in safetensors, everything else in JSON (no
+pickle), and a manifest with the sha256 of every file. A checkpoint is complete or absent, whenever the process is
+killed, because it is written under another name and flushed, then renamed. The pointers ``latest`` and ``best`` and
+removals come last.
 """
 
 import json
@@ -37,7 +38,7 @@ _MOST_JSON_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """What a run needs to resume exactly: tensors by parameter name, the optimizer's as ``name/key``, and JSON."""
+    """A run's tensors by ``name`` or ``name/key`` (optimizer), and its JSON."""
 
     step: int
     weights: Mapping[str, Tensor]
@@ -47,7 +48,7 @@ class RunState:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedCheckpoint:
-    """The newest checkpoint that is intact. ``skipped``: why newer ones were not used."""
+    """The newest intact checkpoint. ``skipped`` says why newer ones were not used."""
 
     path: Path
     state: RunState
@@ -57,12 +58,12 @@ class LoadedCheckpoint:
 def save_checkpoint(
     folder: Path, state: RunState, *, metadata: Mapping[str, Any], best_step: int, keep_last: int
 ) -> Path:
-    """Writes ``folder/ckpt-N`` and removes old checkpoints, except the best one of each that stays.
+    """Writes ``folder/ckpt-N`` and removes old checkpoints, but never the best.
 
     Args:
         metadata: Facts about the run, for the manifest.
-        best_step: The step of the best model so far; its checkpoint stays. 0: none yet.
-        keep_last: Number of the newest checkpoints that stay.
+        best_step: The step of the best model so far, whose checkpoint is kept. 0 if there is none yet.
+        keep_last: Number of the newest checkpoints to keep.
 
     Raises:
         CheckpointError: It cannot be written. The checkpoints before it are not changed.
@@ -79,7 +80,7 @@ def save_checkpoint(
             written = [staging / name for name in _FILES]
             files = {path.name: {"sha256": sha256_file(path), "size": path.stat().st_size} for path in written}
             _write_json(staging / MANIFEST, {"step": state.step, **metadata, "best_step": best_step, "files": files})
-        pointers = {LATEST: target.name}  # for people and scripts; resuming reads the manifests
+        pointers = {LATEST: target.name}  # for people and scripts, because resuming reads the manifests
         if (folder / f"ckpt-{best_step}").is_dir():
             pointers[BEST] = f"ckpt-{best_step}"
         for name, pointed in pointers.items():
@@ -104,7 +105,7 @@ def save_checkpoint(
 
 
 def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
-    """Returns the newest intact checkpoint, if there are any. Raises CheckpointError if none of them can be used."""
+    """Returns the newest intact checkpoint. Raises CheckpointError if all are damaged."""
     skipped: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
@@ -120,7 +121,7 @@ def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The committed checkpoints, oldest first."""
+    """Returns the committed checkpoints, oldest first."""
     if not folder.is_dir():
         return []
     named = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
@@ -128,9 +129,12 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def remove_checkpoints(folder: Path, *, only_leftovers: bool = False) -> None:
-    """Removes checkpoints, while the run is locked, or ``only_leftovers``: half-written checkpoints of killed runs.
+    """Removes checkpoints while the run is locked.
 
     The folder stays if it holds other files.
+
+    Args:
+        only_leftovers: Whether to remove only half-written checkpoints of killed runs.
     """
     if not folder.is_dir():
         return
@@ -151,7 +155,7 @@ def remove_checkpoints(folder: Path, *, only_leftovers: bool = False) -> None:
 
 
 def read_weights(folder: Path, step: int) -> dict[str, Tensor]:
-    """Returns the weights of one checkpoint. Raises CheckpointError if it is gone or damaged."""
+    """Returns a checkpoint's weights. Raises CheckpointError if it is gone or damaged."""
     return dict(_verified(folder / f"ckpt-{step}").weights)
 
 
@@ -164,7 +168,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint. It is renamed first: a kill must not leave a checkpoint that lacks files."""
+    """Renames, then removes a checkpoint, so that a kill leaves no damaged one."""
     doomed = path.with_name(f"{path.name}.old-{os.getpid()}")
     move(path, doomed)
     shutil.rmtree(doomed)

@@ -1,4 +1,4 @@
-"""Distillation: a student learns from a teacher beside the labels of its rows.
+"""Distillation, in which a student learns from a teacher and from the labels.
 
 Shape legend: N tokens, B sequences, T tokens of a group's longest sequence, H hidden, A relation heads, D their size.
 """
@@ -38,21 +38,22 @@ from bert_tasks.training.objectives import Objective, weights_digest
 
 LOGITS = "teacher_logits"  # the field of features with logits that are kept
 _CACHE_VERSION = 1
-_MASKED = -1e30  # a score of padding; an infinite one would make the divergence 0 times infinity
+_MASKED = -1e30  # a score of padding, because infinity would make the divergence NaN
 
 
 class Distillation(Objective):
-    """The loss of the task, and how far the student is from a teacher that reads the same inputs.
+    """The loss of the task and the distances of the student from a teacher.
 
     The loss is ``(1 - weight)`` times the loss of the task plus ``weight`` times the distance of the logits, which rows
-    without labels have, too, plus the distances of hidden states and of relations. The teacher is not trained, is no
-    part of checkpoints, and stays in evaluation mode.
+    without labels have, too, plus the distances of hidden states and of relations. Teacher and student read the same
+    inputs. The teacher is not trained, is not in checkpoints, and stays in evaluation mode.
 
     Attributes:
         model: The student.
-        teachers: The teacher, a model of the same task; see ``check_teacher``. Of several tasks their teachers by name.
+        teachers: The teacher, a model of the same task (see ``check_teacher``). Of several tasks their teachers by
+            name.
         section: How it teaches.
-        relation_heads: Number of heads in which queries, keys and values are compared. 0: they are not compared.
+        relation_heads: Number of heads in which queries, keys and values are compared. 0 does not compare them.
     """
 
     allows_graphs: ClassVar[bool] = True
@@ -201,7 +202,7 @@ class Distillation(Objective):
         return tuple(terms)
 
     def _outputs(self, model: TaskModel, batch: PackedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The logits and, of the last layer, states ``[N, H]`` and queries, keys and values ``[N, 3, H]``."""
+        """Returns logits, last states ``[N, H]``, and queries, keys, values ``[N, 3, H]``."""
         if not self._reads_states:
             return float32(model(batch)), {}
         logits, states = model.logits_and_states(batch)
@@ -213,7 +214,7 @@ class Distillation(Objective):
     def _state_terms(
         self, states: Mapping[str, Tensor], teacher_states: Mapping[str, Tensor], layout: Packed
     ) -> Iterator[LossTerm]:
-        """The distances of the last layers: of their states, and of what their attention reads."""
+        """Returns the distances of the last layers' states and attention inputs."""
         section = self.section
         if section.hidden != "none":
             student, teacher = states["hidden"], teacher_states["hidden"]
@@ -229,12 +230,12 @@ class Distillation(Objective):
             yield LossTerm(name="relations", total=total, count=count, weight=section.relations_weight)
 
     def _batch_of(self, teacher: TaskModel, batch: PackedBatch) -> PackedBatch:
-        """The batch with the position ids that the teacher's family gives the same tokens."""
+        """Returns the batch with the position ids of the teacher's family."""
         shift = teacher.config.position_offset - self.model.config.position_offset
         return replace(batch, position_ids=batch.position_ids + shift) if shift else batch
 
     def _of_teacher(self, feature: Feature) -> Feature:
-        """The feature with BERT's segments where the student has none, and ignores them, but its teacher has."""
+        """Returns the feature with BERT's segments if only the teacher reads them."""
         teacher = self.teachers.get(feature.get("head"))
         if self.model.config.type_vocab_size or teacher is None or not teacher.config.second_segment:
             return feature
@@ -270,7 +271,7 @@ def teacher_name(teacher: TaskModel) -> str:
 
 
 def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
-    """Rejects a teacher whose logits do not mean the same for the same tokens as the student's logits.
+    """Rejects a teacher whose logits have another meaning than the student's logits.
 
     Raises:
         UsageError: The teacher is the student itself, has another task, other labels or another tokenizer, or reads
@@ -305,18 +306,18 @@ def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
 
 
 def relation_divergence(student: Tensor, teacher: Tensor, layout: Packed, *, heads: int) -> Tensor:
-    """Returns how far a student's relations between tokens are from a teacher's, as in MiniLMv2 (arXiv:2012.15828).
+    """Returns the divergence of the relations between tokens, as in MiniLMv2.
 
     Queries, keys and values are cut into ``heads`` relation heads. Each of the three is compared with itself by the
-    softmax of the scaled products of a token with all tokens of its sequence.
+    softmax of the scaled products of a token with all tokens of its sequence (arXiv:2012.15828).
 
     Args:
         student, teacher: ``[N, 3, H]``, with widths of their own.
         layout: The layout of the rows.
 
     Returns:
-        0-dimensional: the Kullback-Leibler divergence of the student's relations from the teacher's, mean over the
-        three relations, the heads and the tokens of a sequence, summed over the sequences.
+        The 0-dimensional Kullback-Leibler divergence of the student's relations from the teacher's. It is the mean over
+        the three relations, the heads and the tokens of a sequence, summed over the sequences.
     """
     padded = [pad_groups(rows, layout) for rows in (student, teacher)]
     total = student.new_zeros(())
@@ -341,10 +342,10 @@ def relation_divergence(student: Tensor, teacher: Tensor, layout: Packed, *, hea
 def cached_logits(
     teachers: Mapping[Any, TaskModel], features: ArrowRows, of_teacher: Callable[[Feature], Feature]
 ) -> ArrowRows:
-    """Returns the logits of every feature by its teacher, float32 and flat, memory-mapped from the cache.
+    """Returns every feature's logits by its teacher, memory-mapped from the cache.
 
-    The key contains the teachers' weights and the content of the features. The logits are empty if the feature's task
-    has no teacher.
+    The logits are flat and in float32, and empty if the feature's task has no teacher. The key of the cache contains
+    the teachers' weights and the content of the features.
     """
     import pyarrow
 

@@ -1,4 +1,4 @@
-"""Evaluation during training: all validation sets, and the metric that picks the best model."""
+"""Evaluation on all validation sets, and the metric that picks the best model."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ Validation = Mapping[str, tuple[Samples, RowTable]]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """One evaluation of all validation sets: metrics by ``metric_key``, the tuned task, and ``Report.collapse``."""
+    """Metrics by ``metric_key``, the tuned task and ``Report.collapse`` of all sets."""
 
     metrics: dict[str, float]
     task: Task
@@ -38,7 +38,7 @@ def evaluate_all(
     forward_fn: ForwardFn | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluated:
-    """Evaluates the model on all validation sets and tunes the task on the first; see ``evaluate_samples``."""
+    """Evaluates the model on all validation sets and tunes the task on the first."""
     plain, task = model.task, model.task
     metrics: dict[str, float] = {}
     collapses: dict[str, str | None] = {}
@@ -62,9 +62,10 @@ def check_metric(
     accelerator: Accelerator,
     forward_fn: ForwardFn | None = None,
 ) -> None:
-    """Raises UsageError for a ``metric_for_best_model`` that evaluation will not report, before an epoch is spent.
+    """Raises UsageError if evaluation will not report ``metric_for_best_model``.
 
-    Evaluates one row, and all of them if that is not enough: some metrics exist only if there is a row of some class.
+    Evaluates one row, and all of them if that is not enough, because some metrics exist only if there is a row of some
+    class.
     """
     model.to(accelerator.device)
     metric_names: list[str] = []
@@ -79,7 +80,7 @@ def check_metric(
 
 
 def metric_metadata(task: Task, run: RunSection, sets: Sequence[str]) -> dict[str, Any]:
-    """Returns what a reader of the metrics must know. By default the primary metric on the first set picks the best."""
+    """Returns facts for readers of the metrics, such as the best model's metric."""
     report, primary, best = Report.of(task), task.primary_metric, run.metric_for_best_model
     untuned_too = {untuned(primary)} if primary in report.lower_is_better else set()
     return {
@@ -92,9 +93,10 @@ def metric_metadata(task: Task, run: RunSection, sets: Sequence[str]) -> dict[st
 
 
 def rank_of(metrics: Mapping[str, float], metadata: Mapping[str, Any]) -> tuple[float, float]:
-    """Returns the value of the metric that picks the best model, negated if lower is better, and the loss for ties.
+    """Returns the metric that picks the best model, and the loss for ties.
 
-    -inf stands for a value that is not a number, inf for no loss. ``metadata``: see ``metric_metadata``.
+    The value is negated if lower is better. -inf stands for a value that is not a number, inf for no loss. ``metadata``
+    is the result of ``metric_metadata``.
     """
     key = metadata["best"]
     name, metric = split_key(key, metadata["sets"])

@@ -1,7 +1,7 @@
-"""The output folder of a run: the names of its files, and how they are read, written and removed.
+"""The output folder of a run, with the names of its files.
 
-Files of a run may be resumed or replaced, other files are never touched. A resumed run may only change settings that
-`OnResume` marks.
+Reads, writes and removes these files. Files of a run may be resumed or replaced, other files are never touched. A
+resumed run may only change settings that `OnResume` marks.
 """
 
 import json
@@ -44,7 +44,7 @@ REPORT = "report.html"  # made from the others when the run is done
 REJECTS = "rejects.jsonl"  # rows that were left out (data.on_error = "skip")
 WRITTEN = (EVENTS, SUMMARY, RECIPE, RUN, TRACKERS, REPORT, REJECTS)  # through a temporary file of the same name
 _VERSIONED = ("bert-tasks", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
-# What of run.json the bits depend on, besides versions, settings and data.
+# Fields of run.json that bits depend on, in addition to versions, settings and data.
 _ENVIRONMENT = (
     *("python", "platform", "cpu", "threads", "matmul_library"),
     *("processes", "device", "device_name", "attention"),
@@ -55,12 +55,12 @@ _SHOWN = 6  # rejected settings in a message
 
 
 def read_run_metadata(folder: Path) -> dict[str, Any] | None:
-    """Returns the content of run.json, or None if there is no run in the folder. Raises UsageError if it is damaged."""
+    """Returns run.json, or None without a run. Raises UsageError if it is damaged."""
     return _read(folder / RUN, RunRecord)
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Returns the content of metrics.json, or None if the run is not finished. Raises UsageError if it is damaged."""
+    """Returns metrics.json, or None if unfinished. Raises UsageError if it is damaged."""
     return _read(folder / SUMMARY, SummaryRecord)
 
 
@@ -70,7 +70,7 @@ def _read(path: Path, record: type[BaseModel]) -> dict[str, Any] | None:
 
 
 def data_metadata(splits: Splits) -> dict[str, dict[str, Any]]:
-    """For each split its source (with the commit of the hub, if it is from there), row count and fingerprint."""
+    """Returns the source (with the hub's commit), row count and fingerprint of splits."""
     return {
         name: {
             "source": table.source,
@@ -84,7 +84,7 @@ def data_metadata(splits: Splits) -> dict[str, dict[str, Any]]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises UsageError if the folder cannot be written, or holds other files and no run."""
+    """Raises UsageError if the folder is not writable or holds only other files."""
     check_writable(folder)
     names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
     names = {name for name in names if not is_temporary(name, WRITTEN)}
@@ -96,12 +96,13 @@ def check_folder(folder: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Removes the files of an earlier run; other files stay, and so does a model card that a person has edited.
+    """Removes the files of an earlier run.
 
-    run.json stays, too, and is replaced by the next run's: without it the folder would not count as a run's.
+    Other files stay, and also an edited model card. run.json stays, too, until the next run replaces it, because it
+    marks the folder as a run's.
     """
     remove_temporaries(folder, WRITTEN)
-    (folder / SUMMARY).unlink(missing_ok=True)  # first: without it the run counts as unfinished
+    (folder / SUMMARY).unlink(missing_ok=True)  # first, because without it the run counts as unfinished
     for name in (MODEL, GENERATOR, ADAPTER, TENSORBOARD, "wandb"):
         if (folder / name).is_symlink():
             (folder / name).unlink()
@@ -116,7 +117,7 @@ def clear(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes an earlier run; run.json only if no other file is there, because it marks the folder as a run's."""
+    """Removes an earlier run, and run.json if no other file is there."""
     if not (folder / RUN).is_file():
         return
     clear(folder)
@@ -125,7 +126,7 @@ def remove(folder: Path) -> None:
 
 
 def remove_weights(folder: Path, *, keep_model: bool = False) -> None:
-    """Removes the checkpoints of a finished run and, unless it is to be kept, its model; all else stays."""
+    """Removes a finished run's checkpoints and, unless it is to be kept, its model."""
     checkpointing.remove_checkpoints(folder / checkpointing.FOLDER)
     for name in () if keep_model else (MODEL, GENERATOR, ADAPTER):
         if (folder / name).is_dir() and not (folder / name).is_symlink():
@@ -133,7 +134,7 @@ def remove_weights(folder: Path, *, keep_model: bool = False) -> None:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Returns the records of metrics.jsonl without a line that a kill left unfinished. Raises UsageError if damaged."""
+    """Returns the complete records of metrics.jsonl. Raises UsageError if damaged."""
     path = folder / EVENTS
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     events: list[dict[str, Any]] = []
@@ -151,7 +152,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
-    """Removes the records of metrics.jsonl after a step, and evaluations after another, which will be repeated."""
+    """Removes records after a step, and evaluations after another, from metrics.jsonl."""
     ends = {"evaluation": evaluated_step, "agreement": -1}  # of the run's end, which is not reached yet
     events = [event for event in read_events(folder) if event["step"] <= ends.get(event["event"], step)]
     if events:
@@ -161,12 +162,12 @@ def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON has it, with null for numbers that are not finite."""
+    """Returns the value as JSON has it, with null for numbers that are not finite."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """Adds a record to metrics.jsonl, with null for numbers that are not finite. Raises CheckpointError on failure."""
+    """Adds a record to metrics.jsonl, with null for numbers that are not finite."""
     try:
         with (folder / EVENTS).open("a", encoding="utf-8") as file:
             file.write(_line(event))
@@ -175,7 +176,7 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON file atomically; see ``write_text``."""
+    """Writes a JSON file atomically. See ``write_text``."""
     write_text(path, json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -193,7 +194,7 @@ def _line(event: Mapping[str, Any]) -> str:
 
 
 def environment(libraries: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns what bit-equal results depend on: versions (also of ``libraries``), machine, threads. Nothing private."""
+    """Returns versions, machine and threads, on which bit-equal results depend."""
     versions = {name: version(name) for name in _VERSIONED}
     return {
         "python": platform.python_version(),
@@ -206,7 +207,7 @@ def environment(libraries: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def without_folders(value: Any) -> Any:
-    """Settings in which each absolute path is replaced by its last name; a resolved recipe has absolute paths only."""
+    """Returns settings with the last name instead of each absolute path."""
     if isinstance(value, Mapping):
         return {key: without_folders(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -216,14 +217,14 @@ def without_folders(value: Any) -> Any:
 
 
 def signed(text: str) -> str:
-    """The text of a model card with a line at its end that identifies it as written by this package."""
+    """Returns the text of a model card with a line that marks it as autogenerated."""
     digest = sha256(text)
     end = "Once it is edited, it is no longer replaced. -->"
     return f"{text}\n<!-- bert_tasks wrote this card (sha256 of the above: {digest}). {end}\n"
 
 
 def is_autogenerated(text: str) -> bool:
-    """Whether this package wrote the text of a model card and nobody has edited it since."""
+    """Returns True if this package wrote a model card and nobody has edited it."""
     match = _SIGNED.search(text)
     return match is not None and sha256(text[: match.start()]) == match[1]
 
@@ -242,7 +243,7 @@ class Change:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Returns the values that differ by name; a setting without a value is one that is not set."""
+    """Returns the values that differ, by name. A missing setting has no value."""
     return [
         Change(name=name, before=before.get(name, _ABSENT), now=now.get(name, _ABSENT))
         for name in sorted({*before, *now})
@@ -251,7 +252,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Chang
 
 
 def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Returns what differs between two run.json of what bit-equal results depend on, as far as both record it."""
+    """Returns the differences of ``environment`` in two run.json, if both record it."""
     old, new = (
         {name: metadata[name] for name in _ENVIRONMENT if name in metadata}
         | {f"versions.{name}": version for name, version in metadata.get("versions", {}).items()}
@@ -263,7 +264,7 @@ def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
 def flat_settings(
     model: Mapping[str, Any], optim: OptimSection, run: RunSection, **sections: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the settings of a run as flat JSON: ``section.name`` -> value."""
+    """Returns the settings of a run as flat JSON, ``section.name`` -> value."""
     of_run = {key: value for key, value in run.model_dump().items() if key not in ("output_dir", "seeds")}
     sections = {"model": model, "optim": optim.model_dump(), "run": of_run, **sections}
     flat = {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
@@ -273,12 +274,12 @@ def flat_settings(
 
 
 def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, finished: bool) -> list[Change]:
-    """Returns the settings that differ from the settings of the run in the folder, and may.
+    """Returns the permitted changes of settings since the run in the folder.
 
     A finished run is not trained again with other settings, unless one of them extends it.
 
     Raises:
-        UsageError: Settings differ that must not. The message names them.
+        UsageError: Settings differ that must not. The message lists them.
     """
     effects = resume_effects()
     differing = [change for change in differences(before, now) if effects.get(change.name) != "silent"]

@@ -1,7 +1,8 @@
-"""The training loop: ``Trainer`` holds everything that a run consists of, and ``Trainer.train`` is the run.
+"""The training loop.
 
-Owns the order of things: check, begin or resume the run in its folder, then for each optimizer step accumulate
-gradients, read the numbers of the step before, update; evaluate, and save checkpoints and the best model.
+``Trainer`` holds everything that a run consists of, and ``Trainer.train`` is the run. Owns the order of its actions.
+The run checks its input, and begins or resumes in its folder. For each optimizer step it accumulates gradients, reads
+the numbers of the step before, and updates the weights. It evaluates, and saves checkpoints and the best model.
 """
 
 import json
@@ -55,7 +56,7 @@ from bert_tasks.training.state import (
 )
 from bert_tasks.training.step import OptimizerSteps, StepLog, StepResult, read_step_metrics
 
-# Machines may store the weights in different places; DDP sends the main process's weights.
+# Machines may store the weights in different folders. DDP sends the main process's weights.
 _OWN_TO_PROCESS = ("model.name", "model.revision", "teacher.name", "teacher.revision")
 
 
@@ -104,7 +105,7 @@ class Trainer:
             model_settings: The section ``[model]`` as a mapping.
             recipe_text: The resolved recipe, which is written into the folder.
             callback: Called with each record of metrics.jsonl, or a `TrainerCallback`.
-            optimizer: Makes the optimizer from parameter groups. Default: the one that ``optim.optimizer`` names.
+            optimizer: Makes the optimizer from parameter groups. Default: the optimizer of ``optim.optimizer``.
         """
         self.objective = objective if isinstance(objective, Objective) else Supervised(objective)
         self.model, self.splits, self.optim, self.run = self.objective.model, splits, optim, run
@@ -140,7 +141,7 @@ class Trainer:
             return self._finish()
 
     def _run_steps(self) -> None:
-        """Runs the optimizer steps. The numbers of a step are read while the device computes the next one."""
+        """Runs the steps. Reads a step's numbers while the device computes the next one."""
         state, steps = self.state, self.steps
         if state.step and self._evaluation_is_due() and state.evaluated_step != state.step:
             self._evaluate()  # the run was stopped during this evaluation
@@ -172,10 +173,10 @@ class Trainer:
                 pending, self.clock = None, Clock()
 
     def preflight(self) -> None:
-        """Fits the task to the training rows, freezes parameters, and checks what only data and model can tell.
+        """Fits the task to the training rows, freezes parameters, and checks the run.
 
         Raises:
-            DataError, UsageError: What would stop the run later.
+            DataError, UsageError: A problem would stop the run later.
         """
         model, optim, validation = self.model, self.optim, self.splits.validation
         if (
@@ -200,7 +201,7 @@ class Trainer:
 
     @cached_property
     def folder(self) -> RunFolder:
-        """The folder, with all settings of the run: the settings of the recipe, of the model and of the data."""
+        """The folder, with the settings of the recipe, of the model and of the data."""
         task, data = self.model.task, outputs.data_metadata(self.splits)
         settings = outputs.flat_settings(
             {"gradient_checkpointing": False, **self.model_settings},
@@ -226,14 +227,14 @@ class Trainer:
         )
 
     def _check_agreement(self) -> None:
-        """Compares labels, settings, rows and tokenizer over all processes; see ``check_agreement``."""
+        """Compares labels, settings, rows and tokenizer over all processes."""
         portable = {name: value for name, value in self.folder.settings.items() if name not in _OWN_TO_PROCESS}
         portable["tokenizer"] = tokenizer_content(self.model.require_tokenizer())
         values = {name: json.dumps(value, ensure_ascii=False) for name, value in portable.items()}
         check_agreement(values, found_in_data=("settings.labels", "data."))
 
     def _begin(self, existing: ExistingRun | None, stack: ExitStack, *, progress: bool) -> None:
-        """Tokenises the rows, makes the optimizer, and begins a new run or resumes the one in the folder."""
+        """Tokenises the rows, makes the optimizer, and begins or resumes the run."""
         model, splits, run, accelerator = self.model, self.splits, self.run, self.accelerator
         with main_process_first(accelerator):
             samples = training_samples(splits.train, model.task, model)
@@ -276,7 +277,7 @@ class Trainer:
             broadcast_from_main(accelerator, self.logger.start_trackers, metadata, self.folder.settings, **options)
 
     def _resume(self, existing: ExistingRun, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Loads the newest checkpoint on every process, and makes the folder what it was at that step."""
+        """Loads the newest checkpoint on every process, and rewinds the folder to it."""
         earlier = existing.metadata
         changed = [*existing.changed, *outputs.environment_changes(earlier, metadata)]
         notes = [f"changed since the run began: {change}" for change in changed]
@@ -332,7 +333,7 @@ class Trainer:
         return log.stop
 
     def _evaluate(self) -> None:
-        """Evaluates all validation sets and saves. A better model is written once its checkpoint is there."""
+        """Evaluates all validation sets and saves the checkpoint, then a better model."""
         state, signals = self.state, self.signals
         self.steps.optimizer.update_weights()
         self.objective.eval()  # until the next step
@@ -390,7 +391,7 @@ class Trainer:
         )
 
     def _finish(self) -> FitResult:
-        """Loads the best weights into the model and writes the summary, which makes the run a finished one."""
+        """Loads the best weights and writes the summary, which marks the run as finished."""
         state, sets = self.state, tuple(self.splits.validation)
         self.steps.optimizer.release()
         self._load_best()
@@ -430,7 +431,7 @@ class Trainer:
         return result
 
     def _reuse(self, summary: Mapping[str, Any]) -> FitResult:
-        """The result of a run that is complete already, with its model and the task tuned with it."""
+        """Returns the result of a finished run, with its model and its tuned task."""
         folder, cls = self.output_dir / outputs.MODEL, type(self.model.task)
         task, _ = broadcast_from_main(self.accelerator, lambda: folder_task(CheckpointFolder.open(folder), cls, {}))
         self.model.task = task
@@ -452,7 +453,7 @@ class Trainer:
                 broadcast(parameter.data)
 
     def _release_model(self, trainable: Sequence[nn.Parameter]) -> None:
-        """Leaves the model as a caller expects it: in evaluation mode, unfrozen, without gradients and wrappers."""
+        """Sets the model to evaluation mode, unfreezes and unwraps it, drops gradients."""
         for parameter in trainable:
             parameter.requires_grad_(True)
         self.objective.zero_grad(set_to_none=True)
@@ -523,10 +524,11 @@ class _RecordCallback(TrainerCallback):
 
 
 def prepare_model(model: TaskModel, *, seed: int) -> None:
-    """Makes a model ready for a run: a head that is new is drawn from the run's seed.
+    """Makes a model ready for a run. A new head is drawn from the run's seed.
 
     Raises:
-        UsageError: it cannot be trained and saved: it is exported, wrapped by another library, or no ``TaskModel``.
+        UsageError: The model cannot be trained and saved, because it is exported, wrapped by another library, or no
+            ``TaskModel``.
     """
     if not isinstance(model, TaskModel):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Distillation of several tasks: each task learns from its own labels and its own teacher.
+"""Distillation of several tasks, each with its own labels and its own teacher.
 
 The teachers are the heads of one model of several tasks, or models of one task each, for some of the tasks.
 """
@@ -40,7 +40,7 @@ Teacher = TaskModel | str | Path | Mapping[str, TaskModel | str | Path]
 
 
 class MultiTaskDistillation(Distillation):
-    """The losses of several tasks, and how far the logits of each task are from the logits of its teacher.
+    """The losses of several tasks and the distances of their logits from teachers.
 
     The terms of a task with a teacher are the terms of ``Distillation``, times the weight of the task. A task without a
     teacher learns from its labels only. States and relations are not compared.
@@ -81,7 +81,7 @@ class MultiTaskDistillation(Distillation):
         return {"teacher": {"name": names, "digest": weights_digest(weights), **self._options}}
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
-        """Validation set and task -> share of the predictions that equal the teacher's."""
+        """Returns validation set and task -> share of predictions equal to the teacher's."""
         students, shares = models_of(self.model), dict[str, float]()
         columns = {column.task_name: column for column in self._multitask.columns}
         for name, teacher in self.teachers.items():
@@ -124,7 +124,7 @@ class MultiTaskDistillation(Distillation):
     def _teacher_logits(
         self, batch: PackedBatch, batches: Mapping[str, HeadBatch], student: SharedOutput
     ) -> dict[str, Tensor]:
-        """The logits of each task's teacher for the rows of the task."""
+        """Returns the logits of each task's teacher for the rows of the task."""
         if self._cached is not None:
             logits = {name: student.logits[name] for name in self.teachers}
             return {

@@ -1,4 +1,4 @@
-"""What a run minimises: an objective computes the loss terms of a batch and names the model that is saved."""
+"""Objectives compute the loss terms of a batch and hold the model that is saved."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -37,67 +37,67 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """The terms of the loss of a batch, the same terms in the same order for every batch.
+        """Returns the terms of a batch's loss, the same in the same order for every batch.
 
-        Accelerate runs it with automatic mixed precision: compute losses from float32 with autocast disabled.
+        Accelerate runs it with automatic mixed precision. Compute losses from float32 with autocast disabled.
         """
 
     def prepare(
         self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
     ) -> Sequence[Feature]:
-        """The features as a step sees them; see ``Task.prepare``."""
+        """Returns the features as a step sees them. See ``Task.prepare``."""
         return self.model.task.prepare(features, keys, corpus, self.model.require_tokenizer())
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """The count of each loss term for prepared features; see ``Task.counts``."""
+        """Returns the count of each loss term for prepared features. See ``Task.counts``."""
         return self.model.task.counts(features)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Section -> the settings of a run that are this objective's, with which it can be resumed."""
+        """Section -> settings of this objective that a resumed run must have, too."""
         return {}
 
     def begin(self, features: ArrowRows, device: torch.device) -> None:
-        """Called once before the first step, on the main process first, with the features of the training rows."""
+        """Receives the features of the training rows, on the main process first."""
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
-        """Validation set -> share of the predictions that equal another model's, such as a teacher's."""
+        """Returns validation set -> share of predictions that equal another model's."""
         return {}
 
     @property
     def forward_fn(self) -> ForwardFn | None:
-        """What runs a batch in evaluation instead of the model; None: the model."""
+        """The function that runs a batch in evaluation. None runs the model."""
         return None
 
     @property
     def further_models(self) -> Mapping[str, TaskModel]:
-        """Folder of the run -> a model that is saved there beside the best one."""
+        """Folder of the run -> a model that is saved there in addition to the best model."""
         return {}
 
     @property
     def reads_all_embeddings(self) -> bool:
-        """True if a step may read word embeddings of tokens that are not in the features of the training rows.
+        """Whether a step may read word embeddings of tokens outside the training rows.
 
-        This is so if a head is tied to their table, or if tokens are drawn.
+        It does if a head is tied to their table, or if tokens are drawn.
         """
         models = [module for module in self.modules() if isinstance(module, TaskModel)]
         return any(model.head.reads_embeddings or is_dynamic(model.task) for model in models)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for people about what is minimised."""
+        """Sentences for people about the loss."""
         return ()
 
     def parameter_depths(self) -> dict[str, int]:
-        """Each parameter's depth, from which its learning rate follows; see ``TaskModel.parameter_depths``.
+        """Returns each parameter's depth, which determines its learning rate.
 
-        Parameters outside the model are as deep as its head.
+        Parameters outside the model are as deep as its head. See ``TaskModel.parameter_depths``.
         """
         depths = {f"model.{name}": depth for name, depth in self.model.parameter_depths().items()}
         return {name: depths.get(name, max(depths.values())) for name, _ in self.named_parameters()}
 
     def checkpoint_parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters under their names in checkpoints: the model's parameters under their names in the model."""
+        """Returns all parameters by names, the model's by their names in the model."""
         return {
             name.removeprefix("model.") if name.startswith("model.") else f"objective.{name}": parameter
             for name, parameter in self.named_parameters()
@@ -116,7 +116,7 @@ class Supervised(Objective):
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """The sha256 of tensors and of their names."""
+    """Returns the sha256 of tensors and of their names."""
     return sha256(
         part
         for name, tensor in sorted(tensors.items())

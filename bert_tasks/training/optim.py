@@ -1,7 +1,8 @@
-"""What a run trains, and the optimizer that trains it.
+"""The trained parameters of a run, and their optimizer.
 
-Owns which parameters are trained, in which groups, and by which optimizer. Owns also what an optimizer needs beside its
-update: skipped steps, moments in checkpoints, sparse gradients, untrained word embeddings, and low-rank adapters.
+Owns which parameters are trained, in which groups, and by which optimizer. Owns also what an optimizer needs in
+addition to its update, which is skipped steps, moments in checkpoints, sparse gradients, untrained word embeddings, and
+low-rank adapters.
 
 Shape legend: V vocabulary, E width of the embeddings.
 """
@@ -29,9 +30,9 @@ from bert_tasks.training.vocabulary import TrainedVocabulary, remap_moment
 OptimizerFactory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# 0.999999^(2^23) is 0.0002; float32, in which AdamW counts, holds as many further steps.
+# 0.999999^(2^23) is 0.0002. AdamW counts in float32, which holds as many further steps.
 _WITHOUT_CORRECTION = 2.0**23
-_ROWS = "rows"  # beside the moments of a table in a checkpoint: the ids of its trained rows
+_ROWS = "rows"  # key of the ids of a table's trained rows, next to its moments in a checkpoint
 
 
 class ModelOptimizer:
@@ -42,12 +43,12 @@ class ModelOptimizer:
     Another optimizer may do more with such rows, so it trains all of them.
 
     Attributes:
-        objective: What is minimised. ``wrapped_objective`` is the module to call: wrapped for several processes or half
-            precision.
+        objective: The objective to minimise. ``wrapped_objective`` is the module to call, which is wrapped for several
+            processes or half precision.
         accelerated: The optimizer as accelerate wraps it.
         rates: The learning rate of each parameter group before the schedule.
-        vocabulary: The rows of the word embeddings that are trained. None: all of them.
-        adapters: What is trained instead of the weights of the encoder. None: its weights.
+        vocabulary: The rows of the word embeddings that are trained. None trains all of them.
+        adapters: What is trained instead of the weights of the encoder. None trains its weights.
         notes: Sentences for the log.
     """
 
@@ -61,9 +62,10 @@ class ModelOptimizer:
         accelerator: Accelerator,
         factory: OptimizerFactory | None = None,
     ) -> None:
-        """Makes the optimizer of an objective, which is on its device, for the features of all training rows.
+        """Makes the optimizer of an objective, which is on its device.
 
-        ``factory`` makes it. Default: the factory that ``optim.optimizer`` names. ``seed`` is for new adapters.
+        ``features`` are the features of all training rows. ``factory`` makes the optimizer, by default the factory that
+        ``optim.optimizer`` sets. ``seed`` is for new adapters.
         """
         self.objective, self.accelerator = objective, accelerator
         factory = load_factory(optim) if factory is None else factory
@@ -120,7 +122,7 @@ class ModelOptimizer:
             self.objective.model.encoder.graphs.begin_step()
 
     def step(self, schedule: float, bad: Tensor) -> None:
-        """Updates the parameters with learning rates x ``schedule``, and drops their gradients.
+        """Updates the parameters with rates times ``schedule``, and drops their gradients.
 
         ``bad`` is 0-dimensional, True if the loss or a gradient is not finite. Then nothing is changed. With fp16 the
         loss scaler decides.
@@ -128,7 +130,7 @@ class ModelOptimizer:
         for group, rate in zip(self.accelerated.param_groups, self.rates, strict=True):
             group["lr"] = rate * schedule
         has_scaler = self.accelerator.scaler is not None
-        if self._is_adamw and not has_scaler:  # the fused kernel skips on the device: the host does not wait
+        if self._is_adamw and not has_scaler:  # the fused kernel skips on the device, so the host does not wait
             self.accelerated.optimizer.grad_scale, self.accelerated.optimizer.found_inf = None, bad.float()
         if self._is_adamw or has_scaler or not bad:
             with self._dense_gradients():
@@ -138,14 +140,14 @@ class ModelOptimizer:
         self.accelerated.zero_grad(set_to_none=True)
 
     def update_weights(self) -> None:
-        """Brings all weights of the model up to date. Call it before anything but a step reads them."""
+        """Brings all weights up to date. Call it before anything but a step reads them."""
         if self.vocabulary is not None:
             self.vocabulary.update_table()
         if self.adapters is not None:
             self.adapters.merge()
 
     def release(self) -> None:
-        """Ends training: all weights are up to date, and the memory that only the optimizer needs is freed."""
+        """Brings all weights up to date and frees the memory of the optimizer."""
         if self.vocabulary is not None:
             self.vocabulary.update_table()
         if self.adapters is not None:
@@ -155,7 +157,7 @@ class ModelOptimizer:
         self._tables.clear()
 
     def checkpoint_parameters(self) -> dict[str, nn.Parameter]:
-        """Returns the parameters in checkpoints, by name: all of them, or with adapters the trained ones."""
+        """Returns the parameters in checkpoints by name. With adapters, only trained ones."""
         if self.adapters is None:
             return self.objective.checkpoint_parameters()
         with self.attached():
@@ -163,9 +165,9 @@ class ModelOptimizer:
         return {name: parameter for name, parameter in every.items() if parameter.requires_grad}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns the moments for a checkpoint, as ``parameter/name``, and what is no tensor, for JSON.
+        """Returns the moments as ``parameter/name``, and the rest for JSON.
 
-        The latter are ``values`` by the same names, and what an optimizer keeps in its ``groups``. AdamW has neither.
+        The rest is ``values`` by the same names, and an optimizer's entries of its ``groups``. AdamW has neither.
         """
         tensors: dict[str, Tensor] = {}
         values: dict[str, Any] = {}
@@ -216,13 +218,13 @@ class ModelOptimizer:
         self.accelerated.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _trained(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Returns what the optimizer trains of a parameter: of the word embeddings a smaller table."""
+        """Returns the trained tensor of a parameter, for word embeddings a smaller table."""
         is_table = self.vocabulary is not None and parameter is self.vocabulary.table.weight
         return self.vocabulary.weight if is_table and self.vocabulary is not None else parameter
 
     @contextmanager
     def _dense_gradients(self) -> Iterator[None]:
-        """Replaces sparse gradients by tables, which hold zeros otherwise, so that only a batch's rows are written."""
+        """Replaces sparse gradients by tables of zeros with a batch's rows."""
         written = []
         for parameter in self.parameters:
             gradient = parameter.grad
@@ -242,7 +244,7 @@ def _is_plain(value: object) -> bool:
 
 
 def attention_kernel(model: TaskModel, mixed_precision: str) -> str:
-    """Returns the attention kernel of a run; the choice never changes the mathematics."""
+    """Returns the attention kernel of a run, which never changes the mathematics."""
     config = model.config
     return attention_backend(
         device=model.device,
@@ -253,7 +255,7 @@ def attention_kernel(model: TaskModel, mixed_precision: str) -> str:
 
 
 def load_factory(optim: OptimSection) -> OptimizerFactory | None:
-    """Returns the factory that ``optim.optimizer`` names. None: AdamW. Raises RecipeError if it cannot be imported."""
+    """Returns the factory of ``optim.optimizer``, or None for AdamW."""
     name = OPTIMIZERS.get(optim.optimizer, optim.optimizer)
     if name is None:
         return None
@@ -265,7 +267,7 @@ def make_adamw(groups: list[dict[str, Any]], optim: OptimSection) -> torch.optim
     """Returns AdamW (Loshchilov and Hutter, arXiv:1711.05101) for parameter groups.
 
     Without bias correction, as in Google's AdamWeightDecayOptimizer, with which BERT and ELECTRA were trained, it
-    divides its moments by 1: it takes itself to be at a step where 1 - beta^step is 1.
+    divides its moments by 1, as in a step in which 1 - beta^step is 1.
     """
     betas = (optim.adam_beta1, optim.adam_beta2)
     optimizer = torch.optim.AdamW(groups, betas=betas, eps=optim.adam_epsilon, fused=True)
@@ -279,7 +281,7 @@ def make_adamw(groups: list[dict[str, Any]], optim: OptimSection) -> torch.optim
 
 
 def make_optimizer(groups: list[dict[str, Any]], factory: OptimizerFactory) -> torch.optim.Optimizer:
-    """Calls a factory. Raises UsageError if it fails, or returns no optimizer of all the parameters."""
+    """Calls a factory and checks that it returns an optimizer of all parameters."""
     name = getattr(factory, "__qualname__", repr(factory))
     parameters = {parameter for group in groups for parameter in group["params"]}
     try:
@@ -301,10 +303,10 @@ def parameter_groups(
     head_learning_rate: float | None = None,
     layerwise_lr_decay: float | None = None,
 ) -> list[dict[str, Any]]:
-    """The trainable parameters in groups of equal learning rate and weight decay.
+    """Returns the trained parameters in groups of equal rate and weight decay.
 
     The rate falls by the factor ``layerwise_lr_decay`` with each step down from the head, whose own rate
-    ``head_learning_rate`` replaces. Biases and layer norms do not decay; they are found by their modules, because
+    ``head_learning_rate`` replaces. Biases and layer norms do not decay. They are detected by their modules, because
     families name them differently.
     """
     depths = model.parameter_depths()
@@ -329,9 +331,10 @@ def parameter_groups(
 
 
 def set_sparse_gradients(objective: Objective, enabled: bool) -> None:
-    """Sets whether the gradients of word embeddings hold a batch's rows alone, which saves work on nearly all rows.
+    """Sets whether the gradients of word embeddings hold a batch's rows alone.
 
-    If a head reads the whole table, these rows are added to the gradient of the head.
+    This saves work on nearly all rows. If a head reads the whole table, these rows are added to the gradient of the
+    head.
     """
     models = [module for module in objective.modules() if isinstance(module, TaskModel)]
     for table in (model.encoder.embeddings.word for model in models):
@@ -339,7 +342,7 @@ def set_sparse_gradients(objective: Objective, enabled: bool) -> None:
 
 
 def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> None:
-    """Stops training of the embeddings or of the first ``layers`` layers, if these end where no weights are shared."""
+    """Freezes embeddings or first layers. Raises UsageError between shared weights."""
     depths = model.parameter_depths()
     ends = sorted(set(depths.values()) - {0, max(depths.values())})
     if layers != 0 and layers not in ends:
@@ -353,7 +356,7 @@ def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> No
 
 
 def freeze_encoder(objective: Objective, optim: OptimSection) -> None:
-    """Stops training of the encoder's weights, because adapters are trained instead. Raises UsageError if none fit."""
+    """Freezes the encoder for adapters. Raises UsageError if they do not fit."""
     model = objective.model
     if sum(isinstance(module, TaskModel) for module in objective.modules()) > 1:
         raise UsageError(
@@ -373,7 +376,7 @@ def freeze_encoder(objective: Objective, optim: OptimSection) -> None:
 
 
 def make_adapters(objective: Objective, optim: OptimSection, seed: int) -> Adapters | None:
-    """Returns the adapters of the encoder; None if its own weights are trained."""
+    """Returns the adapters of the encoder, or None if its own weights are trained."""
     if optim.lora_rank is None:
         return None
     return Adapters(
@@ -387,6 +390,6 @@ def make_adapters(objective: Objective, optim: OptimSection, seed: int) -> Adapt
 
 
 def count_trained(objective: Objective, adapters: Adapters | None) -> int:
-    """Returns the number of trained parameters; of the word embeddings all, unless they are frozen."""
+    """Returns the number of trained parameters, with all unfrozen word embeddings."""
     with nullcontext() if adapters is None else adapters.attached():
         return sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)

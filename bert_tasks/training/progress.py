@@ -1,6 +1,6 @@
-"""How a run reports: a progress bar or lines on standard error, metrics.jsonl, and trackers.
+"""Reports a run on standard error, in metrics.jsonl, and to trackers.
 
-metrics.jsonl is the record; TensorBoard, W&B, MLflow and Trackio, called through accelerate, get copies. Neither a
+metrics.jsonl is the record. TensorBoard, W&B, MLflow and Trackio, called through accelerate, get copies. Neither a
 terminal that cannot be written nor a tracker that fails ends a run.
 """
 
@@ -55,9 +55,10 @@ class Clock:
 
 
 class Reporter:
-    """Reports a run on standard error: a progress bar on a terminal or in a notebook, else lines of plain text.
+    """Reports a run on standard error.
 
-    A line is written every ``logging_steps`` steps, and nothing if it is not ``visible``.
+    Shows a progress bar on a terminal or in a notebook, else a line every ``logging_steps`` steps. Writes nothing if it
+    is not ``visible``.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Reporter:
             self._console.out(printable(text), highlight=False)
 
     def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
-        """Shows a completed step; ``epoch`` counts from 0."""
+        """Shows a completed step. ``epoch`` counts from 0."""
         completed = log.step + 1
         loss, rate, speed = f"{log.loss:.4f}", f"{log.learning_rate:.2e}", f"{tokens_per_second:,.0f}"
         description = f"epoch {epoch + 1}"
@@ -115,7 +116,7 @@ class Reporter:
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Raises UsageError for trackers whose package is not installed; accelerate would only warn and track nothing."""
+    """Raises UsageError for trackers that are not installed. accelerate only warns."""
     installed = [str(name) for name in get_available_trackers()]
     missing = [name for name in names if name not in installed]
     if missing:
@@ -126,9 +127,10 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class MetricsLogger:
-    """Where the main process records a run: metrics.jsonl, and the trackers, which get copies of its records.
+    """Records a run in metrics.jsonl and sends copies to the trackers.
 
-    ``project`` is the project's name at the trackers. ``silent`` suppresses their messages.
+    Only the main process records. ``project`` is the project's name at the trackers. ``silent`` suppresses their
+    messages.
     """
 
     def __init__(self, folder: Path, *, trackers: Sequence[str], project: str, silent: bool) -> None:
@@ -136,7 +138,7 @@ class MetricsLogger:
         self._trackers: dict[str, Any] = {}  # those that have begun or resumed the run
         self._keys: dict[str, str] = {}  # their identifiers of the run
         self._resumed: set[str] = set()  # those that have the records up to `_reached` already
-        self._reached: dict[str, float] = {}  # event -> its last step; now: resuming cuts metrics.jsonl back
+        self._reached: dict[str, float] = {}  # event -> its last step, before metrics.jsonl is cut back
         for event in outputs.read_events(folder) if trackers else ():
             self._reached[event["event"]] = max(event["step"], self._reached.get(event["event"], 0))
 
@@ -145,8 +147,8 @@ class MetricsLogger:
     ) -> None:
         """Begins or resumes the run in each tracker.
 
-        A tracker that does not have the run yet gets all points of metrics.jsonl. One that has it gets those that were
-        not in metrics.jsonl before: the points between the checkpoint and the kill were logged once, and training them
+        A tracker without the run gets all points of metrics.jsonl. A tracker with the run gets only points that were
+        not in metrics.jsonl before. The points between the checkpoint and the kill were logged once, and training them
         again gives the same values. With other settings (``changed``) the tracker begins another run. A tracker that
         cannot start ends a run at step 0. Later the run continues without it.
         """
@@ -167,14 +169,14 @@ class MetricsLogger:
         outputs.write_json(self._folder / outputs.TRACKERS, {**stored, **started})
 
     def record(self, event: Mapping[str, Any]) -> None:
-        """Adds a record to metrics.jsonl and sends it to the trackers. A tracker that fails is dropped."""
+        """Adds a record to metrics.jsonl and to trackers. Drops a tracker that fails."""
         outputs.append_event(self._folder, event)
         for name in tuple(self._trackers):
             with self._survived(name, f"failed at step {event['step']}"):
                 self._send(name, event)
 
     def close(self) -> None:
-        """Lets every tracker write what is pending."""
+        """Lets every tracker write its pending records."""
         for name, tracker in tuple(self._trackers.items()):
             with self._survived(name, "could not finish"):
                 if name == "trackio":  # accelerate would leave the run to be ended, with a message, at exit
@@ -198,7 +200,7 @@ class MetricsLogger:
         shown = f"{folder.parent.name}-{folder.name}" if re.fullmatch(r"seed-\d+", folder.name) else folder.name
         new_key = f"{shown}-{uuid.uuid4().hex[:8]}" if key is None else key
         options: dict[str, Any] = {"run_name": self._project}
-        if name == "tensorboard":  # metrics.jsonl has every point: its files are written again
+        if name == "tensorboard":  # its files are written again, because metrics.jsonl has every point
             shutil.rmtree(self._folder / outputs.TENSORBOARD, ignore_errors=True)
             options, key = {"run_name": outputs.TENSORBOARD, "logging_dir": self._folder}, None
         elif name == "wandb":
@@ -224,12 +226,12 @@ class MetricsLogger:
 
     @contextmanager
     def _survived(self, name: str, failure: str, *, fatal: bool = False) -> Iterator[None]:
-        """Drops a tracker that raises anything, unless it is fatal: four libraries, and none may end a run."""
+        """Drops a tracker that raises any error that is not fatal."""
         try:
             # Some trackers print, but standard output belongs to the command.
             with redirect_stdout(io.StringIO() if self._silent else message_stream()):
                 yield
-        except Exception as error:  # see above
+        except Exception as error:  # four libraries, and none may end a run
             text = masked(str(error).partition("\n")[0])[:300]
             reason = f"tracker {name} {failure} ({type(error).__name__}: {text})"
             if fatal:
@@ -239,7 +241,7 @@ class MetricsLogger:
 
 
 def points(event: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of an event: ``train/loss``, ``validation/accuracy``; without numbers that are not finite."""
+    """Returns the finite numbers of an event, for example ``train/loss``."""
     if event["event"] == "step":
         shown = {name: value for name, value in event.items() if name not in ("event", "step", "terms")}
         values = {f"train/{name}": value for name, value in {**shown, **event.get("terms", {})}.items()}
@@ -251,7 +253,7 @@ def points(event: Mapping[str, Any]) -> dict[str, float]:
 
 
 def tracker_config(metadata: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a tracker shows beside the curves: the settings of run.json, without local paths, and versions."""
+    """Returns versions and settings of run.json without local paths, for trackers."""
     shown = ("python", "platform", "processes", "device", "threads")
     versions = {f"versions.{name}": version for name, version in metadata["versions"].items()}
     named: dict[str, Any] = outputs.without_folders(settings)

@@ -1,4 +1,4 @@
-"""The JSON files that runs and experiments leave in their folders, and how a later command reads them.
+"""The JSON files of runs and experiments that later commands read.
 
 Each class lists the fields of a file that commands read, with their types. Any other field may hold anything.
 """
@@ -16,7 +16,7 @@ _MOST_BYTES = 64 * 2**20
 _MOST_THREADS = 2**15
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
-Number = Annotated[float, Field(allow_inf_nan=False)] | None  # null: a number that is not finite
+Number = Annotated[float, Field(allow_inf_nan=False)] | None  # null is a number that is not finite
 Metrics = dict[str, Number]
 
 
@@ -163,7 +163,7 @@ class SearchRecord(_Record):
 
 
 class StateRecord(_Record):
-    """The progress of a run in a checkpoint; see ``TrainerState``."""
+    """The progress of a run in a checkpoint. See ``TrainerState``."""
 
     model_config = ConfigDict(extra="forbid")
     step: Count
@@ -182,7 +182,7 @@ class StateRecord(_Record):
 
 
 def read_record(path: Path, record: type[BaseModel], *, remedy: str) -> dict[str, Any]:
-    """Returns the content of a file. Raises UsageError if a field is damaged, with what to do about it (``remedy``)."""
+    """Reads a file. Raises UsageError with ``remedy`` if a field is damaged."""
     try:
         content = read_json(path, max_bytes=_MOST_BYTES)
         check_record(content, record)
@@ -193,7 +193,7 @@ def read_record(path: Path, record: type[BaseModel], *, remedy: str) -> dict[str
 
 
 def check_record(content: object, record: type[BaseModel]) -> None:
-    """Raises ValueError if a field is missing or has another type; the message names it."""
+    """Raises ValueError with the name of a field that is missing or has another type."""
     try:
         record.model_validate(content)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The objective of ELECTRA: a generator fills in masked tokens, and the model tells which tokens it replaced."""
+"""The objective of ELECTRA, to detect the tokens that a generator replaced."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -16,18 +16,18 @@ from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.training import files as outputs
 from bert_tasks.training.objectives import Objective
 
-_HEAD_SIZE = 64  # of the generator's attention, as in ELECTRA
+_HEAD_SIZE = 64  # size of the generator's attention heads, as in ELECTRA
 
 
 class ReplacedTokenDetection(Objective):
-    """The loss of a generator and of a discriminator, which is the model (Clark et al., arXiv:2003.10555).
+    """The loss of a generator and of a discriminator, which is the model.
 
     Both have the same tables of words, positions and segments and the norm after them. No gradient goes from the
-    discriminator to the generator.
+    discriminator to the generator (Clark et al., arXiv:2003.10555).
 
     Attributes:
-        model: the discriminator.
-        generator: a masked language model.
+        model: The discriminator.
+        generator: A masked language model.
     """
 
     allows_graphs: ClassVar[bool] = True
@@ -53,7 +53,7 @@ class ReplacedTokenDetection(Objective):
             return self.model.task.loss(output, batch)
 
     def output_of(self, batch: PackedBatch) -> ReplacedTokenOutput:
-        """Runs the generator on masked tokens, and the discriminator on the tokens that it draws."""
+        """Runs the generator on masked tokens, and the discriminator on drawn tokens."""
         return replaced_token_output(batch, generator=self.generator, discriminator=self.model)
 
     @property
@@ -72,7 +72,7 @@ class ReplacedTokenDetection(Objective):
 
 
 def make_generator(model: TaskModel, *, seed: int) -> TaskModel:
-    """Returns a new generator with a share of the width of a model, as many layers, and the tables of its embeddings.
+    """Returns a narrower generator with as many layers and the model's embeddings.
 
     Raises:
         UsageError: The task has no generator.

@@ -1,6 +1,6 @@
-"""From a recipe to a run: data, labels, task and model are made in the order in which they depend on each other.
+"""Makes a run from a recipe.
 
-Owns that order and the dry run.
+Owns the order in which data, labels, task and model are made, because they depend on each other, and the dry run.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from bert_tasks.training.step import StepPlan
 
 
 def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> Trainer:
-    """The run of a recipe; loads its checkpoint, with the task's head. ``callback``: see ``Trainer``."""
+    """Returns the run of a recipe with its loaded checkpoint and the task's head."""
     recipe = prepared.recipe
     section, task, seed = recipe.model, prepared.task, recipe.run.seed
     if section.config is not None:
@@ -65,9 +65,9 @@ def make_objective(
 
     Args:
         model: The model that is trained.
-        section: The teacher and how it teaches; None: there is none.
-        teacher: The teacher instead of the names in the section: a model, or a model or its name for some of several
-            tasks.
+        section: The teacher and how it teaches. None if there is no teacher.
+        teacher: The teacher instead of the names in the section. A model, or a mapping with a model or its name for
+            some of several tasks.
         seed: Seed of the weights of a generator.
 
     Raises:
@@ -97,11 +97,11 @@ def train(
     progress: bool = True,
     callback: Callback | None = None,
 ) -> FitResult:
-    """Trains a recipe, or resumes its run; a finished run in its output folder is only reported. Errors as in ``fit``.
+    """Trains a recipe, or resumes its run. A finished run is only reported.
 
     Args:
         recipe: A recipe, or the path of its TOML file.
-        overwrite, progress, callback: See ``fit``.
+        overwrite, progress, callback: See ``fit``, which raises the same errors.
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if loaded.folds is not None and loaded.folds.fold is None:
@@ -112,7 +112,7 @@ def train(
 def run_recipe(
     recipe: Recipe, *, overwrite: bool = False, progress: bool = True, callback: Callback | None = None
 ) -> tuple[Trainer, FitResult]:
-    """Trains a recipe. Returns the run, with its rows and its best model, and its result."""
+    """Trains a recipe. Returns the run, with its rows and best model, and its result."""
     check_installed(recipe.run.trackers)
     accelerator = make_accelerator(recipe.optim.mixed_precision)
     broadcast_from_main(accelerator, outputs.check_folder, run_folder(recipe))
@@ -133,7 +133,7 @@ def run_folder(recipe: Recipe) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a run would do."""
+    """The plan of a run."""
 
     steps: int
     warmup_steps: int
@@ -150,7 +150,7 @@ class DryRun:
         return {**{key: value for key, value in vars(self).items() if key != "report"}, "data": self.report.to_json()}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the lines for a terminal."""
         return [
             *self.report.lines(),
             f"weights: {self.load_summary}",
@@ -162,10 +162,10 @@ class DryRun:
 
 
 def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
-    """Does everything that ``train`` does before the first step, without writing to the output folder.
+    """Does everything that ``train`` does before the first step, but writes no output.
 
     Raises:
-        RecipeError, DataError, CheckpointError, UsageError: What would stop ``train``.
+        RecipeError, DataError, CheckpointError, UsageError: As for ``train``.
     """
     folder, optim, seed = run_folder(recipe), recipe.optim, recipe.run.seed
     outputs.check_folder(folder)

@@ -1,6 +1,6 @@
-"""Which samples form each optimizer step and each rank's share of it, and the learning-rate schedule.
+"""The samples of each optimizer step and rank, and the learning-rate schedule.
 
-Owns the arithmetic of order: pure functions of (seed, epoch, lengths), so that a run resumes without loader state and
+Owns the arithmetic of order. Its pure functions of seed, epoch and lengths let a run resume without loader state, and
 any number of processes sees the same batches. A sample is its index into ``lengths``, the tokens of each sample.
 """
 
@@ -19,7 +19,7 @@ BUCKET_BATCHES = 50
 
 
 def _token_starts(sizes: NDArray[np.int64], tokens: int) -> list[int]:
-    """Where batches of at most ``tokens`` tokens start; a larger sample is alone."""
+    """Returns the starts of batches of ``tokens`` tokens. A larger sample is alone."""
     ends = np.cumsum(sizes).tolist()
     starts: list[int] = []
     start = before = 0
@@ -31,10 +31,10 @@ def _token_starts(sizes: NDArray[np.int64], tokens: int) -> list[int]:
 
 
 class SampleOrder:
-    """The batches of all steps of a run, a function of the samples' lengths, the size of a batch and the seed.
+    """The batches of all steps of a run, a function of lengths, batch size and seed.
 
-    An epoch of batches with a number of tokens has another number of steps than the next one. How many there are in
-    the epochs so far is counted when it is needed, which takes a fraction of a second for a million samples.
+    An epoch of batches with a number of tokens has another number of steps than the next one. How many there are in the
+    epochs so far is counted when it is needed, which takes a fraction of a second for a million samples.
 
     Args:
         lengths: Number of tokens of each sample.
@@ -60,7 +60,7 @@ class SampleOrder:
 
     @classmethod
     def of(cls, samples: Samples, optim: OptimSection, *, seed: int) -> Self:
-        """The batches that the settings ask for."""
+        """Returns the batches that the settings ask for."""
         tables: list[tuple[NDArray[np.int64], int]] = []
         if optim.sampling != "proportional":
             by_table = samples.by_table
@@ -70,7 +70,7 @@ class SampleOrder:
         return cls(samples.lengths, **sizes, seed=seed, tables=tables)
 
     def batches(self, first: int, end: int) -> Iterator[tuple[int, list[int]]]:
-        """The steps from ``first`` to ``end - 1``, each with its samples."""
+        """Yields the steps from ``first`` to ``end - 1``, each with its samples."""
         step = first
         while step < end:
             epoch = self.epoch_of(step)
@@ -79,7 +79,7 @@ class SampleOrder:
                 step += 1
 
     def first_step(self, epoch: int) -> int:
-        """The number of steps before an epoch."""
+        """Returns the number of steps before an epoch."""
         if self._samples is not None:
             return epoch * math.ceil(len(self._lengths) / self._samples)  # the last, smaller batch is a step, too
         while len(self._first) <= epoch:
@@ -87,7 +87,7 @@ class SampleOrder:
         return self._first[epoch]
 
     def epoch_of(self, step: int) -> int:
-        """The epoch that a step is in."""
+        """Returns the epoch that a step is in."""
         if self._samples is not None:
             return step // self.first_step(1)
         while self._first[-1] <= step:
@@ -95,14 +95,14 @@ class SampleOrder:
         return bisect_right(self._first, step) - 1
 
     def ends_epoch(self, steps: int) -> bool:
-        """Whether an epoch is complete after this number of steps."""
+        """Returns True if an epoch is complete after this number of steps."""
         return steps > 0 and self.first_step(self.epoch_of(steps)) == steps
 
     def epoch(self, epoch: int) -> list[list[int]]:
-        """Returns the optimizer batches of an epoch: random, yet each of samples of similar length.
+        """Returns the random batches of an epoch, each of samples of similar length.
 
-        The shuffled order is cut into buckets of about 50 batches; each is sorted by length before the order is cut
-        into batches, and the batches are shuffled. With a number of samples at most one batch is smaller; it may be
+        The shuffled order is cut into buckets of about 50 batches. Each bucket is sorted by length before the order is
+        cut into batches, and the batches are shuffled. With a number of samples at most one batch is smaller. It may be
         anywhere in the epoch.
         """
         if self._latest is not None and self._latest[0] == epoch:
@@ -115,7 +115,7 @@ class SampleOrder:
             buckets = np.arange(len(order)) // (BUCKET_BATCHES * samples)
         else:
             buckets = (np.cumsum(lengths[order]) - lengths[order]) // (BUCKET_BATCHES * tokens)
-        # By bucket, then by length; equal ones stay as they were.
+        # By bucket, then by length. Samples of equal length keep their order.
         order = order[np.argsort(buckets * (lengths.max(initial=0) + 1) + lengths[order], kind="stable")]
         starts = list(range(0, len(order), samples)) if tokens is None else _token_starts(lengths[order], tokens)
         members, ends = order.tolist(), [*starts[1:], len(order)]
@@ -124,7 +124,7 @@ class SampleOrder:
         return batches
 
     def _drawn(self, epoch: int) -> NDArray[np.int64]:
-        """The samples of an epoch. Each table is read in random order, again and again; an epoch goes on in it."""
+        """Returns an epoch's samples. Each table is read in random order, repeatedly."""
         drawn = []
         for number, (members, count) in enumerate(self._tables):
             first = epoch * count
@@ -136,15 +136,18 @@ class SampleOrder:
         return np.concatenate(drawn)
 
     def epochs(self, steps: int) -> float:
-        """How many epochs this number of steps is."""
+        """Returns the number of epochs in this number of steps."""
         epoch = self.epoch_of(steps)
         first = self.first_step(epoch)
         return epoch + (steps - first) / (self.first_step(epoch + 1) - first)
 
 
 def drawn_counts(sizes: Sequence[int], sampling: Literal["equal"] | float) -> list[int]:
-    """How many of an epoch's samples come from each table: in proportion to size ** (1 / temperature), or as many of
-    each (Raffel et al., arXiv:1910.10683, 3.5.2). In all they are as many as there are samples."""
+    """Returns how many of an epoch's samples come from each table.
+
+    They are proportional to size ** (1 / temperature), or as many of each (Raffel et al., arXiv:1910.10683, 3.5.2). In
+    all they are as many as there are samples.
+    """
     shares = np.asarray(sizes, dtype=np.float64) ** (0.0 if sampling == "equal" else 1.0 / sampling)
     exact = shares / shares.sum() * sum(sizes)
     counts = np.floor(exact).astype(np.int64)
@@ -156,18 +159,18 @@ def drawn_counts(sizes: Sequence[int], sampling: Literal["equal"] | float) -> li
 def rank_share(
     batch: Sequence[int], lengths: Sequence[int] | NDArray[np.int64], *, rank: int, world_size: int
 ) -> list[int]:
-    """The samples of ``batch`` that ``rank`` computes, longest first; none if the batch is too small."""
+    """Returns the samples of ``batch`` for ``rank``, longest first, or none."""
     return sorted(batch, key=lambda sample: lengths[sample], reverse=True)[rank::world_size]
 
 
 def learning_rate_factor(
     step: int, schedule: LearningRateSchedule, *, total_steps: int, warmup_steps: int, decay_steps: int
 ) -> float:
-    """The learning rate's factor at ``step``, counted from 0: up to 1 over the warm-up, then as the schedule says.
+    """Returns the learning rate's factor at ``step``, counted from 0.
 
-    Equals transformers' schedules with warm-up; the first step of a warm-up has factor 0. ``wsd`` (warm-up, stable,
-    decay) stays at 1 and falls linearly to 0 over the last ``decay_steps`` (Hu et al., arXiv:2404.06395); they begin no
-    earlier than the warm-up ends.
+    It rises to 1 over the warm-up, then follows the schedule. It equals transformers' schedules with warm-up, whose
+    first step has factor 0. ``wsd`` (warm-up, stable, decay) stays at 1 and falls linearly to 0 over the last
+    ``decay_steps`` (Hu et al., arXiv:2404.06395), which begin no earlier than the warm-up ends.
     """
     if step < warmup_steps:
         return step / warmup_steps
@@ -180,6 +183,6 @@ def learning_rate_factor(
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """A seed for the random numbers of one step on one rank; well mixed and below 2**63."""
+    """Returns a well-mixed seed below 2**63 for one step on one rank."""
     sequence = np.random.SeedSequence(seed, spawn_key=(step, rank))
     return int(sequence.generate_state(1, np.uint64)[0]) >> 1

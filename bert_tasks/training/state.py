@@ -1,8 +1,8 @@
-"""The state of a run, its result, and what a run writes into its folder.
+"""The state of a run, its result, and its folder.
 
 Owns ``TrainerState``, its translation to and from the ``RunState`` of a checkpoint, ``RunFolder``, and the content of
-run.json. A run needs no loader state: the order of the samples and the random numbers of a step are functions of seed,
-epoch and step.
+run.json. A run needs no loader state, because the order of the samples and the random numbers of a step are functions
+of seed, epoch and step.
 """
 
 import copy
@@ -51,21 +51,21 @@ _WORST = {"best_value": -math.inf, "best_loss": math.inf}
 
 
 def _from_json(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Returns metrics from JSON, where null stands for a metric that is not a number."""
+    """Returns metrics from JSON, with NaN for null."""
     return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 @dataclass(kw_only=True)
 class TrainerState:
-    """The progress of a run; checkpoints store it.
+    """The progress of a run, which checkpoints store.
 
     Attributes:
         task: The task of the best evaluation, with its tuned thresholds.
-        step: Optimizer steps completed; ``evaluated_step``: the steps before the last evaluation.
+        step: Number of completed optimizer steps. ``evaluated_step`` is the number before the last evaluation.
         best, last: Metrics of the best and of the last evaluation.
-        best_value, best_loss: Rank of the best model; see ``rank_of``.
-        best_step: Optimizer steps of the best model; 0: there is none yet.
-        best_collapse: Collapse of the best model on the validation set that its metric belongs to; see `Report`.
+        best_value, best_loss: Rank of the best model (see ``rank_of``).
+        best_step: Optimizer steps of the best model. 0 if there is none yet.
+        best_collapse: Collapse of the best model on the validation set that its metric belongs to (see `Report`).
         since_best: Evaluations since the best one.
         seconds: Time spent on training, without evaluation and saving.
         overflows: Consecutive steps that fp16 skipped.
@@ -94,9 +94,9 @@ class TrainerState:
         task: Task,
         collapse: str | None,
     ) -> bool:
-        """Adds the evaluation after ``step``; True if it is the best so far. Of equal ones the first is the best.
+        """Adds the evaluation after ``step``. Returns True if it is the first best so far.
 
-        ``rank``: see ``rank_of``. ``task`` is the task as this evaluation tuned it.
+        ``rank`` is the result of ``rank_of``. ``task`` is the task as this evaluation tuned it.
         """
         value, loss = rank
         is_best = (value, -loss) > (self.best_value, -self.best_loss) or not self.best
@@ -112,12 +112,12 @@ class TrainerState:
         self.stopped = patience is not None and self.since_best >= patience
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as JSON, which has no NaN and no infinity: null stands for them."""
+        """Returns the state as JSON, with null for NaN and infinity."""
         stored = outputs.finite({name: value for name, value in vars(self).items() if name != "task"})
         return {**stored, "tuned": Fitting.of(self.task).values()}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
-        """Loads what ``state_dict`` returned. Raises ValueError if it is damaged; the message names the field."""
+        """Loads what ``state_dict`` returned. Raises ValueError if a field is damaged."""
         check_record(stored, StateRecord)
         values, task_class = copy.deepcopy(dict(stored)), type(self.task)
         tuned = values.pop("tuned")
@@ -167,12 +167,12 @@ class FitResult:
     reused: bool = False
 
     def summary(self) -> dict[str, Any]:
-        """The content of ``metrics.json``."""
+        """Returns the content of ``metrics.json``."""
         others = ("output_dir", "task", "validation_sets", "reused")
         return {key: value for key, value in vars(self).items() if key not in others}
 
     def metric_tables(self) -> dict[str, MetricTable]:
-        """For each validation set the metrics of the best model, arranged for people."""
+        """Returns the best model's metrics on each validation set, as tables."""
         by_set = metrics_by_set(self.metrics, self.validation_sets)
         return {name: Report.of(self.task).table(metrics) for name, metrics in by_set.items()}
 
@@ -193,14 +193,14 @@ class FitResult:
     def from_summary(
         cls, summary: Mapping[str, Any], *, output_dir: Path, task: Task, validation_sets: Sequence[str]
     ) -> Self:
-        """The result of a finished run from its ``metrics.json``, where null is a metric that is not a number."""
+        """Returns a finished run's result from ``metrics.json``, where null means NaN."""
         values = dict(summary) | {name: _from_json(summary[name]) for name in ("metrics", "last_metrics")}
         values["notes"] = tuple(summary["notes"])
         return cls(**values, output_dir=output_dir, task=task, validation_sets=tuple(validation_sets), reused=True)
 
 
 def state_dict(steps: OptimizerSteps, state: TrainerState) -> RunState:
-    """Returns the run after ``state.step`` optimizer steps, with all weights up to date.
+    """Returns the run after ``state.step`` steps, with all weights up to date.
 
     Write the tensors before the next step changes them.
     """
@@ -214,7 +214,7 @@ def state_dict(steps: OptimizerSteps, state: TrainerState) -> RunState:
 
 
 def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> None:
-    """Puts what ``state_dict`` returned into the parameters, the optimizer, the scaler and the state.
+    """Loads a ``state_dict`` into parameters, optimizer, scaler and state.
 
     Raises:
         CheckpointError: It belongs to another model, or is damaged.
@@ -276,7 +276,7 @@ class RunFolder:
 
     @on_main_process
     def existing_run(self) -> ExistingRun | None:
-        """Returns the run in the folder. Raises UsageError if it is damaged, or has other settings or rows."""
+        """Returns the folder's run. Raises UsageError if it is damaged or different."""
         metadata = outputs.read_run_metadata(self.path)
         if metadata is None:
             return None
@@ -286,11 +286,11 @@ class RunFolder:
 
     @on_main_process
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Writes what the run is made of. run.json comes first: without it the folder does not count as a run's."""
+        """Writes the run's settings and inputs, run.json first to mark the folder."""
         outputs.write_json(self.path / outputs.RUN, {**metadata, "settings": self.settings})
         if self.recipe_text is not None:
             outputs.write_text(self.path / outputs.RECIPE, self.recipe_text)
-        # Rows that were skipped, once for each source file: validation rows may be of the training file.
+        # Skipped rows, once for each source file, because validation rows may come from the training file.
         tables = {table.source: table for _, table in named_splits(self.splits)}
         rejects = [
             json.dumps({"file": table.source, **json.loads(error)}) + "\n"
@@ -332,7 +332,7 @@ class RunFolder:
 
     @on_main_process
     def rewind(self, loaded: RunState | None, state: TrainerState, steps: OptimizerSteps) -> list[str]:
-        """Cuts the files back to the step from which the run is resumed. Returns notes for people.
+        """Cuts the files back to the step from which the run is resumed. Returns notes.
 
         ``model/`` may be from after that step, so it is written again from the best checkpoint.
         """
@@ -358,7 +358,7 @@ class RunFolder:
 
     @on_main_process
     def save_checkpoint(self, steps: OptimizerSteps, state: TrainerState, *, seed: int, keep_last: int) -> Path:
-        """Writes a checkpoint of the run, whose weights are up to date, and returns its folder."""
+        """Writes a checkpoint of the run with up-to-date weights. Returns its folder."""
         order = steps.order
         epoch = order.epoch_of(state.step)
         batches = order.batches(order.first_step(epoch), state.step)
@@ -380,7 +380,7 @@ class RunFolder:
 
     @on_main_process
     def publish(self, task: Task, adapters: Adapters | None) -> None:
-        """Writes the model as it is now, with the task tuned on validation, to ``model/``; its adapters if asked to."""
+        """Writes the present model, with the tuned task, or its adapters to ``model/``."""
         self._publish(task, adapters)
 
     def _publish(self, task: Task, adapters: Adapters | None) -> None:
@@ -409,7 +409,7 @@ def run_environment(accelerator: Accelerator, task: Task) -> dict[str, Any]:
 
 
 def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict[str, Any]:
-    """Returns the content of run.json: what bit-equal results depend on, and what a reader of the metrics must know."""
+    """Returns run.json, with all that bit-equal results and readers of metrics need."""
     model, task = steps.objective.model, steps.objective.model.task
     vocabulary, adapters = steps.optimizer.vocabulary, steps.optimizer.adapters
     rows = None if vocabulary is None else {"trained": len(vocabulary.ids), "all": model.config.vocab_size}
@@ -424,16 +424,16 @@ def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict
         "data": outputs.data_metadata(splits),
         "rows": len(splits.train),
         "steps": steps.plan.total,
-        "vocabulary_rows": rows,  # of the word embeddings; None: all that the settings do not freeze
+        "vocabulary_rows": rows,  # of the word embeddings, None for all that are not frozen
         "trained_parameters": count_trained(steps.objective, adapters),
         "initial_weights": weights_digest(steps.objective.checkpoint_parameters()),
-        # With adapters the checkpoints do not hold them: a resumed run needs the same ones.
+        # With adapters the checkpoints do not hold them, so a resumed run needs the same ones.
         "encoder_weights": None if adapters is None else weights_digest(model.encoder.state_dict()),
     }
 
 
 def start_notes(steps: OptimizerSteps, splits: Splits, attention: str) -> Iterator[str]:
-    """Yields sentences for people: what begins, and what may be unexpected in the data."""
+    """Yields sentences about what begins, and what may be unexpected in the data."""
     accelerator, objective, optimizer = steps.accelerator, steps.objective, steps.optimizer
     model = objective.model
     yield (
@@ -441,7 +441,7 @@ def start_notes(steps: OptimizerSteps, splits: Splits, attention: str) -> Iterat
         f"mixed precision {steps.optim.mixed_precision}"
     )
     if accelerator.device.type == "cpu":
-        local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun: the processes on this machine
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")  # set by torchrun, the number of processes on this machine
         processes = int(local) if local.isdecimal() else accelerator.num_processes
         hint = thread_hint(torch.get_num_threads(), processes, usable_cores())
         if hint is not None:

@@ -1,8 +1,8 @@
-"""The arithmetic of an optimizer step: choose samples, cut them, backward, update.
+"""The arithmetic of an optimizer step.
 
-A step gives the same gradient however its batch is cut into micro-batches and divided over processes. With the loss
-terms k of weight w_k, their totals t_k of a micro-batch, their totals T_k and counts C_k over all micro-batches and
-processes, n samples in the batch and R processes:
+Chooses samples, cuts them, runs backward and updates. A step gives the same gradient however its batch is cut into
+micro-batches and divided over processes. With the loss terms k of weight w_k, their totals t_k of a micro-batch, their
+totals T_k and counts C_k over all micro-batches and processes, n samples in the batch and R processes:
 
     loss of the step            sum over k of  w_k x T_k / C_k
     backward of a micro-batch   sum over k of  t_k x w_k x (C_ref / C_k) / n
@@ -13,7 +13,7 @@ range, and the factor undoes it together with the mean over processes that DDP c
 
 Owns also when training has diverged. It knows neither evaluation nor files.
 
-Shape legend: 0-dimensional tensors unless said otherwise; K loss terms.
+Shape legend: 0-dimensional tensors unless said otherwise, K loss terms.
 """
 
 import math
@@ -36,7 +36,7 @@ from bert_tasks.training.objectives import Objective
 from bert_tasks.training.optim import ModelOptimizer, OptimizerFactory
 from bert_tasks.training.sampling import SampleOrder, learning_rate_factor, rank_share, step_seed
 
-# With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
+# With fp16 an overflow lowers the loss scale and skips the step. This number of them in a row is not normal.
 MOST_OVERFLOWS = 20
 
 
@@ -45,10 +45,10 @@ class StepResult:
     """A step's numbers, on their way from the device to the host.
 
     Attributes:
-        values: ``[4 + K]`` mean loss, gradient norm before clipping, 1 if either is not finite, how many processes
-            want to stop, and the mean of each loss term, not a number without a count.
-        terms: the names of the loss terms.
-        ready: the event after which ``values`` may be read; None on the CPU.
+        values: ``[4 + K]`` mean loss, gradient norm before clipping, 1 if either is not finite, how many processes want
+            to stop, and the mean of each loss term, not a number without a count.
+        terms: Names of the loss terms.
+        ready: The event after which ``values`` may be read. None on the CPU.
     """
 
     step: int
@@ -64,9 +64,9 @@ class StepLog:
     """A finished step in plain numbers.
 
     Attributes:
-        loss: the weighted sum of ``terms``.
+        loss: The weighted sum of ``terms``.
         terms: name -> mean of each loss term that counted something.
-        stop: a process was asked to stop; all of them read the same.
+        stop: Whether a process was asked to stop. All processes read the same value.
     """
 
     step: int
@@ -79,7 +79,7 @@ class StepLog:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """Numbers of optimizer steps: of the run, of the warm-up, and of the decay of ``wsd``."""
+    """Numbers of optimizer steps of the run, the warm-up and the decay of ``wsd``."""
 
     total: int
     warmup: int
@@ -113,12 +113,12 @@ class OptimizerSteps:
         accelerator: Accelerator,
         factory: OptimizerFactory | None = None,
     ) -> None:
-        """Moves the objective to the device and makes its optimizer, as `ModelOptimizer` describes."""
+        """Moves the objective to the device and makes its `ModelOptimizer`."""
         self.objective, self.samples, self.optim = objective, samples, optim
         self.seed, self.accelerator = seed, accelerator
         self.order = SampleOrder.of(samples, optim, seed=seed)
         self.plan = StepPlan.of(optim, self.order)
-        self._term_weights: dict[str, float] = {}  # of each loss term, as the batches so far had them
+        self._term_weights: dict[str, float] = {}  # weight of each loss term in the batches so far
         objective.to(accelerator.device)
         objective.train()
         objective.zero_grad(set_to_none=True)
@@ -140,7 +140,7 @@ class OptimizerSteps:
         return (share, 1.0) if share else ([min(batch, key=self.samples.lengths.__getitem__)], 0.0)
 
     def cut(self, step: int, batch: Sequence[int]) -> list[list[Feature]]:
-        """Returns the features of samples as a step sees them, in micro-batches that are cut between samples."""
+        """Returns the prepared features in micro-batches that are cut between samples."""
         samples = self.samples
         keys = FeatureKeys(seed=self.seed, epoch=self.order.epoch_of(step), numbers=samples.indices(batch))
         stored = cast("Sequence[Feature]", samples.features_of(batch))
@@ -152,7 +152,7 @@ class OptimizerSteps:
 
     @reuse_bfloat16_weights()
     def backward(self, step: int, batch: Sequence[int]) -> Tensor:
-        """Sums the gradients of this process's share. Returns ``[K, 2]`` float64: total and count of each loss term."""
+        """Sums gradients. Returns ``[K, 2]`` float64 totals and counts of loss terms."""
         accelerator, optimizer = self.accelerator, self.optimizer
         self.objective.train()
         optimizer.begin_step()
@@ -172,7 +172,7 @@ class OptimizerSteps:
         return torch.stack(sums).sum(dim=0) * weight
 
     def _ratios(self, micro_batches: Sequence[Sequence[Feature]], weight: float) -> Tensor | None:
-        """Returns ``[K]`` C_ref / C_k for each loss term, 0 without a count. None: there is one term."""
+        """Returns ``[K]`` C_ref / C_k, 0 without a count, or None if there is one term."""
         counts = [list(self.objective.counts(features).values()) for features in micro_batches]
         if len(counts[0]) == 1:
             return None
@@ -181,7 +181,7 @@ class OptimizerSteps:
         return torch.where(total > 0, _reference_count(total) / total, 0.0)
 
     def _add_gradients(self, features: Sequence[Feature], scale: float, ratios: Tensor | None) -> Tensor:
-        """Runs backward for a micro-batch, each loss term times ``scale`` and its ratio. Returns ``[K, 2]``."""
+        """Runs backward for terms times ``scale`` and their ratios. Returns ``[K, 2]``."""
         terms = self.optimizer.wrapped_objective(self.objective.model.packed(features))
         losses = [term.total * (term.weight * scale) for term in terms]
         if ratios is not None:
@@ -191,16 +191,17 @@ class OptimizerSteps:
         return torch.stack([torch.stack([term.total.detach().double(), term.count.double()]) for term in terms])
 
     def update(self, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
-        """Scales and clips the gradients, and updates the weights, unless the loss or a gradient is not finite.
+        """Scales and clips the gradients, and updates the weights.
 
-        ``sums`` is what ``backward`` returned. If ``stop``, the other processes learn that this one wants to end.
+        Nothing is updated if the loss or a gradient is not finite. ``sums`` is what ``backward`` returned. If ``stop``,
+        the other processes learn that this one wants to end.
         """
         accelerator, plan = self.accelerator, self.plan
         flags = sums.new_full((1,), float(stop))
         *values, stops = accelerator.reduce(torch.cat([sums.flatten(), flags]), reduction="sum")
         totals, counts = torch.stack(values).view(-1, 2).unbind(dim=1)
         count = _reference_count(counts)
-        factor = torch.where(count > 0, accelerator.num_processes * len(batch) / count, 0.0)  # no labels: no gradient
+        factor = torch.where(count > 0, accelerator.num_processes * len(batch) / count, 0.0)  # no labels, no gradient
         if self.optim.mixed_precision == "fp16":
             accelerator.unscale_gradients(self.optimizer.accelerated)
         norm = clip_and_scale(self.optimizer.parameters, factor=factor, max_norm=self.optim.max_grad_norm)
@@ -223,7 +224,7 @@ class OptimizerSteps:
 
 
 def _reference_count(counts: Tensor) -> Tensor:
-    """The first of the counts that is not 0."""
+    """Returns the first of the counts that is not 0."""
     return counts.index_select(0, (counts > 0).int().argmax().view(1)).squeeze(0)
 
 
@@ -234,7 +235,7 @@ def read_step_metrics(
     mixed_precision: str,
     rows_of: Callable[[Sequence[int]], Sequence[int]] = list,
 ) -> tuple[StepLog, int]:
-    """Reads the numbers of a step, usually while the next one runs, and counts the steps in a row that were skipped.
+    """Reads the numbers of a step, usually while the next one runs.
 
     Args:
         overflows: Steps in a row that were skipped before this one.
@@ -264,18 +265,18 @@ def read_step_metrics(
 
 
 def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_norm: float | None) -> Tensor:
-    """Scales summed gradients by ``factor``, then down to ``max_norm`` if their global norm exceeds it.
+    """Scales summed gradients by ``factor``, then clips their norm to ``max_norm``.
 
     Both happen in one multiplication, and nothing waits for the device.
 
     Args:
-        parameters: without a gradient they are not changed; sparse gradients are coalesced.
-        factor: 0-dimensional, on the gradients' device: processes x samples of the batch over the global count of
-            labels; 0 without labels.
-        max_norm: None clips nothing.
+        parameters: Parameters without a gradient are not changed. Sparse gradients are coalesced.
+        factor: 0-dimensional, on the gradients' device. It is processes x samples of the batch over the global count of
+            labels, and 0 without labels.
+        max_norm: Maximum global norm. None clips nothing.
 
     Returns:
-        The norm after ``factor`` and before clipping; not finite if a gradient is not.
+        The norm after ``factor`` and before clipping. It is not finite if a gradient is not.
     """
     present = [parameter.grad for parameter in parameters if parameter.grad is not None]
     gradients = [gradient.values() if gradient.is_sparse else gradient for gradient in present]

@@ -1,4 +1,4 @@
-"""The rows of the table of word embeddings that a run trains, and what becomes of the others.
+"""The rows of the table of word embeddings that a run trains.
 
 A row whose token is in no training sample has no gradient. AdamW's moments for it stay 0, and each of its steps only
 multiplies the row by 1 - learning rate x weight decay. So the run trains a smaller table of the other rows. The factors
@@ -20,7 +20,7 @@ from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.errors import CheckpointError
 from bert_tasks.model.task_model import TaskModel
 
-# Of the rows of a table: of more than these, the smaller table would save too little for the memory that it takes.
+# Largest share of a table's rows for which the smaller table saves enough for its memory.
 _LARGEST_SHARE = 0.5
 # The number of rows is a multiple of this, so that AdamW's kernel for the CPU has whole vectors only: numbers that are
 # left over at the end of a tensor are rounded in another way.
@@ -30,7 +30,7 @@ _BLOCK = 2**15
 
 
 def token_ids(model: TaskModel, features: ArrowRows) -> Tensor:
-    """``[R]`` the ids of all tokens in the features, of the special tokens, and of a few others; ascending."""
+    """Returns ascending ids ``[R]`` of the features' tokens, special and a few others."""
     is_used = np.zeros(model.config.vocab_size, dtype=bool)
     special = model.require_tokenizer().all_special_ids
     is_used[[number for number in (*special, model.config.pad_token_id) if number < len(is_used)]] = True
@@ -41,12 +41,12 @@ def token_ids(model: TaskModel, features: ArrowRows) -> Tensor:
 
 
 class TrainedVocabulary:
-    """A smaller table instead of a model's word embeddings, with the rows that a run trains.
+    """A smaller table instead of a model's word embeddings, with the trained rows.
 
     Outside ``attached`` the model has its whole table, whose rows are of an earlier step until ``update_table``.
 
     Attributes:
-        table: the model's word embeddings.
+        table: The model's word embeddings.
         ids: ``[R]`` the rows that are trained, ascending.
         weight: ``[R, E]`` the smaller table.
     """
@@ -55,15 +55,15 @@ class TrainedVocabulary:
         whole = table.weight
         self.table, self.ids = table, ids.to(whole.device)
         self.weight = nn.Parameter(whole.detach().index_select(0, self.ids))
-        places = torch.full((len(whole),), -1, device=whole.device)  # -1 is an error where a table is read
+        places = torch.full((len(whole),), -1, device=whole.device)  # reading a table at -1 is an error
         self._places = places.index_copy(0, self.ids, torch.arange(len(ids), device=whole.device))  # [V]
         padding = table.padding_idx
         self._padding_place = None if padding is None else int(self._places[padding])
-        self._factors: list[Tensor] = []  # of each step since the whole table was up to date, float64
+        self._factors: list[Tensor] = []  # a float64 for each step since the whole table was up to date
 
     @classmethod
     def of(cls, model: TaskModel, features: ArrowRows) -> "TrainedVocabulary | None":
-        """Returns the trained rows of a model for all training rows; None if they are too many, or not trained."""
+        """Returns a model's trained rows, or None if they are too many, or not trained."""
         table = model.encoder.embeddings.word
         if not table.weight.requires_grad:
             return None
@@ -72,7 +72,7 @@ class TrainedVocabulary:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Lets the model read the smaller table. The module keeps its hooks; its parameter and its ids are replaced."""
+        """Lets the model read the smaller table. The module keeps its hooks."""
         whole, padding = self.table.weight, self.table.padding_idx
         hook = self.table.register_forward_pre_hook(lambda _, ids: (self._places.index_select(0, ids[0]),))  # [N]
         self.table.weight, self.table.padding_idx = self.weight, self._padding_place
@@ -83,13 +83,13 @@ class TrainedVocabulary:
             self.table.weight, self.table.padding_idx = whole, padding
 
     def add_step(self, groups: Sequence[Mapping[str, Any]], skipped: Tensor) -> None:
-        """Notes a step of an optimizer with these groups; ``skipped``: 0-dimensional, True if it changed nothing."""
+        """Records an optimizer step, unless ``skipped`` (0-dimensional) is True."""
         group = next(group for group in groups if any(one is self.weight for one in group["params"]))
         self._factors.append(1.0 - (~skipped).double() * (group["lr"] * group["weight_decay"]))
 
     @torch.no_grad()
     def update_table(self) -> None:
-        """Makes the whole table what it would be after the steps so far if all its rows were trained."""
+        """Makes the whole table what it would be if all its rows had been trained."""
         if not self._factors:
             return
         table = self.table.weight
@@ -109,9 +109,12 @@ class TrainedVocabulary:
 
 
 def remap_moment(moment: Tensor, stored: Tensor | None, wanted_ids: Tensor | None, count: int) -> Tensor:
-    """Returns a moment of AdamW for the rows ``wanted_ids`` of a table with ``count`` rows, from the ``stored`` rows.
+    """Returns a moment of AdamW for ``wanted_ids`` from the ``stored`` rows.
 
-    Rows are ascending ids; None: all of them. Raises CheckpointError if a row that is not wanted was trained.
+    The table has ``count`` rows. Rows are ascending ids, or None for all of them.
+
+    Raises:
+        CheckpointError: A row that is not wanted was trained.
     """
     if stored is not None and wanted_ids is not None and torch.equal(stored, wanted_ids):
         return moment

@@ -66,7 +66,7 @@ from bert_tasks.training.state import FitResult
 
 ARGUMENTS_HEAD = '''"""The arguments of `fit` that are keys of a recipe, so that editors complete them.
 
-Written by `make docs` from the sections in schema.py, which describe them; change the sections, not this file.
+Written by `make docs` from the sections in schema.py, which describe them. Change the sections, not this file.
 """
 
 from typing import Literal

@@ -1,4 +1,4 @@
-"""File formats: how files are named, opened and parsed."""
+"""File formats with their names, extensions and parsers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +21,12 @@ def file_format(name: str | None, path: Path, columns: Sequence[Column] | None =
     """Returns the format with a name, or else the format of the file's extension.
 
     Args:
-        name: Name of the format; None: the extension decides, and ``Format.matches`` among formats that share it.
+        name: Name of the format. None means by extension, and by ``Format.matches`` for a shared extension.
         path: The file.
-        columns: Columns of the task; None if the task is not known.
+        columns: Columns of the task, or None if the task is not known.
 
     Raises:
-        DataError: There is no such format, or none has the extension.
+        DataError: No format has the name or the extension.
     """
     if name is not None:
         return named_format(name)
@@ -47,12 +47,12 @@ def file_format(name: str | None, path: Path, columns: Sequence[Column] | None =
 
 
 def uncompressed(path: Path) -> Path:
-    """The path without ``.gz``, the extension of a compressed text file."""
+    """Returns the path without ``.gz``, the extension of a compressed text file."""
     return path.with_suffix("") if path.suffix.lower() == GZIP_EXTENSION else path
 
 
 def _names_of_split(split: str, format: str | None) -> tuple[list[str], list[str]]:
-    """The names that the files of a split may have, also compressed."""
+    """Returns possible names of a split's files, also compressed."""
     formats = list(FORMATS.values()) if format is None else [named_format(format)]
     names = [f"{split}{extension}" for row in formats for extension in row.extensions]
     packed = [f"{split}{extension}{GZIP_EXTENSION}" for row in formats if row.is_text for extension in row.extensions]
@@ -60,7 +60,7 @@ def _names_of_split(split: str, format: str | None) -> tuple[list[str], list[str
 
 
 def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
-    """The files in a folder that may hold a split, of the format or of any."""
+    """Returns the files in a folder that may hold a split, in the format or any."""
     names, packed = _names_of_split(split, format)
     paths = [path for name in [*names, *packed] for path in sorted(folder.glob(name))]
     inside = folder / split
@@ -78,7 +78,7 @@ def is_dataset(path: Path) -> bool:
 
 
 def expected_files(split: str, format: str | None) -> str:
-    """The names that ``files_of_split`` looks for, in words."""
+    """Returns the names that ``files_of_split`` looks for, in words."""
     return " or ".join(dict.fromkeys(_names_of_split(split, format)[0]))
 
 

@@ -1,4 +1,4 @@
-"""Files of annotation tools and of fastText. Each class makes rows of a text with entities or labels of them.
+"""Files of annotation tools and of fastText, as rows with entities or labels.
 
 Sources: https://prodi.gy/docs/api-interfaces, https://labelstud.io/guide/export, https://spacy.io/api/data-formats,
 https://brat.nlplab.org/standoff.html and https://fasttext.cc/docs/en/supervised-tutorial.html. The lines of doccano
@@ -22,7 +22,7 @@ _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 def _label_cells(names: Sequence[str]) -> dict[str, Any]:
-    """Returns the cells of chosen labels, for tasks with one label and with several."""
+    """Returns the cells of labels, for tasks with one label and with several."""
     return {"labels": list(names)} | ({"label": names[0]} if len(names) == 1 else {})
 
 
@@ -47,7 +47,7 @@ class AnnotatedJson(Format, ABC):
 
     @abstractmethod
     def cells(self, item: Any) -> Mapping[str, Any] | str:
-        """Returns the cells of an item, or why it is skipped."""
+        """Returns the cells of an item, or the reason to skip it."""
 
 
 class ProdigyFormat(AnnotatedJson):
@@ -71,7 +71,7 @@ class ProdigyFormat(AnnotatedJson):
 
 
 class LabelStudioFormat(AnnotatedJson):
-    """Tasks of Label Studio with labels of a text or choices. The first annotation that was not cancelled is read."""
+    """Tasks of Label Studio, with labels or choices of the first annotation."""
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return _IS_LIST.match(start) is not None and '"annotations"' in start and '"result"' in start
@@ -87,7 +87,7 @@ class LabelStudioFormat(AnnotatedJson):
 
 
 class SpacyFormat(AnnotatedJson):
-    """JSON of spaCy: what ``Doc.to_json()`` returns, or pairs ``["Ada slept.", {"entities": [[0, 3, "PER"]]}]``."""
+    """JSON of spaCy's ``Doc.to_json()``, or pairs of a text and ``{"entities": ...}``."""
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return _IS_LIST.match(start) is not None and re.search(r'"ents"\s*:|\[\s*\[\s*"', start) is not None
@@ -103,7 +103,7 @@ def _scored_labels(scores: Mapping[str, float]) -> dict[str, Any]:
 
 
 class DocBinFormat(Format):
-    """spaCy's binary documents, which ``spacy convert`` writes. spaCy must be installed."""
+    """spaCy's binary documents from ``spacy convert``. spaCy must be installed."""
 
     is_text: ClassVar[bool] = False
     can_stream: ClassVar[bool] = False
@@ -134,7 +134,7 @@ class DocBinFormat(Format):
 
 
 class BratFormat(Format):
-    """The .ann file of brat. Each line of the text beside it (.txt) is a row, and the whole text a document."""
+    """The .ann file of brat. Each line of its .txt file is a row of one document."""
 
     can_stream: ClassVar[bool] = False
 
@@ -149,7 +149,7 @@ class BratFormat(Format):
             text = file.whole()
         entities = []
         for number, line in enumerate(lines, start=1):
-            if line.startswith("T"):  # other letters: relations, events, attributes, notes
+            if line.startswith("T"):  # other letters mean relations, events, attributes, notes
                 try:
                     label, *places = re.split("[ ;]", line.split("\t")[1])
                     entities.append((int(places[0]), int(places[-1]), label, len(places) > 2))
@@ -159,7 +159,7 @@ class BratFormat(Format):
 
 
 class FastTextFormat(Format):
-    """Lines of fastText: labels such as ``__label__sports``, then the text."""
+    """Lines of fastText, labels such as ``__label__sports`` before the text."""
 
     _LABELS: ClassVar[re.Pattern[str]] = re.compile(r"\s*(?:__label__\S+\s*)*")
 
@@ -181,7 +181,7 @@ def _lines_with_entities(text: str, entities: Sequence[tuple[int, int, str, bool
     """Yields the lines of a text that are not blank.
 
     Args:
-        entities: Start, end and type of each, and whether it has gaps.
+        entities: Start, end and type of each, and True if it has gaps.
     """
     end = 0
     for number, line in enumerate(text.split("\n"), start=1):

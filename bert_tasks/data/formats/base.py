@@ -1,4 +1,4 @@
-"""What a file format is, and the registry of formats.
+"""The class of file formats, and the registry of formats.
 
 To add a format, derive a class from ``Format`` and call ``register_format`` with an instance.
 """
@@ -22,18 +22,18 @@ class Format:
 
     Attributes:
         name: Value of the option ``format``.
-        extensions: Extensions of the files, the usual one first. If formats share an extension, the format that was
-            registered first reads the file, unless ``matches`` of another one is true.
+        extensions: Extensions of the files, the usual extension first. If formats share an extension, the format that
+            was registered first reads the file, unless ``matches`` of another format is true.
         file_names: Other file names of a split. ``{split}`` is train, dev and so on, ``*`` is any text.
-        delimiter: Separator of cells; None if the format has no cells.
-        quoted: Whether the cells follow csv's quoting rules.
+        delimiter: Separator of cells. None if the format has no cells.
+        quoted: The cells follow csv's quoting rules.
         columns, hub_columns: The task's columns -> the columns of the files, and of the hub's data set.
         label_names: Label ids in the files -> label names, in the order of the hub's data set.
-        default_passthrough: Columns that prediction keeps by default; empty: all columns.
+        default_passthrough: Columns that prediction keeps by default. Empty means all columns.
         validation, hub_validation: Names of several validation sets -> the file in a folder, and the split on the hub.
-        is_text: Whether files are text, which may be compressed with gzip.
-        can_stream: Whether rows can be read before the file is complete.
-        has_documents: Whether the option ``document`` applies.
+        is_text: Files are text, which may be compressed with gzip.
+        can_stream: Rows can be read before the file is complete.
+        has_documents: The option ``document`` applies.
 
     Example:
         >>> class KeyValues(Format):
@@ -65,21 +65,21 @@ class Format:
         Args:
             lines: Lines of the file, with their ends.
             path: File name in messages.
-            options: How to read the file.
+            options: Options of the parser.
         """
         raise NotImplementedError
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
-        """Returns True if this format reads a file instead of the first registered format with the same extension.
+        """Returns True if this format reads a file, and not the first with its extension.
 
         Args:
-            start: First characters of the file; empty if it cannot be read.
-            columns: Columns of the task; None if the task is not known.
+            start: First characters of the file. Empty if it is not readable.
+            columns: Columns of the task, or None if the task is not known.
         """
         return False
 
     def files(self, path: Path) -> tuple[Path, ...]:
-        """Returns the files that are read for a path; default: the file itself."""
+        """Returns the files that are read for a path. Default: the file itself."""
         return (path,)
 
     @contextmanager
@@ -90,11 +90,11 @@ class Format:
 
         Args:
             path: The file.
-            options: How to read the file.
-            columns_to_read: Columns to read, for formats that store columns; None: all.
+            options: Options of the parser.
+            columns_to_read: Columns to read, for formats that store columns. None means all.
 
         Raises:
-            DataError: The options do not fit the format, or the file cannot be read.
+            DataError: The options do not fit the format, or the file is not readable.
         """
         self.check_header(path, options)
         with open_text(path, encoding=options.encoding, newline="" if self.quoted else "\n") as lines:
@@ -112,7 +112,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(_FORMATS)
 
 
 def register_format(format: Format) -> None:
-    """Adds a format, which files with its extensions and the option ``format`` then have."""
+    """Registers a format for the option ``format`` and its extensions."""
     _FORMATS[format.name] = format
 
 

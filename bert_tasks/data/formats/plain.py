@@ -1,4 +1,4 @@
-"""Tables, JSON, text, columns of words and Parquet, and how the published GLUE files differ from plain ones."""
+"""Tables, JSON, text, columns of words and Parquet, and the formats of GLUE."""
 
 import csv
 import re
@@ -26,7 +26,7 @@ from bert_tasks.data.records import (
 from bert_tasks.errors import DataError, UsageError, argument
 
 _EXCEL_DELIMITER = re.compile(r'"?sep=(.)"?\r?\n')  # the first line of a csv file that Excel is to open
-_LARGEST_CELL = 2**31 - 1  # characters; the limit of a row is lower
+_LARGEST_CELL = 2**31 - 1  # in characters. The limit of a row is lower
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class TableFormat(Format):
 
     Attributes:
         headless: Columns of files without a header line (GLUE's test files have one, whose first cell is "index").
-        skips_short_rows: Whether rows with too few cells are skipped and counted, as other tools do.
+        skips_short_rows: Rows with too few cells are skipped and counted, as in other tools.
     """
 
     headless: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class ConllFormat(Format):
     """One word per line, with its tag in the last column."""
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
-        """True for a task that reads words. Without a task: the lines have the same number of columns, two or more."""
+        """Returns True if the task reads words. Without a task, lines need equal columns."""
         if columns is not None:
             return first_column(columns, lambda column_type: column_type.is_pretokenized) is not None
         rows = [
@@ -148,12 +148,12 @@ class ParquetFormat(Format):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamFormat(Format):
-    """JSON or lines of text, as the first line shows: standard input without the option ``format``.
+    """JSON or lines of text on standard input, as the first line shows.
 
     Attributes:
-        name: The source in messages.
+        name: Name of the source in messages.
         headers: Names of columns. A first line with one of them is the header of a table.
-        texts: The columns of texts that a row needs. Several of them may be in a line, with tabs between them.
+        texts: Columns of texts that a row needs. Several of them may be in a line, with tabs between them.
     """
 
     extensions: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ class StreamFormat(Format):
         """Returns the format of a stream with this first line.
 
         Raises:
-            UsageError: It is a table or a parquet file, whose format must be stated.
+            UsageError: It is a table or a parquet file, whose format the user must set.
         """
         if line.startswith("PAR1"):
             raise UsageError(f"{self.name} is a parquet file: add {argument('format', 'parquet')}")

@@ -1,4 +1,4 @@
-"""Tables that other programs store: a sheet of Excel, a data set that ``save_to_disk`` of ``datasets`` wrote."""
+"""Tables of other programs, sheets of Excel and saved data sets of ``datasets``."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from bert_tasks.errors import DataError
 
 
 class ExcelFormat(Format):
-    """The first sheet of a workbook; its first row names the columns. openpyxl must be installed (extra ``excel``)."""
+    """The first sheet of a workbook with column names in row 1 (extra ``excel``)."""
 
     is_text: ClassVar[bool] = False
     can_stream: ClassVar[bool] = False

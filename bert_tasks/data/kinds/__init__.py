@@ -1,8 +1,8 @@
-"""Column kinds: what a column holds, and everything that the package knows about it.
+"""Kinds of columns, with everything that the package knows about their values.
 
-Owns one class for each kind. A class says how a cell is parsed, how it is stored, which of its parts a model reads,
-which labels it has, and what a split spreads evenly or keeps together. No other module lists kinds: a new kind is one
-class here. Imports nothing heavy.
+Owns one class for each kind. A class parses and stores a cell, returns the parts that a model reads and the labels, and
+tells what a split spreads evenly or keeps together. No other module lists kinds, so a new kind is one class here.
+Imports nothing heavy.
 """
 
 from bert_tasks.data.kinds import answers, labels, texts

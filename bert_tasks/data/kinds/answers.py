@@ -1,4 +1,4 @@
-"""Kinds of columns that answer a row's question: texts copied from its context, choices and the right one of them."""
+"""Kinds of columns that answer a row's question, as texts or by choices."""
 
 import json
 import re
@@ -17,9 +17,9 @@ _LARGEST_START = 2**31
 
 
 class AnswerTexts(TypedDict):
-    """The answers to one question, as SQuAD's data sets on the hub have them; empty lists: it has no answer.
+    """The answers to one question, as in SQuAD's data sets on the hub.
 
-    ``answer_start`` counts characters of the row's context from 0.
+    Empty lists mean that it has no answer. ``answer_start`` counts characters of the row's context from 0.
     """
 
     text: list[str]
@@ -27,10 +27,10 @@ class AnswerTexts(TypedDict):
 
 
 class Answers(ColumnKind):
-    """The texts that answer the row's question, and where they start in its ``context``; see ``AnswerTexts``.
+    """The texts that answer the row's question, and their starts in its ``context``.
 
-    Also a list of such objects or of texts, or in one cell the same as JSON or the text itself. An answer without a
-    start is at the first place where the context has it.
+    A value is an ``AnswerTexts``, a list of such objects or of texts, or in one cell the same as JSON or the text
+    itself. An answer without a start is at its first occurrence in the context.
     """
 
     name = "answers"
@@ -63,7 +63,7 @@ class Answers(ColumnKind):
         return AnswerTexts(text=[parse_text(text) for text, _ in pairs], answer_start=[start for _, start in pairs])
 
     def _pairs(self, item: Any) -> list[tuple[Any, Any]]:
-        """Texts with their starts, of one text, one answer, or an object that holds a list of both."""
+        """Returns texts with their starts, from a text, an answer, or an object of lists."""
         if not isinstance(item, Mapping):
             return [(item, UNKNOWN_START)]
         if "text" not in item:
@@ -105,7 +105,7 @@ class Answers(ColumnKind):
 
 
 def _misplaced(text: str, start: int, context: str) -> str:
-    """A sentence on where an answer is that is not where it should be."""
+    """Returns a sentence on the true position of an answer with a wrong start."""
     places = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
     if places:
         return f"The text is at {min(places, key=lambda position: abs(position - start))}."
@@ -115,10 +115,11 @@ def _misplaced(text: str, start: int, context: str) -> str:
 
 
 class Choices(TextList):
-    """Two or more texts, one of them right: a list, or an object with it as ``text`` and their names as ``label``.
+    """Two or more texts, one of them right.
 
-    A row may have a column for each choice instead: choice0, choice1, ..., choice_a, choice_b, ... or columns that are
-    named. Empty ones at the end are no choices.
+    A value is a list, or an object with the list as ``text`` and the choices' names as ``label``. A row may have a
+    column for each choice instead, choice0, choice1, ..., choice_a, choice_b, ... or columns that the user names. Empty
+    columns at the end are no choices.
     """
 
     name = "choices"
@@ -144,7 +145,7 @@ class Choices(TextList):
     def complete(
         self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
     ) -> Mapping[str, Any]:
-        """Returns the cells with an object of the choices and their columns if each choice has a column.
+        """Returns the cells with an object of the choices if each choice has a column.
 
         Raises:
             RowError: The columns are not called 0, 1, 2, ... or 1, 2, 3, ... or a, b, c, ... after their name.
@@ -168,7 +169,7 @@ class Choices(TextList):
 
 
 class Choice(ColumnKind):
-    """Which of the row's choices is right: a number, a text, a letter, or the name of a column; as an index from 0."""
+    """The index from 0 of the right choice, from its number, text, letter or column."""
 
     name = "choice"
     is_label = True
@@ -204,12 +205,12 @@ class Choice(ColumnKind):
         """Returns the index of the right choice, from 0.
 
         Args:
-            value: A number, the text of a choice, its letter, or what the row calls it.
+            value: Number, text or letter of a choice, or its name in the row.
             choices: The texts.
-            names: What the row calls its choices, such as the columns that hold them.
+            names: Names of the choices in the row, such as the columns that hold them.
 
         Raises:
-            RowError: There is no such choice, or the value can mean several.
+            RowError: No choice has the value, or several do.
         """
         count, places = len(choices), set[int]()
         if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Kinds of columns that hold what is learnt: a label, a set of labels, tags, entities, a number."""
+"""Kinds of columns to learn, as labels, sets of labels, tags, entities or numbers."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,9 +46,9 @@ class Label(ColumnKind):
 
 
 class Labels(Label):
-    """A set of names of classes: a list, or in one cell names with a separator between them.
+    """A set of names of classes, as a list or as names with a separator in one cell.
 
-    Or a column of 0 and 1 for each class, which has the name of the class.
+    A column of 0 and 1 for each class, which has the name of the class, works, too.
     """
 
     name = "labels"
@@ -95,7 +95,7 @@ class Labels(Label):
 
 
 class Tags(TextList, Labels):
-    """One tag for each of the row's words. Chunk tags of any scheme are counted in IOB2."""
+    """One tag for each of the row's words. Chunk tags are counted in IOB2."""
 
     name = "tags"
     item = "tag"
@@ -110,7 +110,7 @@ class Tags(TextList, Labels):
         if value is None:
             return None
         parts = self._list_or_names(value)
-        # A class id below 0 means "hidden" on the hub; readers pass it on as None where the ids have names.
+        # A class id below 0 means "hidden" on the hub. Readers pass it on as None if the ids have names.
         hidden = [part is None or (isinstance(part, int) and part < 0) for part in parts]
         if len(parts) > 0 and all(hidden):
             return None
@@ -143,7 +143,7 @@ class Tags(TextList, Labels):
         return value
 
     def unknown(self, names: Iterable[str], labels: Collection[str], *, strict: bool = False) -> Iterator[RowError]:
-        """Yields tags that the labels cannot express; unless ``strict``, types that the labels do not have pass."""
+        """Yields tags that the labels cannot express, of unknown types only if ``strict``."""
         if strict:
             names_known = known_tags(list(labels))
             yield from (unknown_name("tag", name, names_known) for name in names if name not in names_known)
@@ -164,9 +164,9 @@ class Tags(TextList, Labels):
 
 
 class Spans(ColumnKind):
-    """Entities by their characters in the row's text: ``[[0, 5, "PER"]]``, and the other forms of ``parse_spans``.
+    """Entities by characters of the row's text, as ``[[0, 5, "PER"]]``.
 
-    They become tags of the row's words. A row that has both is read by its spans.
+    ``parse_spans`` lists the other forms. They become tags of the row's words. If a row has both, the spans are read.
     """
 
     name = "spans"
@@ -230,7 +230,7 @@ class Number(ColumnKind):
         return pyarrow.float64()
 
     def strata(self, values: Sequence[Any]) -> list[Sequence[str]]:
-        """Returns the tenth of the numbers in which each number is."""
+        """Returns the tenth of the numbers that holds each number."""
         import numpy as np
 
         numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
@@ -239,14 +239,14 @@ class Number(ColumnKind):
 
 
 def unknown_name(noun: str, name: str, names: Collection[str]) -> RowError:
-    """Returns the error of a label that is not known, with the label that was meant."""
+    """Returns the error of an unknown label, with a suggestion."""
     meant = suggestion(name, names)
     hint = f"Expected one of {first_few(names, 10)}." if meant is None else f"Did you mean {meant!r}?"
     return RowError(f"unknown {noun}", hint, value=name)
 
 
 def known_tags(labels: Sequence[str]) -> tuple[str, ...]:
-    """Returns the tags that a set of labels can express: itself, and its types in IOB2, whatever the scheme is."""
+    """Returns the labels, and their types in IOB2, whatever the scheme is."""
     if not all(map(is_chunk_tag, labels)):
         return tuple(labels)
     types = dict.fromkeys(label.partition("-")[2] for label in labels if "-" in label)

@@ -1,4 +1,4 @@
-"""Kinds of columns that hold texts: a text, an id, a list of texts, words."""
+"""Kinds of columns with texts, as a text, an id, a list of texts, or words."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +9,7 @@ from bert_tasks.data.kinds.base import KINDS, Column, ColumnKind
 from bert_tasks.data.problems import RowError
 from bert_tasks.data.words import word_spans
 
-_C1 = re.compile("[\x80-\x9f]")  # controls that nobody writes; Windows has quotes and dashes at these bytes
+_C1 = re.compile("[\x80-\x9f]")  # controls that nobody writes. Windows has quotes and dashes at these bytes
 
 
 class Text(ColumnKind):
@@ -92,7 +92,7 @@ class TextList(ColumnKind):
         return parts
 
     def _list_or_names(self, value: Any) -> list[Any]:
-        """The parts of a list, or of a cell that holds a list or names with white space between them."""
+        """Returns the parts of a list, also from a cell of names with spaces between them."""
         if isinstance(value, str):
             names = list_in_cell(value)
             if names is None and value.startswith("["):
@@ -122,7 +122,7 @@ class Texts(TextList):
 
 
 class Words(TextList):
-    """The words of a sentence: a list, or names with white space between them."""
+    """The words of a sentence, as a list or as names with spaces between them."""
 
     name = "words"
     item = "word"

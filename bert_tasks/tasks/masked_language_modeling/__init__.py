@@ -1,1 +1,1 @@
-"""Masked language modelling: the task, and which tokens are masked."""
+"""Masked language modelling, with the choice of masked tokens."""

@@ -1,6 +1,6 @@
-"""Which tokens of a window are masked, and what replaces them.
+"""Chooses and replaces the masked tokens of a window.
 
-Positions are drawn in units: single tokens, whole words, or n-grams of whole words.
+Positions are drawn in units, which are single tokens, whole words, or n-grams of whole words.
 
 Shape legend: N tokens of a window, C candidates (tokens that may be masked), U units, W words, V vocabulary.
 """
@@ -87,9 +87,9 @@ class MaskingIds:
 
     Attributes:
         mask_id: The id of the mask token.
-        random_ids: The ids from which random tokens are drawn: all except special and added tokens.
+        random_ids: The ids from which random tokens are drawn, which are all except special and added tokens.
         vocab_size: V, one more than the largest id.
-        weights: ``[V]`` the weight of each id in the draw of positions. None: all are equal.
+        weights: ``[V]`` the weight of each id in the draw of positions. None if all are equal.
     """
 
     mask_id: int
@@ -111,7 +111,7 @@ class MaskingIds:
 
 
 def token_weights(corpus: Sequence[Mapping[str, Any]], vocab_size: int, smoothing: float) -> NDArray[np.float64]:
-    """``[V]`` ``max(count, 1) ** -smoothing`` of each id, where ``count`` is how often the features hold it."""
+    """Returns ``[V]`` weights ``max(count, 1) ** -smoothing`` of ids in the features."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     if isinstance(corpus, ArrowRows):  # memory-mapped, so no lists are made
         parts = (rows.column(0).combine_chunks().flatten().to_numpy() for rows in corpus.tables(["input_ids"]))
@@ -126,11 +126,11 @@ _kept_weights = lru_cache(maxsize=2)(token_weights)
 
 
 def word_numbers(text: str, word_ids: Sequence[int | None], offsets: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns the word of each token of a text, for whole words and for ``Feature.word_ids``.
+    """Returns each token's word, for whole words and ``Feature.word_ids``.
 
     Words are the words of the tokenizer's pre-tokenizer with two corrections. A word ends at a space, even if a
-    pre-tokenizer does not split there. In scripts without spaces between words each token is a word, as in ALBERT's
-    and fairseq's masking. The tokens of one character stay together.
+    pre-tokenizer does not split there. In scripts without spaces between words each token is a word, as in ALBERT's and
+    fairseq's masking. The tokens of one character stay together.
 
     Args:
         text: The text.
@@ -141,7 +141,7 @@ def word_numbers(text: str, word_ids: Sequence[int | None], offsets: Sequence[tu
         Numbers that rise by 1 with each word, ``NO_WORD`` for tokens that the post-processor added.
     """
     numbers: list[int] = []
-    number, word, end, has_letters, was_unspaced = -1, None, 0, False, False  # of the last token and its word
+    number, word, end, has_letters, was_unspaced = -1, None, 0, False, False  # the last token and its word
     has_unspaced = _WITHOUT_SPACES.search(text) is not None
     for token_word, (first, after) in zip(word_ids, offsets, strict=True):
         if token_word is None:
@@ -169,7 +169,7 @@ def mask_features(
     static: bool = False,
     make_pair: Callable[[Feature, np.random.Generator], Feature] | None = None,
 ) -> list[Feature]:
-    """Returns masked features. The first four arguments are the arguments of ``Task.prepare``.
+    """Returns masked features. The first four arguments are as in ``Task.prepare``.
 
     Args:
         rule: The rule of masking.
@@ -191,9 +191,10 @@ def mask_features(
 
 
 def mask_feature(feature: Feature, generator: np.random.Generator, rule: MaskingRule, ids: MaskingIds) -> Feature:
-    """Returns a feature with masked ``input_ids``, and the predicted tokens as ``gather_positions`` and ``labels``.
+    """Returns a feature with masked ``input_ids`` and the predicted tokens.
 
-    Tokens without a word are never masked. Without candidates there are no positions.
+    These are ``gather_positions`` and ``labels``. Tokens without a word are never masked. Without candidates there are
+    no positions.
     """
     tokens = np.asarray(feature["input_ids"], dtype=np.int64)  # [N]
     weights = None if ids.weights is None else ids.weights[tokens]
@@ -219,16 +220,17 @@ def masked_positions(
     rule: MaskingRule,
     weights: NDArray[np.float64] | None = None,
 ) -> Numbers:
-    """Returns the positions of a window that are predicted, ascending: n of its candidates without replacement.
+    """Returns the predicted positions of a window, ascending.
 
-    With C candidates and u uniform in [0, 1), n is ``max(1, floor(mlm_probability * C + u))``, so that the expected
-    share is ``mlm_probability`` unless that is less than one token.
+    They are n of its candidates without replacement. With C candidates and u uniform in [0, 1), n is ``max(1,
+    floor(mlm_probability * C + u))``, so that the expected share is ``mlm_probability`` unless that is less than one
+    token.
 
     Args:
         word_ids: ``[N]`` the word of each token, ``NO_WORD`` for tokens that are no candidates.
         generator: The generator of the window.
         rule: The rule of masking.
-        weights: ``[N]`` weights in the draw of single tokens. None: all are equal.
+        weights: ``[N]`` weights in the draw of single tokens. None if all are equal.
     """
     words = np.asarray(word_ids, dtype=np.int64)
     candidates = np.flatnonzero(words != NO_WORD)  # [C]
@@ -249,7 +251,7 @@ def masked_positions(
 
 
 def unit_starts(positions: Numbers, words: Numbers, generator: np.random.Generator, *, max_ngram: int) -> Numbers:
-    """``[C], [C] -> [U]`` Returns where units of whole words begin among the candidates.
+    """Returns the starts ``[U]`` of units of whole words among the candidates ``[C]``.
 
     Neighbouring words are cut into n-grams from the first to the last, each of n words with a probability proportional
     to 1/n among the lengths that fit. No unit goes beyond a token that is no candidate.
@@ -270,11 +272,12 @@ def unit_starts(positions: Numbers, words: Numbers, generator: np.random.Generat
 
 
 def select_units(sizes: Numbers, count: int, generator: np.random.Generator) -> NDArray[np.bool_]:
-    """``[U] -> [U]`` Returns which units are masked, as near ``count`` tokens as whole units allow.
+    """Returns the masked units, as near ``count`` tokens as whole units allow.
 
     The units lie on a circle in random order, and an arc of ``count`` tokens begins at a random token. Units inside the
     arc are selected. The two units at its ends are selected with the probability of their covered share, so that every
-    unit, long or short, has the probability ``count / sum(sizes)``. If that selects none, the first unit is taken.
+    unit, long or short, has the probability ``count / sum(sizes)``. If that selects none, the first unit is selected.
+    Sizes and result have the shape ``[U]``.
     """
     order = generator.permutation(len(sizes))
     lengths = sizes[order]

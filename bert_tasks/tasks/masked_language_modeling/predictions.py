@@ -1,4 +1,4 @@
-"""What masked language modelling predicts for a row, the scores of whole texts, and what a report shows of them."""
+"""The predictions of masked language modelling, scores of texts, and their report."""
 
 import math
 import re
@@ -24,14 +24,14 @@ from bert_tasks.tasks.shared.report import (
     Segment,
 )
 
-MASK = re.compile(r"\[MASK\]|<mask>")  # what stands for the tokenizer's mask token in a text, whatever it is called
+MASK = re.compile(r"\[MASK\]|<mask>")  # the mask in a text, whatever the tokenizer's mask token is called
 Score = Literal["none", "pppl", "pll-word-l2r"]
 _MOST = 700.0  # exp of more is infinite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A token for a masked one, with the field names of transformers' fill-mask pipeline.
+    """A token for a masked token, with the fields of transformers' fill-mask pipeline.
 
     Attributes:
         score: Its probability.
@@ -89,7 +89,7 @@ class MaskPrediction(Prediction):
 
 
 def with_texts(predictions: Sequence[MaskPrediction], tokenizer: PreTrainedTokenizerBase) -> Sequence[MaskPrediction]:
-    """Returns the predictions with the texts of tokens, and of the context of the least probable token of a row."""
+    """Returns predictions with texts of tokens and of a row's least probable token."""
     text = lru_cache(maxsize=None)(lambda token: str(tokenizer.decode([token])))
 
     def with_names(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -112,7 +112,7 @@ def with_texts(predictions: Sequence[MaskPrediction], tokenizer: PreTrainedToken
 
 
 def _filled(match: re.Match[str], candidate: Candidate, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns the text with the candidate instead of the mask. A piece within a word follows what is before it."""
+    """Returns the text with the candidate. A piece within a word has no space."""
     before, after = match.string[: match.start()], match.string[match.end() :]
     piece = str(tokenizer.convert_ids_to_tokens(candidate.token))
     if piece.startswith("##"):  # of WordPiece
@@ -132,7 +132,7 @@ class TextScore(Prediction):
 
 
 def scored_copies(feature: Feature, *, mask_id: int, score: Score) -> Iterator[Feature]:
-    """Yields a copy of a window for each of its words' tokens, in which the token is masked and is the label.
+    """Yields copies of a window, each with one token of its words masked as the label.
 
     ``pll-word-l2r`` masks the later tokens of the same word, too, so that they do not tell what the token is (Kauf and
     Ivanova, arXiv:2305.10588). A window without words is one copy in which nothing is read.
@@ -176,7 +176,7 @@ def measure(predictions: Sequence[Any]) -> MetricFormula:
 
 
 class MaskedReport(Report):
-    """What a report shows of masked language modelling."""
+    """The report of masked language modelling."""
 
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"perplexity"})
 

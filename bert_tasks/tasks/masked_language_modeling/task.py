@@ -1,4 +1,4 @@
-"""Masked language modelling: a model predicts tokens that were masked in training, or that a text leaves open.
+"""Masked language modelling of tokens masked in training or open in a text.
 
 Shape legend: B windows, R masked tokens, V vocabulary, K candidates of a masked token.
 """
@@ -58,14 +58,14 @@ from bert_tasks.tasks.shared.windows import PairFrame, Windows
 MASKED_LM = "masked_lm"  # the term of the loss
 PAIR_TERMS = {"nsp": "next_sentence", "sop": "sentence_order"}
 _SHORTEST_PAIR = 8
-_FEWEST_WORDS = 2  # of a text, on average; less are names
+_FEWEST_WORDS = 2  # in a text on average, because shorter texts are names
 _LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]+)*|")
 _CONTEXT = 8  # tokens on both sides of a masked token that a report shows
 _NO_TOKEN = -1
 
 
 class MaskedDetection(Detection):
-    """How ``init`` recognises rows of masked language modelling."""
+    """Detects rows of masked language modelling for ``init``."""
 
     task: "MaskedLanguageModeling"
     row_needs: ClassVar[str] = "one column of texts, and no other"
@@ -93,7 +93,7 @@ class MaskedDetection(Detection):
 
 
 class MaskedFormats(Card, Rendering, HFConfig):
-    """Masked language modelling on cards, in files of predictions and in a config of transformers."""
+    """Masked language modelling on cards, in prediction files and HF configs."""
 
     task: "MaskedLanguageModeling"
     default_head: ClassVar[Literal["masked-lm"]] = "masked-lm"
@@ -111,7 +111,7 @@ class MaskedFormats(Card, Rendering, HFConfig):
         return {"top_k": Annotated[int, Field(ge=1, le=self.task.top_k)]} if self.task.score == "none" else None
 
     def hub_answer(self, prediction: MaskPrediction, parameters: Mapping[str, Any]) -> Any:
-        """The candidates for the mask, or a list of them for each of several masks."""
+        """Returns the candidates for the mask, or a list for each of several masks."""
         masks = [mask[: parameters.get("top_k")] for mask in prediction.to_json()["masks"]]
         return masks[0] if len(masks) == 1 else masks
 
@@ -128,7 +128,7 @@ class MaskedFormats(Card, Rendering, HFConfig):
 
 
 class MaskedFitting(Fitting, Windows):
-    """What training needs to know of masked language modelling, and what the model reads for its predictions."""
+    """Training of masked language modelling, and the inputs of prediction."""
 
     task: "MaskedLanguageModeling"
     sample: ClassVar[Literal["row", "window"]] = "window"
@@ -158,7 +158,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
 
     Attributes:
         max_ngram: Select n-grams of up to this number of whole words, with a probability proportional to 1/n (ALBERT).
-        mask_smoothing: Mask rare tokens more often in training: a token that occurs ``count`` times has the weight
+        mask_smoothing: Mask rare tokens more often in training. A token that occurs ``count`` times has the weight
             ``max(count, 1) ** -mask_smoothing``. Evaluation ignores it.
         masking: ``dynamic`` masks other tokens in each epoch, ``static`` always the same ones.
         fill: what a window does at the end of a document: ``document`` ends it there; ``across`` continues it with a
@@ -250,7 +250,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     def windows(
         self, documents: Sequence[DocumentTokens], room: int, tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[Window]:
-        """Yields the windows of neighbouring documents. The prediction for a text does not depend on other texts."""
+        """Yields the windows of neighbouring documents, of single texts in prediction."""
         if self.fill == "document" or self.score != "none":
             yield from cut_documents(documents, room=room)
             return
@@ -287,7 +287,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
 
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
         vocabulary, counts = vocabulary_output(logits), batch.layout.gather_counts
-        if not all(batch.label_counts):  # of windows that were not prepared the masks of their texts are read
+        if not all(batch.label_counts):  # windows that were not prepared have the masks of their texts
             kept = [count if labels else 0 for count, labels in zip(counts, batch.label_counts, strict=True)]
             sizes = [size for count, labels in zip(counts, kept, strict=True) for size in (labels, count - labels)]
             vocabulary = heads.VocabularyOutput.cat(vocabulary.split(sizes)[::2])
@@ -311,10 +311,11 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     # Predictions.
 
     def compact_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
-        """``[R, 2 + 2 K + context]`` for each window: label, its log-probability, the best ids, their probabilities.
+        """Returns ``[R, 2 + 2 K + context]`` for each window.
 
-        The ids around the token follow if it has a label. With a sentence objective the first row is the label and
-        the prediction of the pair. A score needs ``[R]`` log-probabilities only.
+        The columns are the label, its log-probability, the best ids, and their probabilities. The ids around the token
+        follow if it has a label. With a sentence objective the first row is the label and the prediction of the pair. A
+        score needs ``[R]`` log-probabilities only.
         """
         outputs = [vocabulary_output(each) for each in logits]
         whole, sizes = heads.VocabularyOutput.cat(outputs), [len(output) for output in outputs]
@@ -363,7 +364,9 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         return predictions
 
     def metrics(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> dict[str, float]:
-        """Returns perplexity (exp of the mean cross entropy) and accuracy of masked tokens, and the accuracy of pairs.
+        """Returns the perplexity and accuracy of masked tokens, and the accuracy of pairs.
+
+        The perplexity is exp of the mean cross entropy.
 
         Raises:
             DataError: No token was masked.
@@ -378,7 +381,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
 
 
 def _sentences(row: Row, language: str) -> Sequence[str]:
-    """Returns the sentences of a row, or the lines of its text, because only the text can hold masks."""
+    """Returns a row's sentences, or its lines, because only the text can hold masks."""
     sentences: Sequence[str] | None = row.get("sentences")
     if sentences is None or MASK.search(row["text"]):
         sentences = row["text"].splitlines()
@@ -390,7 +393,7 @@ def _pair_label(feature: Feature) -> float:
 
 
 def _pair_row(logits: Any, feature: Feature, window: Tensor) -> Tensor:
-    """``[1, width of the window's rows]`` the label of a pair and the prediction."""
+    """Returns ``[1, width of the window's rows]`` with a pair's label and prediction."""
     row = window.new_zeros(1, window.shape[1])
     row[0, 0] = NO_PAIR
     if isinstance(logits, heads.PretrainingOutput):
@@ -399,7 +402,7 @@ def _pair_row(logits: Any, feature: Feature, window: Tensor) -> Tensor:
 
 
 def _notes(feature: Feature, count: int) -> list[list[int]]:
-    """Returns the label of each of ``count`` tokens that are read and the ids around it, if it has a label."""
+    """Returns the label of each of ``count`` tokens, and the ids around labels."""
     positions, labels = feature.get("gather_positions"), feature.get("labels")
     if not labels or positions is None:
         return [[_NO_TOKEN] * (2 + 2 * _CONTEXT)] * count

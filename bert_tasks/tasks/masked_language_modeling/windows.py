@@ -1,7 +1,7 @@
-"""Windows of a corpus, and pairs of segments for next sentence prediction and sentence order prediction.
+"""Windows of a corpus, and pairs of segments for the objectives of two sentences.
 
 A window with sentences holds sentences of one document that follow each other. Each epoch cuts it into two segments at
-another position. The labels are those that transformers uses: 0 if the second segment follows the first, else 1.
+another position. The labels are those that transformers uses, 0 if the second segment follows the first, else 1.
 """
 
 from bisect import bisect_right
@@ -26,7 +26,7 @@ _TRIES = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentTokens:
-    """The tokens of a document, without special tokens, and the ascending number of each token's word."""
+    """The tokens of a document without special tokens, and each token's word number."""
 
     ids: Sequence[int]
     words: Sequence[int]
@@ -50,10 +50,10 @@ class Window:
 
 
 def cut_documents(documents: Iterable[DocumentTokens], *, room: int, separator: int | None = None) -> Iterator[Window]:
-    """Yields windows that hold every token of the documents once, in order, as full as whole words allow.
+    """Yields windows with every token of the documents once, in order.
 
-    Only a word that is longer than a window is cut. Without a separator, each window is of one document, and a document
-    without tokens is an empty window.
+    Windows are as full as whole words allow. Only a word that is longer than a window is cut. Without a separator, each
+    window is of one document, and a document without tokens is an empty window.
 
     Args:
         documents: The documents.
@@ -89,7 +89,7 @@ def cut_documents(documents: Iterable[DocumentTokens], *, room: int, separator: 
 
 
 def fitting_starts(words: Sequence[int], room: int) -> list[int]:
-    """Returns tokens at which windows may begin (words, and pieces of too long words), and the number of tokens."""
+    """Returns starts of words and of pieces of long words, and the number of tokens."""
     starts = [*word_starts(words), len(words)]
     return [*(token for start, end in pairwise(starts) for token in range(start, end, room)), len(words)]
 
@@ -100,7 +100,7 @@ def word_starts(words: Sequence[int]) -> list[int]:
 
 
 def _join_words(row: int, ids: list[int], words: list[int]) -> Window:
-    """Drops a separator at the end, and numbers the words of several documents together."""
+    """Drops a separator at the end, and numbers the words of all documents."""
     if words[-1:] == [NO_WORD]:
         ids, words = ids[:-1], words[:-1]
     if NO_WORD in words:
@@ -132,9 +132,10 @@ def split_sentences(texts: Sequence[str], language: str) -> list[str]:
 
 
 def sentence_windows(sentences: Sequence[DocumentTokens], *, document: int, room: int) -> Iterator[Window]:
-    """Yields windows of at most ``room`` tokens with as many whole sentences as fit, every token once, in order.
+    """Yields windows with as many whole sentences as fit into ``room`` tokens.
 
-    A sentence that is longer than a window is cut between words. A document without tokens is an empty window.
+    Every token occurs once, in order. A sentence that is longer than a window is cut between words. A document without
+    tokens is an empty window.
     """
     ids, words, starts, number = list[int](), list[int](), list[int](), 0
     for sentence in sentences:
@@ -160,12 +161,12 @@ def pair_feature(
     objective: Literal["nsp", "sop"],
     max_length: int,
 ) -> Feature:
-    """Returns a window as a pair of segments, with the label of the pair in ``fields``.
+    """Returns a window as a pair of segments, with its label in ``fields``.
 
     The window is cut between two of its sentences, each position being as likely. A window of one sentence is cut
-    between two of its words, and a window of one word has no pair. With probability 1/2 the pair is not in order:
-    ``sop`` swaps the two segments, and ``nsp`` replaces the second by a segment of another document, which begins as
-    the window is cut, at a sentence or within a sentence.
+    between two of its words, and a window of one word has no pair. With probability 1/2 the pair is not in order.
+    ``sop`` then swaps the two segments, and ``nsp`` replaces the second by a segment of another document, which begins
+    as the window is cut, at a sentence or within a sentence.
 
     Args:
         feature: A feature with ``sentence_starts``.
@@ -207,7 +208,7 @@ _Inner = tuple[list[int], list[int], list[int]]
 
 
 def _inner_tokens(feature: Mapping[str, Any]) -> _Inner:
-    """Returns tokens without the special token at each end, their words, and where sentences begin."""
+    """Returns tokens without special tokens at the ends, their words and sentences."""
     starts = [start - 1 for start in feature["sentence_starts"]]
     return feature["input_ids"][1:-1], feature["word_ids"][1:-1], starts
 
@@ -230,7 +231,7 @@ def _other_document(
 def _segment(
     window: _Inner, generator: np.random.Generator, *, at_sentence: bool, length: int, room: int
 ) -> tuple[list[int], list[int]]:
-    """Returns whole sentences of a window from a random position on, of this length if possible, as far as they fit."""
+    """Returns whole sentences from a random position, of this length if possible."""
     ids, words, starts = window
     positions = starts if at_sentence else word_starts(words)
     first = positions[generator.integers(len(positions))]

@@ -1,1 +1,1 @@
-"""Several tasks on one encoder: their rows, their heads, the sum of their losses."""
+"""Several tasks on one encoder, with their rows, their heads and their losses."""

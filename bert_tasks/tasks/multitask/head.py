@@ -1,7 +1,7 @@
 """The heads of several tasks on one encoder, and the batch that they share.
 
-A sequence that several heads read is in the batch once. The layout says for each head which of the rows are its rows,
-and has a packed batch of these rows with its labels.
+A sequence that several heads read is in the batch once. The layout has for each head its rows of the batch, and a
+packed batch of these rows with its labels.
 
 Shape legend: N tokens of the batch, M tokens that one head's task reads, H hidden.
 """
@@ -42,14 +42,14 @@ class SharedLayout(Packed):
 
 
 def share(features: Sequence[Feature], names: Sequence[str], *, position_offset: int, pad_groups: bool) -> PackedBatch:
-    """Packs the features of heads with these names, equal windows of a row once. Arguments as in ``collate``."""
+    """Packs the features of these heads, equal windows of a row once, as ``collate``."""
     if len(names) == 1:
         batch = collate(features, position_offset=position_offset, pad_groups=pad_groups)
         rows, every = torch.arange(len(batch.input_ids)), tuple(range(len(features)))
         whole = HeadBatch(**vars(batch), rows=rows, numbers=every)
         return PackedBatch(**{**vars(batch), "layout": SharedLayout(**vars(batch.layout), heads=(whole,))})
     numbers: dict[tuple[Any, ...], int] = {}
-    places = []  # of each feature: the number of its sequence
+    places = []  # the number of the sequence of each feature
     for feature in features:
         key = (feature["row"], tuple(feature["input_ids"]), tuple(feature["token_type_ids"]))
         places.append(numbers.setdefault(key, len(numbers)))
@@ -73,7 +73,7 @@ def share(features: Sequence[Feature], names: Sequence[str], *, position_offset:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedOutput(HeadOutput):
-    """The logits of each head, by the names of the tasks. Of a padded call they have its shape, and no ``batches``."""
+    """The logits of each head by task. A padded call has no ``batches``."""
 
     logits: Mapping[str, Any]
     batches: tuple[HeadBatch, ...]
@@ -144,12 +144,12 @@ class SharedHeads(Head):
         return {f"heads.{name}.{key}": tensor for name, head in heads for key, tensor in head.outside_graph.items()}
 
     def select(self, layout: Layout) -> Selection | None:
-        """All tokens; of one head those that it reads."""
+        """Returns all tokens, or the tokens that a single head reads."""
         heads = self.named_heads
         return heads[0][1].select(layout) if len(heads) == 1 else None
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> SharedOutput:
-        """``[N, H]`` (one head: ``[R, H]``) -> the logits of each head."""
+        """Returns the logits of each head for ``[N, H]``, or for ``[R, H]`` of one head."""
         per_token = tuple(head.per_token for _, head in self.named_heads)
         if isinstance(layout, Padded):
             padded = {name: self._padded(head, hidden, layout, embeddings) for name, head in self.named_heads}
@@ -167,7 +167,7 @@ class SharedHeads(Head):
         return SharedOutput(logits=logits, batches=layout.heads, per_token=per_token)
 
     def _padded(self, head: Head, hidden: Tensor, layout: Padded, embeddings: Tensor) -> Tensor:
-        """``[B, L]``, or ``[B, T, L]`` with zeros at padding: the logits of a head."""
+        """Returns a head's logits ``[B, L]``, or ``[B, T, L]`` with zeros at padding."""
         selection = head.select(layout) if len(self.heads) > 1 else None
         states = hidden if selection is None else hidden.index_select(0, selection.rows)
         logits: Tensor = head(states, layout, embeddings)

@@ -1,7 +1,8 @@
-"""Several tasks on one encoder, as one task: each row has the rows of the tasks, each prediction their predictions.
+"""Several tasks on one encoder, as one task.
 
-A task reads its own windows of a row, and the encoder reads equal windows once (head.py). Every task keeps its own loss
-terms with their own counts, so a row without the label of a task counts nothing there.
+Each row has the rows of the tasks, each prediction their predictions. A task reads its own windows of a row, and the
+encoder reads equal windows once (head.py). Every task keeps its own loss terms with their own counts, so a row without
+the label of a task counts nothing for it.
 """
 
 from collections import defaultdict
@@ -34,7 +35,7 @@ _SEPARATOR = "."  # between the name of a task and its metric
 
 @dataclass(frozen=True, kw_only=True)
 class MultiTaskPrediction(Prediction):
-    """The predictions for one row, by the names of the tasks; without tasks that the row has no input for."""
+    """The predictions for one row, by the names of the tasks that have an input."""
 
     tasks: Mapping[str, Prediction]
 
@@ -43,7 +44,7 @@ class MultiTaskPrediction(Prediction):
 
 
 class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
-    """What training, windows and files need to know of several tasks: what they need to know of each."""
+    """Training, windows and files for each of several tasks."""
 
     task: "MultiTask"
     fields: ClassVar[tuple[str, ...]] = ("fitted",)
@@ -62,7 +63,7 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
 
     @property
     def sample(self) -> Literal["row", "window", "group"]:  # type: ignore[override]  # it depends on the tasks
-        """All windows of a row, which the tasks share; of one task its own sample."""
+        """Returns all windows of a row, which the tasks share, or one task's sample."""
         tasks = list(self.task.tasks.values())
         return Fitting.of(tasks[0]).sample if len(tasks) == 1 else "row"
 
@@ -124,7 +125,7 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
 
 
 class MultiTaskCard(Card):
-    """Examples for all tasks: a text for those that read one, beside the rows of the others."""
+    """Examples for all tasks, with one text for all tasks of a single text."""
 
     task: "MultiTask"
 
@@ -209,7 +210,7 @@ class MultiTask(Task[MultiTaskPrediction]):
     """
 
     name: ClassVar[str] = "multi-task"
-    entries: ClassVar[tuple[str, ...]] = ("task", "columns", "weight")  # of a head, beside the settings of its task
+    entries: ClassVar[tuple[str, ...]] = ("task", "columns", "weight")  # keys of a head besides its settings
     registry: ClassVar[Mapping[str, type[Task[Any]]]] = {}  # the built-in tasks by their names
     parts: ClassVar[tuple[type[Part], ...]] = (MultiTaskFitting, MultiTaskCard, MultiTaskReport)
     heads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -312,7 +313,7 @@ class MultiTask(Task[MultiTaskPrediction]):
         )
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """The windows of all tasks, in the order of the tasks. The windows of a row are neighbours.
+        """Returns the windows of all tasks, row by row, in the order of the tasks.
 
         Raises:
             DataError: A row has the input of no task.
@@ -373,7 +374,7 @@ class MultiTask(Task[MultiTaskPrediction]):
     def inputs_of(
         self, name: str, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> tuple[list[int], tuple[list[Tensor], list[Feature], list[Row]]]:
-        """Returns the numbers of the rows that a task reads, and the arguments of its ``decode``."""
+        """Returns the numbers of a task's rows, and the arguments of ``decode``."""
         indices = [i for i, feature in enumerate(features) if feature.get("head") == name]
         numbers = {row: position for position, row in enumerate(dict.fromkeys(features[i]["row"] for i in indices))}
         renumbered = [Feature(**{**features[i], "row": numbers[features[i]["row"]]}) for i in indices]
@@ -381,7 +382,7 @@ class MultiTask(Task[MultiTaskPrediction]):
         return list(numbers), ([compact[i] for i in indices], renumbered, read)
 
     def metrics(self, predictions: Sequence[MultiTaskPrediction], rows: Sequence[Row]) -> dict[str, float]:
-        """The metrics of each task with its name in front, and the mean of the primary metrics."""
+        """Returns the metrics of each task with its name, and the mean of primary metrics."""
         metrics: dict[str, float] = {}
         primary = []
         for name, task in self.tasks.items():
@@ -401,7 +402,7 @@ class MultiTask(Task[MultiTaskPrediction]):
     def labelled_pairs(
         self, name: str, predictions: Sequence[MultiTaskPrediction], rows: Sequence[Row]
     ) -> tuple[list[Any], list[Row]]:
-        """Returns the predictions of a task and its rows, of the rows with a label of the task."""
+        """Returns a task's predictions and rows, of the rows with a label of the task."""
         labels = [column.name for column in self.tasks[name].columns if column.is_label]
         pairs = [
             (prediction.tasks[name], _without_none(row[task_row(name)]))
@@ -412,7 +413,7 @@ class MultiTask(Task[MultiTaskPrediction]):
 
 
 def task_row(name: str) -> str:
-    """The column with the rows of a task."""
+    """Returns the column with the rows of a task."""
     return f"{ROW_OF}{name}"
 
 
@@ -421,7 +422,7 @@ def _key(name: str, metric: str) -> str:
 
 
 def _term(name: str, term: str, count: int) -> str:
-    """The name of a task's loss term; of the only one, which has the name of the kind of task, "loss"."""
+    """Returns the name of a task's loss term, "loss" for a single term."""
     return f"{name}/{'loss' if count == 1 else term}"
 
 
@@ -430,5 +431,5 @@ def _rows_of(name: str, rows: Iterable[Row]) -> Iterable[Row]:
 
 
 def _without_none(row: Row) -> Row:
-    """A row without the columns that Arrow fills in."""
+    """Returns a row without the columns that Arrow fills in."""
     return {name: value for name, value in row.items() if value is not None}

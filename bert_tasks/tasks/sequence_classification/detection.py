@@ -1,6 +1,6 @@
-"""Whether rows seem to be texts, or pairs of texts, with a label, several labels or a number.
+"""Detection of texts, or pairs, with a label, several labels or a number.
 
-Pair classification uses the same rules: the two tasks differ in how many columns of texts there are.
+Pair classification uses the same rules, but with two columns of texts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ _PAIR_NAMES = (
 
 
 class TextDetection(Detection):
-    """How ``init`` recognises texts, or pairs of texts, with a label, several labels or a number."""
+    """Detects rows of texts, or of pairs, with a label, several labels or a number."""
 
     row_needs: ClassVar[str] = "a text and a label or number"
     problems: ClassVar[Mapping[str, str]] = {
@@ -97,13 +97,13 @@ class TextDetection(Detection):
 
 
 class PairDetection(TextDetection):
-    """How ``init`` recognises pairs of texts."""
+    """Detects pairs of texts for ``init``."""
 
     row_needs: ClassVar[str] = "two texts and a label or number"
 
 
 def _label_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
-    """Columns that may hold labels, likeliest first: a telling name, then sets, classes and decimals, then place."""
+    """Returns columns of labels, by name, then values and position, likeliest first."""
     filled = [column for column in profiles if column.filled > column.rows / 2 or _is_named(column)]
     fitting = [c for c in filled if c.is_sets or c.is_classes or c.is_amount or (c.is_repeated and _is_named(c))]
     order = {column.name: position for position, column in enumerate(profiles)}
@@ -116,12 +116,12 @@ def _is_named(column: ColumnProfile) -> bool:
 
 
 def _is_flag(column: ColumnProfile) -> bool:
-    """Whether a column is 0 or 1, as a column of one label among several is."""
+    """Returns True if a column holds 0 or 1, as one label among several does."""
     return {label_value(value) for value, _ in column.common} == {0.0, 1.0}
 
 
 def _text_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
-    """One column or two: two that are called a pair, else all longer texts, else the column with most to tell."""
+    """Returns two columns called a pair, else all longer texts, else one column."""
     by_name = {column.known: column for column in profiles if column.nested == 0 and not column.is_number}
     pair = next((pair for pair in _PAIR_NAMES if by_name.keys() >= set(pair)), None)
     if pair is not None:
@@ -134,7 +134,7 @@ def _text_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
 
 
 def _problem_type(label: ColumnProfile, hints: UserHints) -> tuple[str, str]:
-    """The problem type, and the reason for it. With a separator cells hold several labels."""
+    """Returns the problem type, and why. With a separator cells hold several labels."""
     if label.is_sets or hints.separator is not None or hints.problem == _MULTI_LABEL:
         joint = "in a list" if label.lists > 0 else f"in a cell, with {label.separator!r} between them"
         summary = f"{counted(len(label.names), 'name')}, several {joint} ({listed(label.names)})"

@@ -1,4 +1,4 @@
-"""Sequence classification: one class, several labels, or a number for each text.
+"""Sequence classification with a class, several labels, or a number for a text.
 
 Owns how texts become windows, how logits become predictions and what the loss is. A text longer than ``max_length`` is
 cut, or read in overlapping windows whose logits are averaged before the loss and before the prediction.
@@ -91,7 +91,7 @@ class SequencePrediction(Prediction):
 
 
 class TextFormats(Card, Rendering, WeightedConfig):
-    """Classification of texts and pairs on cards, in files of predictions and in a config of transformers."""
+    """Classification on cards, in prediction files and in transformers' config."""
 
     task: "TextClassification"
     pipeline_tag: ClassVar[str] = "text-classification"
@@ -100,7 +100,7 @@ class TextFormats(Card, Rendering, WeightedConfig):
     default_head: ClassVar[Literal["sequence"]] = "sequence"
 
     def hub_answer(self, prediction: SequencePrediction, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """All labels, the most probable first. A number has transformers' name of an only label."""
+        """Returns all labels, the most probable first. A number has one label."""
         scores = prediction.scores if prediction.scores else {"LABEL_0": prediction.score}
         best = sorted(scores.items(), key=lambda item: item[1], reverse=True)[: parameters.get("top_k")]
         return [{"label": label, "score": score} for label, score in best]
@@ -124,7 +124,7 @@ class TextFormats(Card, Rendering, WeightedConfig):
     def implied_fields(
         self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
     ) -> dict[str, Any]:
-        """Without a problem type one label means regression, as transformers infers it."""
+        """Sets regression for one label without a problem type, as transformers does."""
         names = labels if labels else ("LABEL_0", "LABEL_1")  # transformers' default: two classes
         problem_type = hf_config.get("problem_type")
         inferred = "regression" if len(names) == 1 else "single_label_classification"
@@ -133,7 +133,7 @@ class TextFormats(Card, Rendering, WeightedConfig):
         return fields if problem == "regression" else {**fields, "labels": names}
 
     def compatible_fields(self, stored: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Values for each label follow the order of the labels; fields that the problem type lacks are skipped."""
+        """Orders values by label, and drops fields that the problem type lacks."""
         compatible = super().compatible_fields(stored, options)
         if options.get("labels") and compatible.get("problem_type") == "regression":
             del compatible["problem_type"]  # labels were given, so the model is a classifier
@@ -146,7 +146,7 @@ class TextFormats(Card, Rendering, WeightedConfig):
 
 
 class TextFitting(WeightedFitting, CalibratedFitting):
-    """What training needs to know of classification of texts and pairs."""
+    """Training of classification of texts and pairs."""
 
     task: "TextClassification"
     fields: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds", *CalibratedFitting.fields)
@@ -164,7 +164,7 @@ class TextFitting(WeightedFitting, CalibratedFitting):
         return None if row.get("label") is None else self.task.labels.index(row["label"])
 
     def tune_on_validation(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> Any:
-        """Several labels: the threshold of each label that gives it the best F1 on these rows."""
+        """Sets the threshold of each of several labels with the best F1 on these rows."""
         pairs = self.task._labelled_pairs(predictions, rows)
         if self.task.problem_type != _MULTI_LABEL or not pairs:
             return self.task
@@ -174,7 +174,7 @@ class TextFitting(WeightedFitting, CalibratedFitting):
 
 
 class TextExplainable(Explainable):
-    """Which logit of classification of texts and pairs an explanation is about."""
+    """Explains a logit of classification of texts and pairs."""
 
     task: "TextClassification"
 
@@ -196,7 +196,7 @@ class TextExplainable(Explainable):
     def explained_logit(
         self, prediction: SequencePrediction, windows: Mapping[int, Tensor], features: Sequence[Feature], row: Row
     ) -> ExplainedLogit:
-        """The logit of the most probable label, or the number: its mean over the windows of the row."""
+        """Explains the most probable label's logit, or the number, as a mean over windows."""
         index = 0 if prediction.label is None else self.task.labels.index(prediction.label)
         return ExplainedLogit(
             label=prediction.label,
@@ -206,12 +206,12 @@ class TextExplainable(Explainable):
 
 
 class TextReport(RowReport):
-    """What a report shows of classification of texts and pairs."""
+    """The report of classification of texts and pairs."""
 
     task: "TextClassification"
 
     def table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """``f1`` and ``macro_f1`` are one number unless there are two classes; the more telling name stays."""
+        """Skips ``f1`` or ``macro_f1``, which are equal unless there are two classes."""
         word, repeated = "class", {"f1": "macro_f1"}
         if self.task.problem_type == _MULTI_LABEL:  # f1 picks the best model, and untuned_f1 is compared with it
             word, repeated = "label", {"macro_f1": "f1"}
@@ -230,14 +230,15 @@ class TextReport(RowReport):
 
 @dataclass(frozen=True, kw_only=True)
 class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[SequencePrediction]):
-    """What classification of texts and classification of pairs of texts share.
+    """The common settings of the classification of texts and of pairs of texts.
 
     Attributes:
-        texts: the columns of texts that are read together.
-        problem_type: as in transformers' config. For ``regression`` there are no labels.
-        pooling: ``cls`` is the family's own head; mean, max and attention read all tokens of the last layer.
-        label_smoothing: share of the label distribution that is spread evenly over all labels (single label only).
-        thresholds: one per label, tuned on validation (several labels only); empty: 0.5.
+        texts: The columns of texts that are read together.
+        problem_type: As in transformers' config. For ``regression`` there are no labels.
+        pooling: ``cls`` is the family's own head. ``mean``, ``max`` and ``attention`` read all tokens of the last
+            layer.
+        label_smoothing: Share of the label distribution that is spread evenly over all labels (single label only).
+        thresholds: A threshold for each label, tuned on validation (several labels only). If empty, 0.5.
     """
 
     parts: ClassVar[tuple[type[Part], ...]] = (TextDetection, TextFormats, TextFitting, TextExplainable, TextReport)
@@ -280,7 +281,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
 
     @property
     def overlap(self) -> int | None:
-        """How many tokens the windows of a row share; None: a row is one window, cut at ``max_length``."""
+        """Number of tokens that a row's windows share. None cuts a row at ``max_length``."""
         return None
 
     @property
@@ -310,7 +311,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
         return heads.PoolingHead(config, outputs, pooling=self.pooling)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """The windows of each row. Only the first has the labels.
+        """Returns the windows of each row. Only the first has the labels.
 
         Special tokens written in a text stay plain characters.
         """
@@ -331,7 +332,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
         ]
 
     def _labels(self, row: Row) -> list[float] | None:
-        """The row's labels as numbers: a class index, a 0/1 vector, or the number itself."""
+        """Returns a row's labels as a class index, a 0/1 vector, or the number itself."""
         value = row.get(_LABEL_COLUMNS[self.problem_type].name)
         if value is None:
             return None
@@ -346,7 +347,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
         return [float(self.labels.index(value))]
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        """Sum over labelled samples; the count is what transformers' mean divides by."""
+        """Sums over labelled samples. The count is the divisor of transformers' mean."""
         samples = sample_logits(logits, batch.windows)  # [S, L]
         labelled = batch.labelled_rows
         if not labelled:
@@ -368,13 +369,15 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
         return (LossTerm(name=self.name, total=total, count=count),)
 
     def summed_loss(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        """Returns the loss of labelled rows, summed; it is divided by their number. Override it for your own loss.
+        """Returns the summed loss of labelled rows, which is divided by their number.
+
+        Override it for your own loss.
 
         Args:
-            logits: ``[S, L]``; of regression ``[S]``.
+            logits: ``[S, L]``, or ``[S]`` for regression.
             labels: ``[S]`` classes as int64, ``[S, L]`` of 0.0 and 1.0, or ``[S]`` numbers.
-            weights: ``[L]`` class weights; None: there are none. With weights of single labels the sum of the rows'
-                weights takes the place of their number.
+            weights: ``[L]`` class weights. None if there are none. With weights of single labels the divisor is the sum
+                of the rows' weights.
         """
         match self.problem_type:
             case "regression":
@@ -386,7 +389,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
                 return cross_entropy(logits, labels, weights=weights, **options)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """Labelled samples, times the labels if there may be several, or the sum of class weights."""
+        """Counts labelled samples, times several labels, or sums class weights."""
         firsts = (features[own[0]] for own in windows_by_row(features))
         labels = [row_labels for first in firsts if (row_labels := first.get("labels"))]
         weights = self.label_weights()
@@ -419,7 +422,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
         return predictions
 
     def row_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
-        """``[S, L]`` the mean logits of the windows of each row."""
+        """Returns ``[S, L]`` the mean logits of the windows of each row."""
         return sample_logits(torch.stack(list(compact)), Counter(feature["row"] for feature in features).values())
 
     def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
@@ -442,13 +445,13 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
     def _labelled_pairs(
         self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]
     ) -> list[tuple[SequencePrediction, Any]]:
-        """Predictions beside their labels, for the rows that have one."""
+        """Returns predictions with their labels, for the rows that have one."""
         name = _LABEL_COLUMNS[self.problem_type].name
         return [(prediction, row[name]) for row, prediction in labelled(rows, predictions, name)]
 
 
 class SequenceFormats(TextFormats):
-    """Sequence classification on cards, in files of predictions and in a config of transformers."""
+    """Sequence classification on cards, in prediction files and HF configs."""
 
     task: "SequenceClassification"
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(

@@ -1,4 +1,4 @@
-"""Calibrated probabilities: one temperature for the logits of a classifier, fitted on the validation rows.
+"""Calibrated probabilities by a temperature fitted on the validation rows.
 
 The temperature changes confidences, not predictions. Source: Guo et al., "On Calibration of Modern Neural Networks"
 (arXiv:1706.04599).
@@ -51,13 +51,13 @@ class CalibratedTask(Task[PredictionT]):
         return logits / self.temperature if self.calibration == "temperature" else logits
 
     def calibration_metrics(self, scores: Sequence[float], correct: Sequence[float]) -> dict[str, float]:
-        """Returns the expected calibration error of predictions, if the probabilities are calibrated."""
+        """Returns the expected calibration error, if the probabilities are calibrated."""
         measured = calibration(scores, correct) if self.calibration == "temperature" else None
         return {} if measured is None else {ECE: measured.ece}
 
 
 class CalibratedFitting(Fitting):
-    """Fits the temperature of a task, and the scores of the most confident rows if a row has one label."""
+    """Fits a temperature and, for single labels, scores of the most confident rows."""
 
     task: CalibratedTask[Any]
     fields: ClassVar[tuple[str, ...]] = ("temperature", "coverage_scores", "coverage_accuracies")
@@ -70,11 +70,11 @@ class CalibratedFitting(Fitting):
         return self.fit(self.labelled_logits(compact, features, rows))
 
     def calibrate_folds(self, parts: Iterable[tuple[CalibratedTask[Any], Sequence[Any], Sequence[Row]]]) -> Task[Any]:
-        """Returns the task with the temperature of the out-of-fold predictions of a cross-validation.
+        """Returns the task with the temperature of out-of-fold predictions.
 
         Args:
-            parts: The task of each fold's model, with its own temperature, and its predictions for rows that it did
-                not see.
+            parts: The task of each fold's model, with its own temperature, and its predictions for rows that it did not
+                see.
         """
         pairs = []
         for task, predictions, rows in parts:
@@ -86,7 +86,7 @@ class CalibratedFitting(Fitting):
         return self.fit(pairs)
 
     def fit(self, pairs: Sequence[tuple[Tensor, int]]) -> Task[Any]:
-        """Returns the task with values that fit pairs of logits ``[L]`` and the index of the correct class."""
+        """Returns the task fitted to pairs of logits ``[L]`` and the index of the class."""
         if not pairs:
             return self.task
         temperature = fit_temperature([logits.double().numpy() for logits, _ in pairs], [label for _, label in pairs])
@@ -100,12 +100,12 @@ class CalibratedFitting(Fitting):
     def labelled_logits(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[tuple[Tensor, int]]:
-        """Returns the logits ``[L]`` and the index of the label of each prediction that has a label."""
+        """Returns logits ``[L]`` and label index of each prediction with a label."""
         pairs = zip(self.task.row_logits(compact, features), map(self.label_of, rows), strict=True)
         return [(logits, label) for logits, label in pairs if label is not None]
 
     def label_of(self, row: Row) -> int | None:
-        """Returns the index of a row's class or choice; None without a label."""
+        """Returns the index of a row's class or choice, or None without a label."""
         raise NotImplementedError
 
 
@@ -140,6 +140,6 @@ def abstention_score(task: Task[Any], *, abstain_below: float | None, min_accura
 
 
 def without_label(prediction: Any, score: float) -> Any:
-    """Returns the prediction, without its label and answer if its score is below ``score``."""
+    """Returns the prediction, without label and answer below ``score``."""
     names = {field.name for field in fields(prediction)} & {"label", "answer"}
     return prediction if prediction.score >= score else replace(prediction, **dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""What the server and model cards show of a task: examples, the name on the hub, limits."""
+"""Examples, the name on the hub and limits of a task for server and model cards."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -9,7 +9,7 @@ from pydantic import Field
 from bert_tasks.data.columns import Row
 from bert_tasks.tasks.base import Part
 
-TopK = Annotated[int, Field(ge=1)]  # a parameter of the hub: how many predictions to return
+TopK = Annotated[int, Field(ge=1)]  # the hub's parameter for the number of predictions
 TEXTS = (
     "The room was clean and the staff were kind.",
     "We waited an hour and the soup was cold.",

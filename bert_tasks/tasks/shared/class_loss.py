@@ -4,9 +4,9 @@ The focal loss multiplies the cross entropy of an example by (1 - p)^gamma, wher
 label, so examples that the model gets right count less (Lin et al., "Focal Loss for Dense Object Detection", 2017,
 arXiv:1708.02002, equation 4). With class weights it is the paper's alpha-balanced loss (equation 5).
 
-The count of the mean does not depend on gamma: the sum of the class weights of the examples, and their number without
-weights, as in ``torch.nn.functional.cross_entropy``. (The paper divides by the number of boxes with an object, which
-sentences and words do not have.)
+The count of the mean does not depend on gamma. It is the sum of the class weights of the examples, or their number
+without weights, as in ``torch.nn.functional.cross_entropy``. (The paper divides by the number of boxes with an object,
+which sentences and words do not have.)
 
 Shape legend: R examples (rows or words), L labels.
 """
@@ -29,9 +29,9 @@ class FocalTask(Task[PredictionT]):
     """A task whose loss may be the focal loss.
 
     Attributes:
-        focal_gamma: exponent of the focal loss (arXiv:1708.02002): the cross entropy of an example is multiplied by
-            (1 - p)^focal_gamma, where p is the probability of the right label. 0 is the cross entropy, the paper
-            uses 2.
+        focal_gamma: Exponent of the focal loss (arXiv:1708.02002), which multiplies the cross entropy of an example by
+            (1 - p)^focal_gamma, where p is the probability of the right label. 0 is the cross entropy, the paper uses
+            2.
     """
 
     focal_gamma: float = 0.0
@@ -47,10 +47,10 @@ class WeightedTask(FocalTask[PredictionT]):
     """A task with classes, whose loss may have a weight for each.
 
     Attributes:
-        class_weights: one weight per label, or ``balanced`` (n / (labels x n of the label), from the n labelled rows or
-            words of the training data); for several labels they weigh the positive examples (``balanced``: negatives /
-            positives).
-        balanced_weights: what ``balanced`` came to on the training rows, one per label.
+        class_weights: One weight per label, or ``balanced`` (n / (labels x n of the label), from the n labelled rows or
+            words of the training data). For several labels they weigh the positive examples (``balanced`` is then
+            negatives / positives).
+        balanced_weights: The weights of ``balanced`` on the training rows, one per label.
     """
 
     class_weights: Literal["balanced"] | tuple[float, ...] | None = None
@@ -58,7 +58,7 @@ class WeightedTask(FocalTask[PredictionT]):
 
     @property
     def without_classes(self) -> str | None:
-        """The setting that leaves no loss of single classes, and why. None if the loss has classes."""
+        """The setting that leaves no loss of single classes, and why, or None."""
         return None
 
     def __post_init__(self) -> None:
@@ -100,13 +100,13 @@ class WeightedTask(FocalTask[PredictionT]):
         return weights
 
     def weights_like(self, logits: Tensor) -> Tensor | None:
-        """``[L]`` Returns the weight of each label on the device of logits. None if there are no weights."""
+        """Returns the weights ``[L]`` on the device of logits, or None without weights."""
         weights = self.label_weights()
         return None if weights is None else packing.device_tensor(weights, logits.device, logits.dtype)
 
 
 class WeightedFitting(Fitting):
-    """What training needs to know of a task with class weights."""
+    """Training of a task with class weights."""
 
     task: Any
 
@@ -145,10 +145,10 @@ class WeightedFitting(Fitting):
 
 
 class WeightedConfig(HFConfig):
-    """What a task with class weights and a config of transformers say about each other."""
+    """The config of transformers of a task with class weights."""
 
     def compatible_fields(self, stored: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Values for each label follow the order of the labels."""
+        """Orders values for each label by the labels."""
         compatible = super().compatible_fields(stored, options)
         if options.get("class_weights", "balanced") != "balanced":
             compatible.pop("balanced_weights", None)  # they were computed for another setting
@@ -167,13 +167,13 @@ class WeightedConfig(HFConfig):
 def cross_entropy(
     logits: Tensor, labels: Tensor, *, weights: Tensor | None = None, gamma: float = 0.0, smoothing: float = 0.0
 ) -> Tensor:
-    """``[R, L], [R] -> []`` Returns the sum over examples of -w (1 - p)^gamma log(p).
+    """Returns the sum over examples of -w (1 - p)^gamma log(p), ``[R, L], [R] -> []``.
 
     Args:
         logits: Logits, with ``-inf`` for labels that an example cannot have.
-        labels: The right labels as int64; p is the softmax probability of the right label.
-        weights: ``[L]`` w, the weight of each label; None: all are 1.
-        gamma: Exponent; 0 is ``torch.nn.functional.cross_entropy``, bit for bit.
+        labels: The right labels as int64. p is the softmax probability of the right label.
+        weights: ``[L]`` w, the weight of each label. None if all are 1.
+        gamma: Exponent. 0 is ``torch.nn.functional.cross_entropy``, bit for bit.
         smoothing: Label smoothing, if gamma is 0.
     """
     if gamma == 0:
@@ -185,13 +185,15 @@ def cross_entropy(
 def binary_cross_entropy(
     logits: Tensor, labels: Tensor, *, weights: Tensor | None = None, gamma: float = 0.0
 ) -> Tensor:
-    """``[R, L], [R, L] -> []`` Returns the sum over examples and labels of -w (1 - p)^gamma log(p).
+    """Returns the sum of -w (1 - p)^gamma log(p), ``[R, L], [R, L] -> []``.
+
+    The sum runs over examples and labels.
 
     Args:
         logits: Logits.
         labels: 1.0 if the label is present (p is the sigmoid of the logit), 0.0 if it is absent (p is 1 - sigmoid).
-        weights: ``[L]`` w of the labels that are present; None: 1, as w of the labels that are absent.
-        gamma: Exponent; 0 is ``torch.nn.functional.binary_cross_entropy_with_logits``, bit for bit.
+        weights: ``[L]`` w of the labels that are present. None if all are 1, as w of the labels that are absent.
+        gamma: Exponent. 0 is ``torch.nn.functional.binary_cross_entropy_with_logits``, bit for bit.
     """
     if gamma == 0:
         return F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights, reduction="sum")
@@ -202,7 +204,7 @@ def binary_cross_entropy(
 def focal_loss(losses: Tensor, gamma: float) -> Tensor:
     """Returns cross entropies -log(p) times (1 - p)^gamma.
 
-    The derivative of a power below 1 is infinite at 0, so the smallest number takes the place of 0: the gradient is 0.
+    The derivative of a power below 1 is infinite at 0, so the smallest number replaces 0. The gradient is 0.
     """
     missing = -torch.expm1(-losses)  # 1 - p, exact also if p is almost 1
     return missing.clamp(min=torch.finfo(losses.dtype).tiny) ** gamma * losses

@@ -1,4 +1,4 @@
-"""What tasks that are trained on a corpus share: texts without labels, cut into windows, and settings of masking."""
+"""Windows of texts without labels and settings of masking, for corpus tasks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -18,8 +18,8 @@ class CorpusTask(Task[PredictionT]):
     """Settings of a task that is trained on a corpus.
 
     Attributes:
-        labels: none; leave it out.
-        max_length: of a window: documents are cut into windows of this length in tokens, and nothing is dropped.
+        labels: None. Do not set them.
+        max_length: Maximum length of a window in tokens. Documents are cut into windows, and nothing is dropped.
         mlm_probability: Share of the candidate tokens that is predicted.
         mask_replace_prob: Share of the predicted tokens that the mask token replaces.
         random_replace_prob: Share of the predicted tokens that random tokens replace. The rest is not changed.
@@ -38,7 +38,7 @@ class CorpusTask(Task[PredictionT]):
 
     @property
     def rule(self) -> MaskingRule:
-        """The settings that decide what is masked."""
+        """The settings of masking."""
         names = {field.name for field in fields(self)} & {field.name for field in fields(MaskingRule)}
         return MaskingRule(**{name: getattr(self, name) for name in names})
 
@@ -64,7 +64,7 @@ class CorpusTask(Task[PredictionT]):
     def windows(
         self, documents: Sequence[DocumentTokens], room: int, tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[Window]:
-        """Yields the windows of neighbouring documents. Default: each window is of one document."""
+        """Yields the windows of neighbouring documents, by default of one document each."""
         return cut_documents(documents, room=room)
 
 
@@ -99,7 +99,7 @@ def tokenized_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) ->
 
 
 def window_feature(window: Window, rules: WindowRules, mask_id: int) -> Feature:
-    """Returns a window with its special tokens. Its masks are read, and are no words that could be masked."""
+    """Returns a window with its special tokens. Its masks are read, but are no words."""
     ids = [*rules.prefix, *window.ids, *rules.suffix]
     words = [*[NO_WORD] * len(rules.prefix), *window.words, *[NO_WORD] * len(rules.suffix)]
     return Feature(

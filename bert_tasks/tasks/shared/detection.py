@@ -1,6 +1,7 @@
-"""What a task tells ``init``: whether rows of unknown columns fit it, and which settings to start from.
+"""Detection of tasks for ``init``, in rows of unknown columns.
 
-Owns the types and the small readers of cells that the rules of several tasks share. Each task has its rules beside it.
+Owns the types and the small readers of cells that the rules of several tasks share. Each task has its rules in its own
+folder.
 """
 
 import shlex
@@ -15,7 +16,7 @@ from bert_tasks.data.problems import RowError
 from bert_tasks.data.profile import ColumnProfile, pieces
 from bert_tasks.tasks.base import Part
 
-COMPARED_ROWS = 1000  # where two columns must fit together
+COMPARED_ROWS = 1000  # in which two columns must fit together
 
 # Names that people give to the column of the labels, in lower case.
 LABEL_NAMES = (
@@ -35,16 +36,16 @@ class TaskGuess:
     """A task that fits.
 
     Attributes:
-        columns: the task's columns -> columns of the rows.
-        settings: what the rows say of the task's fields.
-        words: what 95 of 100 rows have at most, of all texts that are read together.
-        labels: the different labels seen, sorted.
-        reasons: what was seen and what follows from it.
-        alternatives: other readings; none where there is no doubt.
+        columns: The task's columns -> columns of the rows.
+        settings: The task's fields that follow from the rows.
+        words: Maximum number of words of 95 of 100 rows, over all texts that are read together.
+        labels: The different labels, sorted.
+        reasons: Observations and conclusions.
+        alternatives: Other readings. Empty if there is no doubt.
         spare: (task's column, column, remark) of columns that could be read instead or as well.
-        separator: between several labels in a cell.
-        precedence: of guesses of several tasks the highest is taken. Rows with a tag for each word are also rows with
-            two columns of text, so the more demanding task has the higher one.
+        separator: Separator of several labels in a cell.
+        precedence: Among guesses of several tasks the highest wins. Rows with a tag for each word are also rows with
+            two columns of text, so the more demanding task has the higher precedence.
     """
 
     task: str
@@ -61,15 +62,15 @@ class TaskGuess:
 
 @dataclass(frozen=True, kw_only=True)
 class UserHints:
-    """What the user says about the rows; what is not stated is found out.
+    """The user's hints about the rows. Unset hints are detected.
 
     Attributes:
-        task: a name of the task.
-        name: the name of the task in the recipe, if it is one of several tasks.
-        texts: columns: one text or two, the words, or the question and its context.
-        problem: what is predicted, for tasks with ``Detection.problems``.
-        label: the column of the labels, numbers, tags or answers.
-        separator: between several labels in a cell of that column.
+        task: A name of the task.
+        name: The name of the task in the recipe, if it is one of several tasks.
+        texts: Columns with one text or two, the words, or the question and its context.
+        problem: What is predicted, for tasks with ``Detection.problems``.
+        label: The column of the labels, numbers, tags or answers.
+        separator: Separator of several labels in a cell of that column.
     """
 
     task: str | None = None
@@ -138,17 +139,17 @@ class Suggestion(NamedTuple):
 
 
 def needed_tokens(words: int) -> float:
-    """Tokens that this number of words and punctuation marks becomes, in a language that the tokenizer was made for."""
+    """Returns the number of tokens for words, in a language of the tokenizer."""
     return words * _TOKENS_PER_WORD + _SPECIAL_TOKENS
 
 
 def suggested_length(words: int, longest: int) -> int:
-    """A ``max_length`` for texts of this number of words and punctuation marks, at most ``longest``."""
+    """Returns a ``max_length`` for texts of this number of words, at most ``longest``."""
     return min(next((length for length in _LENGTHS if length >= needed_tokens(words)), _LENGTHS[-1]), longest)
 
 
 def cell_value(row: Mapping[str, Any], column: str, kind_name: str) -> Any:
-    """The cell in canonical form; None where it is missing or of another kind."""
+    """Returns the cell in canonical form, or None if it is missing or of another type."""
     try:
         return KINDS[kind_name].parse(row.get(column))
     except RowError:
@@ -158,7 +159,7 @@ def cell_value(row: Mapping[str, Any], column: str, kind_name: str) -> Any:
 def other_columns(
     columns: Mapping[str, str], others: Iterable[Mapping[str, str]], profiles: Sequence[ColumnProfile]
 ) -> tuple[str, ...]:
-    """Returns alternatives, as ``TaskGuess`` has them, for columns that match as well as the chosen ones.
+    """Returns alternatives of ``TaskGuess`` for columns that match equally well.
 
     Args:
         columns: The task's columns -> the chosen ones.
@@ -172,11 +173,11 @@ def other_columns(
 
 
 def several_tasks(label: str, others: Sequence[str]) -> tuple[str, ...]:
-    """Returns the alternative that each column of labels is a task of its own; none without other columns."""
+    """Returns the alternative of a task for each of several columns of labels."""
     options = " ".join(f"--label {shlex.quote(name)}" for name in (label, *others))
     return (f"{len(others) + 1} tasks on one encoder ({options})",) if others else ()
 
 
 def count_pieces(row: Mapping[str, Any], columns: Sequence[str]) -> int:
-    """How many words and punctuation marks the texts in these columns have together."""
+    """Returns the number of words and punctuation marks in these columns together."""
     return sum(pieces(row[name]) for name in columns if isinstance(row.get(name), str))

@@ -1,10 +1,9 @@
-"""Explanations of predictions: how much each word of a row contributed to one of its logits.
+"""Explanations of predictions by the contributions of a row's words to a logit.
 
-Owns what a task states so that its predictions can be explained (``Explainable``), and the words over which the
-contributions of tokens are summed. model/explanation.py computes the gradients.
-
-A word is what ``word_spans`` finds. Tokenizers cut texts in other places: words that share a token are one here, so
-that a token never belongs to two.
+Owns what a task defines so that its predictions can be explained (``Explainable``), and the words over which the
+contributions of tokens are summed. model/explanation.py computes the gradients. A word is a span of ``word_spans``.
+Tokenizers cut texts at other characters, so words that share a token are one word in an explanation. A token never
+belongs to two.
 """
 
 from bisect import bisect_right
@@ -18,31 +17,31 @@ from bert_tasks.tasks.base import Feature, Part, Task
 from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase, Tensor
 from bert_tasks.tasks.shared.outputs import windows_by_row
 
-TOLERANCE = 0.01  # of the difference of the logits: by how much contributions may miss it
+TOLERANCE = 0.01  # error of the contributions, as a share of the difference of the logits
 
 
 class TokenSpan(NamedTuple):
-    """What a token stands for: characters ``start`` to ``end - 1`` of the text of a column."""
+    """A token's characters ``start`` to ``end - 1`` in the text of a column."""
 
     column: str
     start: int
     end: int
 
 
-# Of each token of each feature; None: a special token.
+# The span of each token of each feature. None for a special token.
 TokenSpans = Sequence[Sequence[TokenSpan | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedLogit:
-    """The number that an explanation is about: a weighted sum of the logits of a row's features.
+    """The number of an explanation, which is a weighted sum of a row's logits.
 
     Attributes:
-        label: the predicted label, the answer or the type of an entity, whose logit it is; None for a number.
+        label: The predicted label, the answer or the type of an entity, whose logit it is. None for a number.
         texts: column -> text, of all columns in which the row's tokens are.
-        terms: (feature, place, weight): the index of a feature, the place among its logits, row after row, and the
-            factor. A feature may have several terms or none.
-        words: the places of the words in the text, if the row itself has words. Default: see ``word_spans``.
+        terms: (feature, place, weight) with the index of a feature, the position among its logits, row after row, and
+            the factor. A feature may have several terms or none.
+        words: The positions of the words in the text, if the row itself has words. Default: see ``word_spans``.
     """
 
     label: str | None
@@ -53,7 +52,7 @@ class ExplainedLogit:
 
 @dataclass(frozen=True, kw_only=True)
 class WordContribution:
-    """A word, the column whose text has it at the characters ``start`` to ``end - 1``, and what it contributed."""
+    """A word, its contribution, column and characters ``start`` to ``end - 1``."""
 
     column: str
     word: str
@@ -64,16 +63,19 @@ class WordContribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """How much each word contributed to a logit, by integrated gradients (Sundararajan et al. 2017).
+    """The contribution of each word to a logit, by integrated gradients.
+
+    Source: Sundararajan et al. 2017.
 
     Attributes:
-        label: the predicted label, the answer or the type of an entity, whose logit is explained; None for a number.
-        logit: of the row as it is; of a span the sum of its start and end logit; of an entity the mean over its words.
-        baseline_logit: of the row with every token replaced by the baseline's, special tokens excepted.
-        words: the words of all texts in their order. Words that the model did not read have contributed 0.
-        completeness_error: by which share of ``logit - baseline_logit`` the sum of the contributions differs from it;
-            a difference below 0.0001 counts as 0.0001.
-        steps: how many points on the path from the baseline to the row were evaluated.
+        label: The predicted label, the answer or the type of an entity, whose logit is explained. None for a number.
+        logit: The logit of the unchanged row. For a span, the sum of its start and end logit. For an entity, the mean
+            over its words.
+        baseline_logit: The logit of the row with every token replaced by the baseline's, special tokens excepted.
+        words: The words of all texts in their order. Words that the model did not read have contributed 0.
+        completeness_error: The difference of the sum of the contributions from ``logit - baseline_logit``, as a share
+            of it. A difference below 0.0001 counts as 0.0001.
+        steps: Number of evaluated points on the path from the baseline to the row.
     """
 
     label: str | None
@@ -152,7 +154,7 @@ class TextWords:
     Args:
         text: The text.
         spans: The characters of the tokens that were read.
-        words: The places of the words. Default: see ``word_spans``.
+        words: The positions of the words. Default: see ``word_spans``.
     """
 
     def __init__(
@@ -172,13 +174,13 @@ class TextWords:
         self._starts = [start for start, _ in self.spans]
 
     def _visible(self, start: int, end: int) -> tuple[int, int] | None:
-        """The span without white space around it; None: there is nothing else."""
+        """Returns the span without white space around it, or None if nothing is left."""
         piece = self._text[start:end]
         first = start + len(piece) - len(piece.lstrip())
         return (first, start + len(piece.rstrip())) if piece.strip() else None
 
     def word_of(self, start: int, end: int) -> int:
-        """The number of the word that a token is a part of; of white space the next word, or else the last one."""
+        """Returns the number of a token's word, for white space the next or last word."""
         visible = self._visible(start, end)
         if visible is not None:
             return bisect_right(self._starts, visible[0]) - 1
@@ -192,7 +194,7 @@ def word_contributions(
     tokens: Sequence[tuple[TokenSpan, float]],
     places: Sequence[tuple[int, int]] | None = None,
 ) -> tuple[WordContribution, ...]:
-    """Sums contributions of tokens over words. Tokens occur several times if windows overlap."""
+    """Sums contributions of tokens over words. Overlapping windows repeat tokens."""
     contributions: list[WordContribution] = []
     for column, text in texts.items():
         column_tokens = [(span, contribution) for span, contribution in tokens if span.column == column]

@@ -1,4 +1,4 @@
-"""From rows to packed batches: the features of a task, checked against the model's tables, and their collation."""
+"""Packed batches of rows, with checked features of a task."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -14,11 +14,11 @@ from bert_tasks.tasks.shared.lazy import PackedBatch, PreTrainedTokenizerBase, p
 def checked_features(
     task: Task, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, config: EncoderConfig
 ) -> list[Feature]:
-    """The task's features of these rows.
+    """Returns the task's features of these rows.
 
     Raises:
-        UsageError: an id is outside the model's embedding table. A checkpoint's own tokenizer is checked when it is
-            loaded; a task that is not built in, or a tokenizer that was set later, may give any id.
+        UsageError: An id is outside the model's embedding table. A checkpoint's own tokenizer is checked when it is
+            loaded, but a task that is not built in, or a tokenizer that was set later, may return any id.
     """
     features = task.features(rows, tokenizer)
     tables = {
@@ -45,12 +45,14 @@ def encoded_texts(
     offsets: bool = False,
     only_first: bool = False,
 ) -> Any:
-    """The tokenizer's encoding of texts, or of pairs. Special tokens written in a text stay plain characters.
+    """Returns the tokenizer's encoding of texts, or of pairs.
+
+    Special tokens written in a text stay plain characters.
 
     Args:
         texts: The texts, or the first and the second text of each pair.
         max_length: Maximum length in tokens. Longer texts are cut.
-        overlap: Number of tokens that windows of a text share. None: each text is one window.
+        overlap: Number of tokens that windows of a text share. None makes each text one window.
         offsets: Return the characters of each token, too.
         only_first: Cut the first texts of pairs only. Default: the longer text of each pair.
     """
@@ -71,14 +73,14 @@ def encoded_texts(
 def lost_tokens(
     texts: Sequence[Sequence[str]], cut: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> dict[int, int]:
-    """How many tokens each text lost that was cut, by its number.
+    """Returns number of a text -> its number of tokens that were cut off.
 
-    Only texts that fill ``max_length`` are read again, in full. The tokenizer's own overflow cannot be counted: of a
-    pair it holds every combination of both texts' parts.
+    Only texts that fill ``max_length`` are read again, in full. The tokenizer's own overflow cannot be counted, because
+    for a pair it holds every combination of both texts' parts.
 
     Args:
-        texts: the texts, or the first and the second of each pair.
-        cut: their tokens, at most ``max_length``.
+        texts: The texts, or the first and the second of each pair.
+        cut: Their tokens, at most ``max_length``.
     """
     full = [number for number, ids in enumerate(cut) if len(ids) == max_length]
     if not full:

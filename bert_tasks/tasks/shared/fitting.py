@@ -1,4 +1,4 @@
-"""What a run asks of a task beside its loss: samples, values fitted to data, checks of the rows, a generator."""
+"""Samples, fitted values, row checks and the generator of a task in training."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace

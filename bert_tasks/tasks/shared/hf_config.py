@@ -1,4 +1,4 @@
-"""The bridge between a task and a config of transformers: its head, its labels, the settings that a config implies."""
+"""The head, the labels and implied settings of a task in transformers' config."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -82,7 +82,7 @@ def label_config(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def label_places(file_labels: Sequence[str], labels: Sequence[str]) -> list[int] | None:
-    """The index of each label among a file's labels, regardless of case if need be; None if they are not the same."""
+    """Returns the index of each label in a file's labels, ignoring case, or None."""
     for names, targets in ((file_labels, labels), ([*map(str.casefold, file_labels)], [*map(str.casefold, labels)])):
         if sorted(names) == sorted(targets) and len(set(names)) == len(names):
             return [names.index(label) for label in targets]

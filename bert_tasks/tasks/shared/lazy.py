@@ -1,6 +1,6 @@
-"""torch, transformers and the encoder for tasks: imported when they are first used.
+"""torch, transformers and the encoder for tasks, imported on first use.
 
-Their import takes seconds. What reads rows and computes nothing, such as ``init``, does not wait for it.
+Their import takes seconds. Code that reads rows and computes nothing, such as ``init``, does not wait for it.
 """
 
 from importlib import import_module

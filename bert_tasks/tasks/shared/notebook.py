@@ -1,4 +1,4 @@
-"""What notebooks show of predictions and results: small tables of HTML, and words with a shade behind them."""
+"""Predictions and results in notebooks, as small tables of HTML and shaded words."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -8,12 +8,12 @@ from bert_tasks.tasks.base import PredictionT
 
 _SHOWN = 20  # predictions of a table
 _LONGEST = 12  # values of a cell
-# Behind entities, one colour for each type; black text is readable on all of them, in light and in dark notebooks.
+# Colours of entities, one for each type. Black text is readable on all, in light and in dark notebooks.
 _COLOURS = ("#aecbfa", "#fdd663", "#a8dab5", "#f6aea9", "#d7aefb", "#fcc934", "#9fe3e7", "#e6c9a8")
 
 
 class Predictions(list[PredictionT]):
-    """The predictions of rows, in their order: a list that a notebook shows as a table.
+    """The predictions of rows in order, as a list that notebooks show as a table.
 
     Example:
         >>> predictions = model.predict(["a fine film", "a dull one"])
@@ -23,7 +23,7 @@ class Predictions(list[PredictionT]):
     """
 
     def to_frame(self) -> Any:
-        """Returns a DataFrame of pandas with a row for each prediction and the columns of a written file.
+        """Returns a pandas DataFrame with a row for each prediction, as in a written file.
 
         Raises:
             ImportError: pandas is not installed.
@@ -39,14 +39,14 @@ class Predictions(list[PredictionT]):
 
 
 def html_table(names: Sequence[str], rows: Iterable[Mapping[str, str]]) -> str:
-    """Returns a table of HTML; the cells are HTML, too."""
+    """Returns a table of HTML. The cells are HTML, too."""
     lines = ("".join(f'<td style="text-align: left">{row.get(name, "")}</td>' for name in names) for row in rows)
     head = "".join(f'<th style="text-align: left">{escape(name)}</th>' for name in names)
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def _prediction_cells(prediction: Any) -> dict[str, str]:
-    """The written fields of a prediction; tags and explanations shade the words that they are about."""
+    """Returns the written fields of a prediction. Tags and explanations shade words."""
     content = prediction.to_json()
     items = [content, *content["entities"]] if "tags" in content else [content]
     explanations = [item.pop("explanation") for item in items if "explanation" in item]
@@ -72,13 +72,13 @@ class _Html(str):
 
 
 def _contributions(explanation: Mapping[str, Any]) -> str:
-    """The words of an explanation in a line."""
+    """Returns the words of an explanation in a line."""
     largest = max((abs(word["contribution"]) for word in explanation["words"]), default=0.0)
     return " ".join(_contribution(word, largest) for word in explanation["words"])
 
 
 def _contribution(word: Mapping[str, Any], largest: float) -> str:
-    """A word with green behind what speaks for the prediction and red behind what speaks against it."""
+    """Returns a word on green if it supports the prediction, on red if it opposes it."""
     share = word["contribution"] / largest if largest else 0.0
     colour = f"rgba({'52, 168, 83' if share > 0 else '234, 67, 53'}, {abs(share):.2f})"
     return _shaded(word["word"], colour, f"{word['contribution']:+.4f}")
@@ -92,7 +92,7 @@ def _shaded(text: str, colour: str, title: str) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value in a few characters: numbers with four digits, the first parts of lists."""
+    """Returns a value in a few characters, with four digits and first items."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):

@@ -1,7 +1,8 @@
-"""What follows from the meaning of the logits (``Task.output_kind``): distillation, means of models, shown logits.
+"""Distillation, means of models and shown logits for each kind of output.
 
-Divergences are sums, multiplied by the square of the temperature, which keeps the size of the gradient (Hinton, Vinyals
-and Dean, arXiv:1503.02531). The mean of several models averages probabilities, and is returned as logits.
+The output kind is the meaning of the logits (``Task.output_kind``). Divergences are sums, multiplied by the square of
+the temperature, which keeps the size of the gradient (Hinton, Vinyals and Dean, arXiv:1503.02531). The mean of several
+models averages probabilities, and is returned as logits.
 
 Shape legend: N tokens, B sequences (windows), S samples, R rows of logits, C choices, L labels, T tokens of the longest
 window.
@@ -42,27 +43,27 @@ def windows_by_row(features: Sequence[Feature]) -> list[list[int]]:
 
 
 def sample_logits(logits: Tensor, windows: Collection[int]) -> Tensor:
-    """``[B, L] -> [S, L]`` Returns the mean over the windows of each sample."""
+    """Returns the mean over the windows of each sample, ``[B, L] -> [S, L]``."""
     if len(windows) == logits.shape[0]:
         return logits
     return torch.segment_reduce(logits, "mean", lengths=packing.device_tensor([*windows], logits.device), unsafe=True)
 
 
 def choice_logits(logits: Tensor, windows: Collection[int], *, absent: float) -> Tensor:
-    """``[B, 1] -> [S, C]`` Returns the logits of each row's windows, with ``absent`` if a row has fewer than others."""
+    """Returns each row's logits, padded with ``absent``, ``[B, 1] -> [S, C]``."""
     return rnn.pad_sequence(
         list(torch.split(logits.squeeze(-1), list(windows))), batch_first=True, padding_value=absent
     )
 
 
 def position_logits(parts: Sequence[Tensor], *, absent: float) -> Tensor:
-    """``B x [tokens, 2] -> [2 B, T]`` Returns the start and the end logits of windows, with ``absent`` as padding."""
+    """Returns start and end logits, padded, ``B x [tokens, 2] -> [2 B, T]``."""
     padded = rnn.pad_sequence(list(parts), batch_first=True, padding_value=absent)  # [B, T, 2]
     return padded.transpose(1, 2).flatten(0, 1)
 
 
 def vocabulary_output(logits: Any) -> VocabularyOutput:
-    """Returns the logits of tokens over the vocabulary, also of an exported graph or a head with further outputs."""
+    """Returns logits over the vocabulary from any head or exported graph."""
     if isinstance(logits, heads.PretrainingOutput):
         return logits.vocabulary
     return heads.VocabularyOutput.of_logits(logits) if isinstance(logits, torch.Tensor) else logits
@@ -88,7 +89,7 @@ def check_teachable(task: Task) -> None:
 
 
 def distillation_count(task: Task, head: Head, features: Sequence[Feature]) -> float:
-    """Returns the count of ``distillation_loss`` for a batch of these features, with or without labels."""
+    """Returns the count of ``distillation_loss`` for a batch, with or without labels."""
     if task.output_kind == "position":
         return float(head.num_logits * len(features))
     if head.per_token:
@@ -103,7 +104,7 @@ def distillation_count(task: Task, head: Head, features: Sequence[Feature]) -> f
 def distillation_loss(
     task: Task, head: Head, student: Any, teacher: Any, batch: PackedBatch, temperature: float
 ) -> LossTerm:
-    """Returns how far a student's logits are from its teacher's logits for the same batch.
+    """Returns the distance of a student's logits from its teacher's logits.
 
     Args:
         task: The task of both.
@@ -129,7 +130,7 @@ def distillation_loss(
 
 
 def _distributions(task: Task, head: Head, logits: Tensor, batch: PackedBatch) -> Tensor:
-    """Returns a row of logits for each distribution or number that two models are compared by."""
+    """Returns a row of logits for each distribution or number to compare."""
     if task.output_kind == "choice":
         return choice_logits(logits, batch.windows, absent=NO_LOGIT)
     if task.output_kind == "position":
@@ -138,7 +139,7 @@ def _distributions(task: Task, head: Head, logits: Tensor, batch: PackedBatch) -
 
 
 def softmax_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Returns the Kullback-Leibler divergence of the student's distribution from the teacher's, summed over all rows.
+    """Returns the Kullback-Leibler divergence of the student, summed over all rows.
 
     ``[R, L], [R, L] -> []`` KL(teacher || student) times ``temperature`` squared. ``NO_LOGIT`` in the same positions of
     both has no share.
@@ -150,7 +151,7 @@ def softmax_divergence(student: Tensor, teacher: Tensor, temperature: float) -> 
 
 
 def sigmoid_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Returns the divergence of labels that are present or absent, summed over rows and labels.
+    """Returns the divergence of labels that are present or absent, summed.
 
     ``[R, L], [R, L] -> []`` KL(teacher || student) of two outcomes, times ``temperature`` squared.
     """
@@ -210,20 +211,20 @@ def mean_logits(task: Task, head: Head, logits: Iterable[Any], windows: Sequence
 
 
 def mean_softmax(logits: Iterable[Tensor]) -> Tensor:
-    """``M x [..., L] -> [..., L]`` Returns the logarithms of the mean probabilities of classes."""
+    """Returns logarithms of mean probabilities, ``M x [..., L] -> [..., L]``."""
     stacked = torch.stack([each.log_softmax(dim=-1) for each in logits])
     return stacked.logsumexp(dim=0) - math.log(len(stacked))
 
 
 def mean_sigmoid(logits: Iterable[Tensor]) -> Tensor:
-    """Returns the log-odds of the mean probabilities of labels that are present or absent."""
+    """Returns the log-odds of labels' mean probabilities."""
     stacked = torch.stack(list(logits))
     present, absent = (F.logsigmoid(sign * stacked).logsumexp(dim=0) for sign in (1, -1))
     return present - absent
 
 
 def mean_values(logits: Iterable[Tensor]) -> Tensor:
-    """Returns the mean of numbers. Two tensors are in memory at a time: the sum and the numbers of one model."""
+    """Returns the mean of numbers, with two tensors in memory at a time."""
     remaining = iter(logits)
     total, count = next(remaining).clone(), 1
     for each in remaining:
@@ -239,7 +240,7 @@ def mean_values(logits: Iterable[Tensor]) -> Tensor:
 def with_logits(
     task: Task, predictions: Sequence[Any], compact: Sequence[Tensor], features: Sequence[Feature]
 ) -> Sequence[Any]:
-    """Returns predictions with the logits that they were made of: of each label, choice, or word and label.
+    """Returns predictions with the logits of each label, choice, or word and label.
 
     Raises:
         UsageError: A prediction of the task has no such logits.
@@ -253,7 +254,7 @@ def with_logits(
     rows = []
     for numbers in windows_by_row(features):
         windows = [compact[index] for index in numbers]
-        if windows[0].dim() == 2:  # of each word's first token
+        if windows[0].dim() == 2:  # logits of each word's first token
             starts = [start for index in numbers for start in word_starts(features[index].get("word_ids"))]
             first = torch.tensor(starts, dtype=torch.bool).nonzero().squeeze(1)
             words = torch.cat(windows).index_select(0, first).tolist()

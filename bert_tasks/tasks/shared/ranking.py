@@ -1,7 +1,7 @@
 """Ranking losses, which compare the rows of a group.
 
-A group has rows with scores s and grades g >= 0, such as the candidates of a query. P are its pairs (i, j) with
-g_i > g_j. All rows of a group are in one sample, so a loss never depends on other groups:
+A group has rows with scores s and grades g >= 0, such as the candidates of a query. P are its pairs (i, j) with g_i >
+g_j. All rows of a group are in one sample, so a loss never depends on other groups:
 
     ranknet   sum over P of log(1 + exp(s_j - s_i)), divided by the number of pairs
     listnet   cross entropy of softmax(g) and softmax(s), divided by the number of groups
@@ -11,8 +11,8 @@ Here |delta nDCG_ij| = |2^g_i - 2^g_j| x |1 / log2(1 + r_i) - 1 / log2(1 + r_j)|
 rows i and j exchange their ranks r. It has no gradient. A group whose grades are all equal counts nothing.
 
 Sources: RankNet, Burges et al. 2005 (https://doi.org/10.1145/1102351.1102363). ListNet with top-one probabilities, Cao
-et al. 2007 (https://doi.org/10.1145/1273496.1273513). LambdaRank, Burges 2010 (Microsoft Research MSR-TR-2010-82), as
-a loss in Wang et al. 2018 (https://doi.org/10.1145/3269206.3271784).
+et al. 2007 (https://doi.org/10.1145/1273496.1273513). LambdaRank, Burges 2010 (Microsoft Research MSR-TR-2010-82), as a
+loss in Wang et al. 2018 (https://doi.org/10.1145/3269206.3271784).
 
 Shape legend: G groups, C rows of the group that has most.
 """
@@ -52,9 +52,10 @@ def ranking_loss(name: RankingLoss, scores: Tensor, grades: Tensor) -> tuple[Ten
 
 
 def ndcg_changes(scores: Tensor, grades: Tensor) -> Tensor:
-    """``[G, C], [G, C] -> [G, C, C]`` Returns how much nDCG changes if two rows exchange their ranks.
+    """Returns how much nDCG changes if two rows exchange their ranks.
 
-    The later one of two rows with equal scores has the better rank, as in ``ranking_metrics``.
+    ``[G, C], [G, C] -> [G, C, C]``. The later one of two rows with equal scores has the better rank, as in
+    ``ranking_metrics``.
     """
     numbers = torch.arange(scores.shape[1], device=scores.device)
     mine, other = scores.unsqueeze(2), scores.unsqueeze(1)

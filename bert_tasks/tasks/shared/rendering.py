@@ -1,4 +1,4 @@
-"""How predictions are written: texts of tokens, vectors, and file formats of a task's field."""
+"""The written form of predictions, with vectors and file formats of a task."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields

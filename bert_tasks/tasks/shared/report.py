@@ -1,6 +1,6 @@
-"""What a task tells a report about its predictions: metrics, tables, charts and examples as plain data.
+"""Metrics, tables, charts and examples of a task's predictions as plain data.
 
-A task fills in a ``ReportSections``; report/ adds intervals and renders it, whatever the task is. This module also owns
+A task fills in a ``ReportSections``. report/ adds intervals and renders it, whatever the task is. This module also owns
 the limits on how much text a report holds.
 
 Shape legend: L classes that occur.
@@ -20,10 +20,10 @@ from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.base import Part
 
 MOST_EXAMPLES = 20
-MOST_CHARACTERS = 500  # of one text
-MOST_POINTS = 400  # of a line
-SHOWN_CLASSES = 25  # of a matrix that fits on a page
-MOST_CELLS = 40_000  # of a matrix of all classes
+MOST_CHARACTERS = 500  # in one text
+MOST_POINTS = 400  # on a line
+SHOWN_CLASSES = 25  # in a matrix that fits on a page
+MOST_CELLS = 40_000  # in a matrix of all classes
 MOST_CONFUSIONS = 12  # in the list of the most frequent mistakes
 HUES = 6  # colours of marked segments in the style sheet
 
@@ -34,7 +34,7 @@ Scale = Literal["linear", "whole"]
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """``counts[i][j]``: rows (or words) of class ``labels[i]`` that were predicted as ``labels[j]``."""
+    """``counts[i][j]`` rows or words of class ``labels[i]`` as ``labels[j]``."""
 
     labels: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
@@ -42,7 +42,7 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Confusion:
-    """How often each class was predicted for rows (or words: the ``unit``) of each class.
+    """The number of predictions of each class for the ``unit`` of each class.
 
     Attributes:
         labels: The classes that occur, in their order. All classes if they are few.
@@ -55,7 +55,7 @@ class Confusion:
 
     @classmethod
     def of(cls, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str], unit: str) -> Self:
-        """Counts the pairs of label and prediction. ``names`` are all classes in their order."""
+        """Counts the pairs of label and prediction. ``names`` are all classes in order."""
         counts = Counter(zip(labels, predictions, strict=True)).most_common()
         occurring = {*labels, *predictions}
         shown = tuple(name for name in names if len(names) <= SHOWN_CLASSES or name in occurring)
@@ -74,7 +74,7 @@ class Confusion:
 
     @property
     def matrix(self) -> Matrix:
-        """All classes; of many those with the most mistakes and, in the last row and column, all others as one."""
+        """All classes, or the worst classes and the others as the last row and column."""
         if not self.left_out:
             return self._counted(self.labels)
         wrong: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class Confusion:
 
     @property
     def full(self) -> Matrix | None:
-        """All classes, where ``matrix`` leaves some out; None if there are more than a page can hold."""
+        """All classes if ``matrix`` skips some. None if there are too many for a page."""
         fits = len(self.labels) ** 2 <= MOST_CELLS
         return self._counted(self.labels) if self.left_out and fits else None
 
@@ -101,7 +101,7 @@ class Confusion:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """An axis from ``low`` to ``high``, widened if they are equal. With the scale ``whole`` ticks are whole numbers."""
+    """An axis from ``low`` to ``high``, with whole numbers for the scale ``whole``."""
 
     name: str
     low: float
@@ -117,7 +117,7 @@ class Axis:
 
     @classmethod
     def around(cls, name: str, values: Iterable[float], scale: Scale = "linear") -> Self:
-        """From the next round number below all values to the next one above them."""
+        """Spans from the round number below all values to the round number above."""
         numbers = list(values)
         tight = cls(name=name, low=min(numbers), high=max(numbers), scale=scale)
         low, high = math.floor(tight.low / tight.step + 1e-9), math.ceil(tight.high / tight.step - 1e-9)
@@ -125,7 +125,7 @@ class Axis:
 
     @property
     def step(self) -> float:
-        """The distance of two ticks: 1, 2 or 5 times a power of ten."""
+        """The distance of two ticks, which is 1, 2 or 5 times a power of ten."""
         raw = (self.high - self.low) / 5
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
@@ -138,7 +138,7 @@ class Axis:
         return [round(number * self.step, 12) for number in range(first, last + 1)]
 
     def tick_text(self, tick: float) -> str:
-        """The number that a tick stands for, with as many decimals as the steps of the axis have."""
+        """Returns a tick's number, with as many decimals as the steps have."""
         step, largest = self.step, max(map(abs, self.ticks))
         if max(largest, 1e3 * step) < 1e15 and max(step, 0.1 * largest) >= 1e-4:
             text = f"{tick:,.{max(0, math.ceil(-math.log10(step) - 1e-9))}f}"
@@ -149,7 +149,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line through (x, y), with a gap if y is None. ``style`` is the number of its colour and dashes."""
+    """A line through (x, y) with gaps at None. ``style`` is its colour and dashes."""
 
     name: str
     points: Sequence[Point]
@@ -181,7 +181,7 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A piece of a text with the marks of its label and prediction. ``hue`` is a number of a colour below ``HUES``."""
+    """A piece of a text with its marks. ``hue`` is a colour below ``HUES``."""
 
     text: str
     label: str = ""
@@ -191,7 +191,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """A remark below an example: a name, and a value if there is one; ``tone`` is its colour."""
+    """A name below an example, with a value if there is one. ``tone`` is its colour."""
 
     name: str
     value: str | float | None = None
@@ -200,11 +200,11 @@ class Remark:
 
 @dataclass(frozen=True, kw_only=True)
 class Shading:
-    """How much each word of an example contributed to its prediction.
+    """The contribution of each word of an example to its prediction.
 
     Attributes:
         label: The predicted label. None for a number.
-        texts: The name of a column, and its text in pieces: (piece, contribution), None between words.
+        texts: The name of a column, and its text in pieces (piece, contribution), with None between words.
         largest: The largest contribution without its sign. Not 0.
         total: The sum of all contributions.
     """
@@ -220,14 +220,14 @@ class Example:
     """A row with its label and prediction.
 
     Attributes:
-        line: the line of the row in its file.
-        texts: paragraphs.
-        excerpt: a text in which both label and prediction are marked.
-        sides: (name, text) twice: the text with the marks of the label, and with the marks of the prediction.
-        remarks: the label, the prediction and their scores.
-        candidates: the best predictions with their probabilities.
-        row: what was predicted, where its prediction can be explained.
-        shading: the explanation, where it was asked for.
+        line: The line of the row in its file.
+        texts: Paragraphs.
+        excerpt: A text in which both label and prediction are marked.
+        sides: (name, text) twice, with the marks of the label and with the marks of the prediction.
+        remarks: The label, the prediction and their scores.
+        candidates: The best predictions with their probabilities.
+        row: The row, if its prediction can be explained.
+        shading: The explanation, if it was requested.
     """
 
     line: int | None
@@ -242,7 +242,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """A section of examples; ``word`` names it in the table of contents, ``lead`` says which they are."""
+    """Examples, with ``word`` for the table of contents and the text ``lead``."""
 
     word: str
     title: str
@@ -252,7 +252,7 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class RowResult:
-    """A row, its label, the prediction, and how confident the model was of it (the error, for a number)."""
+    """A row, its label, the prediction, and its confidence (for a number, the error)."""
 
     row: Row
     label: Any
@@ -263,21 +263,23 @@ class RowResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSections:
-    """What a report shows of the predictions for one data set; what a task does not have stays empty.
+    """A report's content on the predictions for one data set.
+
+    Fields that a task does not have stay empty.
 
     Attributes:
-        measure: the metrics as a formula over sums, so that the report can resample rows.
-        unit: what a row is called, in the plural: rows, sentences or questions.
-        headline: the names of the metrics that are shown first.
-        results: of each row that has a label, in row order.
+        measure: The metrics as a formula over sums, so that the report can resample rows.
+        unit: The name of rows in the plural, which is rows, sentences or questions.
+        headline: The names of the metrics that are shown first.
+        results: The results of each row that has a label, in row order.
         accuracy_of_rows: ``accuracy`` is the share of the results that are correct, as McNemar's test assumes.
-        percent: metrics are on a scale of 0 to 100 instead of 0 to 1.
-        label_word: what a label is: class, label, type or tag; empty where there is no table by label.
-        labels: the labels of that table, in order.
-        groups: the metrics of kinds of rows, by the name of the kind.
-        uncalibrated: the calibration without the fitted temperature, if there is one.
-        confidence_in: what the confidences of ``calibration`` refer to: prediction, label or tag.
-        figures: further plain values for ``report --json``.
+        percent: Metrics are on a scale of 0 to 100 instead of 0 to 1.
+        label_word: The name of a label, which is class, label, type or tag. Empty if there is no table by label.
+        labels: The labels of that table, in order.
+        groups: The metrics of kinds of rows, by the name of the kind.
+        uncalibrated: The calibration without the fitted temperature, if there is one.
+        confidence_in: What the confidences of ``calibration`` refer to, which is prediction, label or tag.
+        figures: Further plain values for ``report --json``.
     """
 
     measure: MetricFormula
@@ -385,12 +387,12 @@ def _without_scores(value: Any) -> Any:
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:
-    """The text, or its beginning if it is longer than ``most`` characters."""
+    """Returns the text, or its beginning if it is longer than ``most`` characters."""
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
 def thinned(points: Sequence[PointT]) -> list[PointT]:
-    """At most ``MOST_POINTS`` of the points, evenly spread, the last one among them."""
+    """Returns at most ``MOST_POINTS`` evenly spread points, with the last one."""
     if len(points) <= MOST_POINTS:
         return list(points)
     step = (len(points) - 1) / (MOST_POINTS - 1)

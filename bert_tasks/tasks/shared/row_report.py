@@ -1,7 +1,7 @@
-"""The report of tasks that predict one thing for a row: a class, several labels, a number or a choice.
+"""The report of predictions of a class, labels, a number or a choice for a row.
 
-``Task.output_kind`` says which of them. Predictions have the fields of the hub's pipelines: ``label``, ``labels``,
-``score`` and ``scores``.
+``Task.output_kind`` says which of them. Predictions have the fields of the hub's pipelines, which are ``label``,
+``labels``, ``score`` and ``scores``.
 
 Shape legend: L labels.
 """
@@ -35,16 +35,16 @@ from bert_tasks.tasks.shared.report import (
 )
 
 MOST_SCATTERED = 1500  # points of a scatter plot
-_SEED = 0  # of their choice
-_NO_SPREAD = 0.01  # of the labels' range: predicted numbers that differ by less count as one number
-_NEAR = 0.1  # of their standard deviation: predicted numbers that two models move by no more are the same
-_ALIKE = 1e-6  # of their mean: numbers that differ by less differ in digits that depend on the batch
+_SEED = 0  # seed of the choice of points
+_NO_SPREAD = 0.01  # share of the labels' range within which predicted numbers count as equal
+_NEAR = 0.1  # standard deviations within which numbers of two models are the same
+_ALIKE = 1e-6  # relative difference that may come from the batch
 
 Pairs = Sequence[tuple[Row, Any]]
 
 
 class RowReport(Report):
-    """What a report shows of tasks that predict a class, several labels, a number or a choice for a row."""
+    """The report of a class, several labels, a number or a choice for a row."""
 
     lower_is_better: ClassVar[frozenset[str]] = frozenset({ECE})
 
@@ -73,7 +73,7 @@ class RowReport(Report):
         return f"{', '.join(map(repr, decision))} for every row" if decision else "no label for any row"
 
     def collapse(self, predictions: Sequence[Any], rows: Sequence[Row]) -> str | None:
-        """Numbers count as equal if they differ by less than a hundredth of the range of the labels."""
+        """Treats numbers as equal within 1/100 of the range of the labels."""
         if self.task.output_kind != "value":
             return super().collapse(predictions, rows)
         pairs = labelled(rows, predictions, self.column)
@@ -83,7 +83,7 @@ class RowReport(Report):
         return f"predicts a number close to {sum(numbers) / len(numbers):.4g} for every row"
 
     def same(self, predictions: Sequence[Any], others: Sequence[Any]) -> list[bool]:
-        """A number stays the same if it moves by at most 0.1 standard deviations of the numbers.
+        """Treats numbers as the same within 0.1 standard deviations.
 
         Raises:
             DataError: All predicted numbers are alike.
@@ -120,11 +120,11 @@ class RowReport(Report):
         )
 
     def candidates(self, row: Row, prediction: Any) -> tuple[tuple[str, float], ...]:
-        """Returns the best predictions for a row with their probabilities, to be shown beside a mistake."""
+        """Returns the best predictions for a row with their probabilities."""
         return ()
 
     def _class_sections(self, pairs: Pairs) -> ReportSections:
-        """One class or choice for each row."""
+        """Reports one class or choice for each row."""
         results, names = [self.result(row, prediction) for row, prediction in pairs], self.task.labels
         correct = [result.is_correct for result in results]
         labels, predicted = [result.label for result in results], [str(result.prediction) for result in results]
@@ -149,8 +149,8 @@ class RowReport(Report):
         return isinstance(self.task, CalibratedTask) and self.task.calibration == "temperature"
 
     def _uncalibrated(self, pairs: Pairs, correct: Sequence[bool]) -> Calibration | None:
-        """The calibration of the probabilities without the temperature, which is undone."""
-        if not self._is_calibrated or self.task.temperature == 1:  # of folds, each model has its own
+        """Returns the calibration of the probabilities without the temperature."""
+        if not self._is_calibrated or self.task.temperature == 1:  # each model of a fold has its own temperature
             return None
         scores = [prediction.scores for _, prediction in pairs]
         logs = [np.log(np.clip([*(s.values() if isinstance(s, Mapping) else s)], 1e-30, 1.0)) for s in scores]
@@ -158,7 +158,7 @@ class RowReport(Report):
         return calibration([float(1 / each.sum()) for each in powers], correct)
 
     def _label_sections(self, pairs: Pairs) -> ReportSections:
-        """Several labels for each row. A row is correct if all of its labels are."""
+        """Reports several labels for each row. All of them must be right."""
         names, results = self.task.labels, []
         labels = [tuple(row[self.column]) for row, _ in pairs]
         predicted = [() if prediction.labels is None else tuple(prediction.labels) for _, prediction in pairs]
@@ -170,7 +170,7 @@ class RowReport(Report):
                     row=row,
                     label=list(label),
                     prediction=list(decided),
-                    score=max(confidences, default=0.0),  # of the most confident mistake among the labels
+                    score=max(confidences, default=0.0),  # score of the most confident mistake among the labels
                     is_correct=not wrong,
                 )
             )
@@ -190,7 +190,7 @@ class RowReport(Report):
         )
 
     def _number_sections(self, pairs: Pairs) -> ReportSections:
-        """A number for each row."""
+        """Reports a number for each row."""
         labels, numbers = [float(row[self.column]) for row, _ in pairs], [prediction.score for _, prediction in pairs]
         results = [
             RowResult(row=row, label=label, prediction=number, score=abs(number - label), is_correct=number == label)
@@ -215,7 +215,7 @@ class RowReport(Report):
         )
 
     def _mistakes(self, results: Sequence[RowResult], pairs: Pairs) -> Examples:
-        """The wrong predictions with the highest confidence."""
+        """Returns the wrong predictions with the highest confidence."""
         wrong = [(result, pair) for result, pair in zip(results, pairs, strict=True) if not result.is_correct]
         wrong.sort(key=lambda mistake: -mistake[0].score)
         items = [
@@ -258,7 +258,7 @@ def _text(label: Any) -> str:
 
 
 def _coverage(scores: Sequence[float], correct: Sequence[bool]) -> tuple[Chart, ...]:
-    """Returns the accuracy of the most confident predictions over their share of all rows."""
+    """Returns the accuracy of the most confident predictions over their share of rows."""
     if not scores:
         return ()
     accuracies = [accuracy for _, accuracy in coverage_curve(scores, correct)]
@@ -276,7 +276,7 @@ def _coverage(scores: Sequence[float], correct: Sequence[bool]) -> tuple[Chart, 
 
 
 def _scatter(labels: Sequence[float], numbers: Sequence[float]) -> tuple[Chart, Chart]:
-    """Returns predictions over labels and errors over predictions, of a random choice if there are very many rows."""
+    """Returns predictions over labels and errors over predictions of some rows."""
     pairs = list(zip(labels, numbers, strict=True))
     if len(pairs) > MOST_SCATTERED:
         numbers_shown = np.random.default_rng(_SEED).choice(len(pairs), MOST_SCATTERED, replace=False)

@@ -1,4 +1,4 @@
-"""How words become windows of tokens: sub-words, windows cut at word borders, the document around them.
+"""Windows of tokens that are cut at word borders, with the document around them.
 
 Shape legend: W words of a row, N tokens of a window.
 """
@@ -91,20 +91,20 @@ class WordWindow:
     spans: list[range]
 
     def gather_positions(self, *, first: bool) -> tuple[list[int], list[int]]:
-        """The tokens that are read (of each word all, or only the ``first``), and the word that each belongs to."""
+        """Returns the tokens to read, all or the ``first`` of a word, and their words."""
         spans = [span[:1] for span in self.spans] if first else self.spans
         word_ids = [word for word, span in zip(self.words, spans, strict=True) for _ in span]
         return [token for span in spans for token in span], word_ids
 
 
 def word_starts(word_ids: Sequence[int] | None) -> list[bool]:
-    """Which of a window's tokens that are read (None: there are none) begin a word."""
+    """Returns which of the read tokens of a window begin a word, none without them."""
     return [] if word_ids is None else [word != before for before, word in pairwise([-1, *word_ids])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowRules:
-    """What windows look like.
+    """The layout of windows.
 
     Attributes:
         prefix, suffix, room: The special tokens around each window, and the number of sub-words between them.
@@ -125,7 +125,7 @@ class WindowRules:
     def of(
         cls, tokenizer: PreTrainedTokenizerBase, *, max_length: int, overlap: int, context: int = 0
     ) -> "WindowRules":
-        """The rules for a tokenizer, all of whose families set one special token before and one after a text."""
+        """Returns a tokenizer's rules, with a special token before and after a text."""
         special = tuple(tokenizer("", return_attention_mask=False)["input_ids"])
         prefix, suffix = special[:1], special[1:]
         return cls(prefix=prefix, suffix=suffix, room=max_length - len(special), overlap=overlap, context=context)
@@ -133,11 +133,13 @@ class WindowRules:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFrame:
-    """What a tokenizer puts around two texts: BERT 3 special tokens, RoBERTa 4 and one segment.
+    """A tokenizer's special tokens around two texts.
+
+    BERT has 3 special tokens, RoBERTa 4 and one segment.
 
     Attributes:
         before, between, after: The special tokens around the two texts.
-        types: Segment ids of five parts: ``before``, the first text, ``between``, the second, and ``after``.
+        types: Segment ids of the five parts ``before``, first text, ``between``, second text, ``after``.
     """
 
     before: tuple[int, ...]
@@ -220,7 +222,7 @@ def split_words(
 
 
 def documents(names: Sequence[object], *, alone: bool) -> list[range]:
-    """The rows of each document: neighbours with the same name; each row ``alone``, as are those without a name."""
+    """Returns the neighbouring rows of each document, or each row ``alone``."""
     starts = [row for row, name in enumerate(names) if alone or row == 0 or name is None or name != names[row - 1]]
     return [range(start, end) for start, end in pairwise([*starts, len(names)])]
 
@@ -255,10 +257,12 @@ def document_windows(document: Sequence[SubWords], rules: WindowRules) -> Iterat
 
 
 def cut(starts: Sequence[int], *, room: int, overlap: int) -> list[range]:
-    """The units of each window: as many as fit, the next window from at most ``overlap`` tokens before its end.
+    """Returns the units of each window, as many as fit.
+
+    The next window begins at most ``overlap`` tokens before the end of a window.
 
     Args:
-        starts: Where each word, sentence or token begins, and where the last one ends. None is longer than ``room``.
+        starts: The start of each word, sentence or token, and the end of the last one. None is longer than ``room``.
     """
     windows, first = [], 0
     while True:
@@ -271,7 +275,9 @@ def cut(starts: Sequence[int], *, room: int, overlap: int) -> list[range]:
 
 
 def richest_windows(starts: Sequence[int], windows: Sequence[range], *, bonus: float = 0.0) -> NDArray[np.int64]:
-    """For each unit the window in which it has most context on its poorer side, the first among equals.
+    """Returns for each unit the window with the most context on its poorer side.
+
+    Among equals it is the first window.
 
     Args:
         starts: As in ``cut``.
@@ -291,7 +297,7 @@ def richest_windows(starts: Sequence[int], windows: Sequence[range], *, bonus: f
 
 
 def read_words(starts: Sequence[int], windows: Sequence[range]) -> list[range]:
-    """For each window the words that have most context there. Over all windows they are in order."""
+    """Returns for each window the words with most context. Over all windows in order."""
     if len(windows) == 1:
         return list(windows)
     ends = np.searchsorted(richest_windows(starts, windows), range(len(windows) + 1)).tolist()
@@ -299,7 +305,7 @@ def read_words(starts: Sequence[int], windows: Sequence[range]) -> list[range]:
 
 
 def context_sizes(first: int, end: int, *, length: int, room: int, context: int) -> tuple[int, int]:
-    """Returns how many tokens fit before ``first`` and after ``end - 1``, at most ``context`` on each side."""
+    """Returns how many context tokens fit before ``first`` and after ``end - 1``."""
     left, right, spare = min(context, first), min(context, length - end), room - (end - first)
     taken = min(left, max(spare // 2, spare - right))
     return taken, min(right, spare - taken)

@@ -1,4 +1,4 @@
-"""Whether rows seem to be questions with a context that holds their answers."""
+"""Detects rows of questions with a context that holds their answers."""
 
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
@@ -18,7 +18,7 @@ from bert_tasks.tasks.shared.detection import (
 )
 
 _LEAST_CONTEXT = 10  # words on average
-_SHARE = 0.9  # of the answers that must be in their context
+_SHARE = 0.9  # share of answers that must be in their context
 _SHARE_IF_NAMED = 0.3  # if the columns have usual names
 _EQUAL = 0.02  # columns whose shares differ less are as good
 
@@ -30,7 +30,7 @@ _Spans = tuple[ColumnProfile, ColumnProfile, ColumnProfile]  # question, context
 
 
 class SpanDetection(Detection):
-    """How ``init`` recognises rows of span extraction."""
+    """Detects rows of span extraction for ``init``."""
 
     row_needs: ClassVar[str] = "a question, its context, and answers that are copied from it"
     has_dense_labels: ClassVar[bool] = True
@@ -57,7 +57,7 @@ class SpanDetection(Detection):
             reasons.append(f"{answers}: in {share} the answer is not in {context} letter for letter")
         if none:
             reasons.append(f"{answers}: {none} of {len(rows)} are empty -> questions without an answer")
-        # As good are readings with as usual names. Of contexts without a usual name the longest is better.
+        # Readings with equally usual names are as good. Among contexts without a usual name the longest is better.
         usual = _usual(best)
         alike = [
             other
@@ -90,7 +90,7 @@ def _names(spans: _Spans) -> dict[str, str]:
 
 
 def _usual(spans: _Spans) -> list[bool]:
-    """Which of the columns have usual names."""
+    """Returns the columns with usual names."""
     return [column.known in names for column, names in zip(spans, (QUESTION_NAMES, _CONTEXTS, _ANSWERS), strict=True)]
 
 
@@ -122,7 +122,7 @@ def _is_answered(context: ColumnProfile, answers: ColumnProfile, rows: Sequence[
 
 
 def _copied(context: ColumnProfile, answers: ColumnProfile, rows: Sequence[Row]) -> float:
-    """The share of the answers that are in their context."""
+    """Returns the share of the answers that are in their context."""
     cells = [(str(row.get(context.name)), cell_value(row, answers.name, "answers")) for row in rows]
     copied = [text in place for place, cell in cells if cell is not None for text in cell["text"]]
     return sum(copied) / len(copied) if copied else 0.0

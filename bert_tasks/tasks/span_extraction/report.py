@@ -1,4 +1,4 @@
-"""What a report shows of span extraction: scores by kind of question, the threshold of "no answer", questions."""
+"""The report of span extraction by kind of question, with the null threshold."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -30,7 +30,7 @@ from bert_tasks.tasks.shared.report import (
 
 MOST_QUESTIONS = 12
 _AROUND = 130  # characters of the context on both sides of an answer
-_BEST = 5  # of the n best answers
+_BEST = 5  # answers on a page
 _CORRECT_EXAMPLES = 3
 
 
@@ -43,14 +43,14 @@ class _Question(NamedTuple):
 
 
 class SpanReport(Report):
-    """What a report shows of span extraction."""
+    """The report of span extraction."""
 
     neutral_metrics: ClassVar[frozenset[str]] = frozenset(
         {"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"}
     )
 
     def table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
+        """Adds rows for ``version_2_with_negative``'s questions with and without answer."""
         kinds = [kind for kind in ("HasAns", "NoAns") if f"{kind}_total" in metrics]
         key = "{}_{}".format
         table = metric_table(metrics, kinds, key, word="questions", columns=("exact", "f1"), support="total")
@@ -116,7 +116,7 @@ class SpanReport(Report):
 
 
 def _threshold_scores(questions: Sequence[_Question]) -> list[tuple[float, float, float]]:
-    """(threshold, exact match, F1) at every threshold that changes a prediction."""
+    """Returns (threshold, exact match, F1) at thresholds that change a prediction."""
     odds = np.array([0.0 if one.prediction.null_odds is None else one.prediction.null_odds for one in questions])
     order = np.argsort(odds, kind="stable")
     labels = [one.labels for one in questions]
@@ -155,7 +155,7 @@ def _threshold_chart(points: Sequence[tuple[float, float, float]], tuned: float 
 
 
 def _examples(questions: Sequence[_Question]) -> Examples:
-    """The worst predictions, among equals the most confident, and a few correct ones."""
+    """Returns the worst predictions, the most confident first, and a few correct ones."""
     wrong = sorted(
         (question for question in questions if not question.exact),
         key=lambda question: (question.f1, -question.prediction.score),
@@ -193,7 +193,7 @@ def _example(question: _Question) -> Example:
 
 
 def _excerpt(question: _Question) -> tuple[Segment, ...]:
-    """The context around the first label and the prediction, cut where one begins or ends."""
+    """Returns the context, cut where the label and the prediction begin and end."""
     context: str = question.row["context"]
     label: tuple[int, int] | None = None
     if question.labels:

@@ -1,10 +1,10 @@
-"""The n best answer spans: of each window from its start and end logits, then of each question over its windows.
+"""The n best answer spans of each window, then of each question over its windows.
 
-Owns the search, which gives the n-best list, probabilities and null odds of transformers' question-answering example
+Owns the search, which returns the n-best list, probabilities and null odds of transformers' question-answering example
 (utils_qa with its max-context map), and cuts answers out of the contexts. Must not know about tokenizers, rows,
 thresholds or metrics. Logits must be finite.
 
-Among equals the search prefers the first: in a window the lower token, between spans of a window the one whose
+Among equals the search prefers the first. In a window this is the lower token, between spans of a window the one whose
 start (then end) logit is larger, then the earlier window, and "no answer" last. So results depend neither on the batch
 nor on the device. (numpy's argsort, which transformers' example uses, leaves the order of equal logits open.)
 
@@ -45,13 +45,13 @@ class RankedSpans(NamedTuple):
     """The answers to one question.
 
     Attributes:
-        n_best: best first, never empty. "No answer", where that is allowed, is in its place by score, or one more at
-            the end if n others are better. Probabilities are a softmax over this list.
-        best_at: where in ``n_best`` the best span with a text is; where "no answer" is, if there is none.
-        null_at: where "no answer" is, with the smallest score over the windows; None if it is not allowed. Then, and
+        n_best: The best spans in order, never empty. "No answer", if it is allowed, is in its place by score, or one
+            more at the end if n others are better. Probabilities are a softmax over this list.
+        best_at: Index in ``n_best`` of the best span with a text, or of "no answer" if there is none.
+        null_at: Index of "no answer", with the smallest score over the windows. None if it is not allowed. Then, and
             without any span, "" with logits and probability 0 is all of ``n_best``.
-        null_odds: the score of "no answer" minus the score of the best span, in float32; the score of "no answer"
-            itself if no span has a text. None where "no answer" is not allowed.
+        null_odds: The score of "no answer" minus the score of the best span, in float32. The score of "no answer"
+            itself if no span has a text. None if "no answer" is not allowed.
     """
 
     n_best: tuple[Span, ...]
@@ -68,7 +68,7 @@ class RankedSpans(NamedTuple):
         return None if self.null_at is None else self.n_best[self.null_at]
 
     def answer(self, null_threshold: float) -> Span:
-        """ "No answer" if the null odds exceed the threshold, else the best span."""
+        """Returns "no answer" if the null odds exceed the threshold, else the best span."""
         if self.null_at is None or self.null_odds is None or self.null_odds <= null_threshold:
             return self.best
         return self.n_best[self.null_at]
@@ -77,7 +77,7 @@ class RankedSpans(NamedTuple):
 def window_candidates(
     logits: Sequence[Tensor], roles: Sequence[Sequence[int]], *, n_best: int, max_answer_length: int
 ) -> Tensor:
-    """The best spans of every window.
+    """Returns the best spans of every window.
 
     As in transformers' example, only the ``n_best`` best starts and ends of a window (among all of its tokens) are
     paired. A span lies in the context, begins at a token whose role is MAX_CONTEXT, and holds at most
@@ -85,11 +85,12 @@ def window_candidates(
 
     Args:
         logits: ``[tokens, 2]`` for each window, start and end logits, on one device.
-        roles: for each window one of NOT_CONTEXT, CONTEXT, MAX_CONTEXT per token.
+        roles: NOT_CONTEXT, CONTEXT or MAX_CONTEXT for each token of each window.
 
     Returns:
-        ``[W, K + 1, 4]`` float32 on the device of the logits: start token, end token, start logit, end logit. Row 0
-        is token 0, "no answer"; the others are spans, best first by the sum of their logits. Rows of -inf fill up.
+        ``[W, K + 1, 4]`` float32 on the device of the logits, with start token, end token, start logit and end logit.
+        Row
+        0 is token 0, "no answer". The others are spans, best first by the sum of their logits. Rows of -inf fill up.
     """
     if not logits:
         return torch.empty(0, n_best + 1, 4)
@@ -124,15 +125,15 @@ def merge_windows(
     n_best: int,
     with_null: bool,
 ) -> list[RankedSpans]:
-    """The best spans of every question over all of its windows.
+    """Returns the best spans of every question over all of its windows.
 
     Args:
-        candidates: ``[K + 1, 4]`` for each window, as ``window_candidates`` gives them, on the CPU.
-        offsets: for each window three numbers per token; the first two are the characters of the context at which it
-            begins and ends, -1 for token 0; the third is not read here.
-        windows: how many windows each question has, at least 1. The windows of a question are neighbours.
-        contexts: the text of each question.
-        with_null: whether "no answer" is an answer (SQuAD 2.0).
+        candidates: ``[K + 1, 4]`` for each window, from ``window_candidates``, on the CPU.
+        offsets: Three numbers per token for each window. The first two are the characters of the context at which the
+            token begins and ends, -1 for token 0. The third is not read.
+        windows: Number of windows of each question, at least 1. The windows of a question are neighbours.
+        contexts: The text of each question.
+        with_null: Whether "no answer" is an answer (SQuAD 2.0).
     """
     results, first = [], 0
     for count, context in zip(windows, contexts, strict=True):

@@ -1,7 +1,7 @@
-"""Span extraction: the part of a context that answers a question, or "no answer".
+"""Span extraction, the part of a context that answers a question, or "no answer".
 
-Owns the settings, features, loss, predictions and metrics of the task. How contexts are cut is in windows.py, how the
-best spans are found in search.py.
+Owns the settings, features, loss, predictions and metrics of the task. windows.py cuts contexts, and search.py searches
+the best spans.
 
 Shape legend: R tokens of a batch, B windows, T tokens of the longest window, K n_best_size.
 """
@@ -40,7 +40,7 @@ from bert_tasks.tasks.span_extraction.windows import (
     window_offsets,
 )
 
-FEWEST_SPECIAL_TOKENS, MOST_SPECIAL_TOKENS = 3, 4  # around a pair; the most are RoBERTa's
+FEWEST_SPECIAL_TOKENS, MOST_SPECIAL_TOKENS = 3, 4  # around a pair, most for RoBERTa
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class SpanPrediction(Prediction):
 
 
 class SpanFormats(Card, Rendering, HFConfig):
-    """Span extraction on cards, in files of predictions and in a config of transformers."""
+    """Span extraction on cards, in prediction files and in transformers' config."""
 
     task: "SpanExtraction"
     pipeline_tag: ClassVar[str] = "question-answering"
@@ -93,7 +93,7 @@ class SpanFormats(Card, Rendering, HFConfig):
         ]
 
     def hub_answer(self, prediction: SpanPrediction, parameters: Mapping[str, Any]) -> Any:
-        """The answer, or with ``top_k`` above 1 the best spans."""
+        """Returns the answer, or with ``top_k`` above 1 the best spans."""
         top_k = parameters.get("top_k", 1)
         spans = [(span.text, span) for span in prediction.n_best[:top_k]] if top_k > 1 else []
         answers = [
@@ -103,7 +103,7 @@ class SpanFormats(Card, Rendering, HFConfig):
         return answers if top_k > 1 else answers[0]
 
     def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
-        """The official files have one answer for each id.
+        """Checks that the official files have one answer for each id.
 
         Raises:
             DataError: two rows have the same id.
@@ -112,12 +112,12 @@ class SpanFormats(Card, Rendering, HFConfig):
         return ()
 
     def render(self, extension: str, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> Mapping[str, str]:
-        """The official files: answers by id, and beside them ``nbest.json`` and ``null_odds.json`` (2.0 only).
+        """Writes answers by id, ``nbest.json`` and, for 2.0 only, ``null_odds.json``.
 
-        Rows without an id have their number, from 0.
+        These are the official files. Rows without an id have their number, from 0.
 
         Raises:
-            DataError: two rows have the same id.
+            DataError: Two rows have the same id.
         """
         if extension not in self.file_formats:
             return super().render(extension, predictions, rows)
@@ -137,7 +137,7 @@ class SpanFormats(Card, Rendering, HFConfig):
     def implied_fields(
         self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
     ) -> dict[str, Any]:
-        """The defaults, made smaller for models that cannot read so long a window."""
+        """Returns the defaults, made smaller for models with a short input."""
         max_length = min(self.task.max_length, usable_length)
         max_query_length = min(self.task.max_query_length, max_length // 4)
         room = max_length - max_query_length - MOST_SPECIAL_TOKENS
@@ -146,20 +146,20 @@ class SpanFormats(Card, Rendering, HFConfig):
 
 
 class SpanFitting(Fitting, Windows):
-    """What training needs to know of span extraction, and what its windows leave out."""
+    """Training of span extraction, and the notes on skipped context."""
 
     task: "SpanExtraction"
     fields: ClassVar[tuple[str, ...]] = ("null_threshold",)
     sample: ClassVar[Literal["row", "window"]] = "window"
 
     def fit_to_train(self, rows: Iterable[Row]) -> Any:
-        """The same task. Raises DataError for questions without an answer, unless the settings expect them."""
+        """Returns the task, or raises DataError for unexpected unanswered questions."""
         if not self.task.version_2_with_negative:
             _refuse_unanswerable(rows)
         return self.task
 
     def tune_on_validation(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> Any:
-        """With ``version_2_with_negative``: the threshold that gives the best F1 on these rows."""
+        """Sets the threshold with the best F1, if ``version_2_with_negative``."""
         answered, labels = _answered_rows(predictions, rows)
         if not self.task.version_2_with_negative or not answered:
             return self.task
@@ -184,7 +184,7 @@ class SpanFitting(Fitting, Windows):
 
 
 class SpanExplainable(Explainable):
-    """Which logit of span extraction an explanation is about."""
+    """Explains a logit of span extraction."""
 
     task: "SpanExtraction"
 
@@ -212,7 +212,7 @@ class SpanExplainable(Explainable):
     def explained_logit(
         self, prediction: SpanPrediction, windows: Mapping[int, Tensor], features: Sequence[Feature], row: Row
     ) -> ExplainedLogit:
-        """Start and end logit of the answer in its window; for "no answer", the logits of token 0."""
+        """Explains start and end logit of the answer, or token 0 for "no answer"."""
         candidates: list[tuple[float, int, int, int]] = []  # score, window, start and end token
         for window, table in windows.items():
             offsets, (null, *spans) = _offsets(features[window]), table.tolist()
@@ -238,9 +238,9 @@ class SpanExtraction(Task[SpanPrediction]):
     """Questions whose answers are parts of a context.
 
     Attributes:
-        labels: none; leave it out.
-        max_length: of a window: question, part of the context, special tokens.
-        doc_stride: the OVERLAP of two neighbouring windows in tokens, as in transformers (in Google's BERT and in FARM
+        labels: None. Do not set them.
+        max_length: Maximum length of a window with question, part of the context and special tokens.
+        doc_stride: The OVERLAP of two neighbouring windows in tokens, as in transformers (in Google's BERT and in FARM
             the word means the step from one to the next).
         max_query_length: longer questions are cut to that many tokens, and counted.
         n_best_size: answers per question; also how many starts and ends of a window are paired.
@@ -284,7 +284,7 @@ class SpanExtraction(Task[SpanPrediction]):
             raise ValueError(problem)
 
     def _no_room(self, special: int) -> str | None:
-        """Why windows cannot hold this number of special tokens. Tokenizers abort the process on such settings."""
+        """Returns why windows lack room, because tokenizers would abort the process."""
         room = self.max_length - self.max_query_length - special
         taken = f"max_query_length = {self.max_query_length} and {special} special tokens"
         if room < 1:
@@ -300,10 +300,10 @@ class SpanExtraction(Task[SpanPrediction]):
         return heads.PerTokenHead(config, 2, dropout=config.head.span_dropout)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """The row's first window has the number of lost tokens, also of a question that is too long.
+        """Returns windows, the first of a row with the number of lost tokens.
 
         Raises:
-            UsageError: this tokenizer's special tokens leave no room for ``doc_stride``.
+            UsageError: This tokenizer's special tokens leave no room for ``doc_stride``.
         """
         if not rows:
             return []
@@ -322,7 +322,7 @@ class SpanExtraction(Task[SpanPrediction]):
     def _row_features(
         self, row: int, answers: Any, question: list[int], context: ContextTokens, frame: PairFrame
     ) -> Iterator[Feature]:
-        """The windows of one row.
+        """Yields the windows of one row.
 
         Their labels are the first and last token of the answer, and 0 and 0 ("no answer") where a window does not hold
         all of it.
@@ -355,12 +355,12 @@ class SpanExtraction(Task[SpanPrediction]):
             )
 
     def _windows(self, question: Sequence[Any], context: ContextTokens, frame: PairFrame) -> list[range]:
-        """The tokens of the context that each window holds, beside the tokens of a question that was cut."""
+        """Returns the tokens of the context in each window, next to a cut question."""
         capacity = self.max_length - len(question) - frame.size
         return cut(range(len(context.ids) + 1), room=capacity, overlap=self.doc_stride)
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        """Cross-entropy of the start and of the end over all tokens of each labelled window."""
+        """Computes the cross entropy of start and end over a labelled window's tokens."""
         parts = torch.split(logits, list(batch.layout.gather_counts))
         labelled = [part for part, count in zip(parts, batch.label_counts, strict=True) if count]
         if not labelled:
@@ -370,7 +370,7 @@ class SpanExtraction(Task[SpanPrediction]):
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(scores))),)
 
     def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
-        """``[K + 1, 4]`` for each window: "no answer" and the best spans, see ``window_candidates``."""
+        """Returns ``[K + 1, 4]`` for each window from ``window_candidates``."""
         roles = [bytes(_offsets(feature)[2::3]) for feature in features]
         candidates = window_candidates(logits, roles, n_best=self.n_best_size, max_answer_length=self.max_answer_length)
         # One copy from the device for all windows. As views they would each be sent with the memory of all.
@@ -407,13 +407,13 @@ class SpanExtraction(Task[SpanPrediction]):
         return predictions
 
     def metrics(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> dict[str, float]:
-        """SQuAD's, 0 to 100: 2.0's with ``version_2_with_negative``, else 1.1's.
+        """Returns SQuAD's metrics on a scale of 0 to 100.
 
-        The scores count the answers, whatever threshold decided about each. ``best_f1`` and the like are those
-        of the best spans with one threshold for all.
+        They are 2.0's with ``version_2_with_negative``, else 1.1's. The scores count the answers, whatever threshold
+        decided about each. ``best_f1`` and the like are scores of the best spans with one threshold for all.
 
         Raises:
-            DataError: a question has no answer and the settings do not expect that, or no row has answers.
+            DataError: A question has no answer and the settings do not expect that, or no row has answers.
         """
         answered, labels = _answered_rows(predictions, rows)
         answers = [one.answer for one in answered]
@@ -436,7 +436,7 @@ def _null_odds(prediction: SpanPrediction) -> float:
 def _answered_rows(
     predictions: Sequence[SpanPrediction], rows: Sequence[Row]
 ) -> tuple[list[SpanPrediction], list[list[str]]]:
-    """The predictions for the rows that have answers, and the texts of these answers."""
+    """Returns the predictions for the rows that have answers, and the answers' texts."""
     pairs = labelled(rows, predictions, "answers")
     return [one for _, one in pairs], [row["answers"]["text"] for row, _ in pairs]
 
@@ -453,7 +453,7 @@ def _refuse_unanswerable(rows: Iterable[Row]) -> None:
 
 
 def _file_ids(ids: Iterable[str | None]) -> list[str]:
-    """The ids under which the official files have the answers: the rows' ids, or else their numbers."""
+    """Returns the ids of rows in the official files, or their numbers without ids."""
     names = [str(number) if name is None else name for number, name in enumerate(ids)]
     name, count = Counter(names).most_common(1)[0] if names else ("", 0)
     if count > 1:

@@ -1,7 +1,7 @@
-"""Windows of a question and a long context, as transformers' fast tokenizers cut pairs with ``only_second``.
+"""Windows of a question and a long context, cut as transformers' ``only_second``.
 
-Owns where windows begin and end, which characters their tokens cover, in which window a token has the most context,
-and which tokens an answer lies on. A question and a context are tokenised each for itself: contexts come back with
+Owns where windows begin and end, which characters their tokens cover, in which window a token has the most context, and
+which tokens an answer lies on. A question and a context are tokenised each for itself, because contexts come back with
 every question, and windows of a context differ only in where it is cut. Must not know rows, settings or logits.
 """
 
@@ -26,10 +26,10 @@ class ContextTokens:
     """A tokenised context.
 
     Attributes:
-        ids: token ids without special tokens.
-        starts, ends: the characters that each token covers, without white space around them: some tokenizers
-            count the space before a word to it. They are equal for a token of white space only, also where it stands
-            for the start of a word and the tokenizer gives it that word's first character.
+        ids: Token ids without special tokens.
+        starts, ends: The characters that each token covers, without white space around them, because some tokenizers
+            count the space before a word to it. They are equal for a token of white space only, also if it stands for
+            the start of a word and the tokenizer gives it that word's first character.
     """
 
     ids: list[int]
@@ -38,7 +38,7 @@ class ContextTokens:
 
 
 def tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, offsets: bool = False) -> Any:
-    """Tokens without special ones; those written in a text stay plain characters."""
+    """Returns tokens without special tokens, which stay characters within a text."""
     return tokenizer(
         list(texts),
         add_special_tokens=False,
@@ -53,7 +53,7 @@ def tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, offse
 
 
 def tokenized_contexts(contexts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, ContextTokens]:
-    """Each different text once."""
+    """Tokenises each different text once."""
     texts = list(dict.fromkeys(contexts))
     encoding = tokenized(texts, tokenizer, offsets=True)
     space = tokenizer.backend_tokenizer.token_to_id(_SPACE)
@@ -79,11 +79,11 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
 def window_offsets(
     context: ContextTokens, window: range, richest: npt.NDArray[np.bool_], *, before: int, after: int
 ) -> list[int]:
-    """Three numbers per token of a window: first character, last character + 1, and its role in answers.
+    """Returns first character, last character + 1 and role in answers of each token.
 
     Args:
-        richest: for each token of the context whether it has the most context in this window.
-        before, after: tokens of the window that are no context.
+        richest: Whether each token of the context has the most context in this window.
+        before, after: Tokens of the window that are no context.
     """
     inside = slice(window.start, window.stop)
     starts, ends = context.starts[inside], context.ends[inside]
@@ -97,10 +97,10 @@ def window_offsets(
 
 
 def answer_characters(context: ContextTokens, start: int, end: int) -> tuple[int, int] | None:
-    """An answer's characters ``start`` to ``end`` without what belongs to no token at either end; None: none is left.
+    """Returns the characters of an answer that belong to tokens, or None.
 
-    They are trimmed as tokens are. Otherwise an answer with white space around it, or with characters that the
-    tokenizer drops, would seem to begin in the token before and to end in the token after.
+    The answer is trimmed at both ends as tokens are. Otherwise an answer with white space around it, or with characters
+    that the tokenizer drops, would seem to begin in the token before and to end in the token after.
     """
     visible = context.ends > context.starts
     starts, ends = context.starts[visible], context.ends[visible]
@@ -112,12 +112,12 @@ def answer_characters(context: ContextTokens, start: int, end: int) -> tuple[int
 
 
 def answer_tokens(context: ContextTokens, window: range, start: int, end: int) -> tuple[int, int] | None:
-    """First and last token, counted in the window, of the characters ``start`` to ``end``; None: not all inside.
+    """Returns first and last token of the characters ``start`` to ``end``, or None.
 
-    The characters are those that ``answer_characters`` gives. As in transformers' example the first is the last token
-    that begins at ``start`` or before, the last is the earliest that ends at ``end`` or after. Only where several
-    tokens share characters (the bytes of an emoji) can that be the wrong way round, an answer that no model could give:
-    then they change places.
+    Tokens are counted in the window. None means that not all characters are inside. The characters come from
+    ``answer_characters``. As in transformers' example the first is the last token that begins at ``start`` or before,
+    the last is the earliest that ends at ``end`` or after. Only if several tokens share characters (the bytes of an
+    emoji) can that be the wrong way round, an answer that no model could predict. Then they change places.
     """
     if not window or context.starts[window.start] > start or context.ends[window.stop - 1] < end:
         return None

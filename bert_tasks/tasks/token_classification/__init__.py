@@ -1,1 +1,1 @@
-"""Token classification: named entities and other tags."""
+"""Token classification for named entities and other tags."""

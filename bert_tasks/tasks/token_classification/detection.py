@@ -1,4 +1,4 @@
-"""Whether rows seem to be words with a tag for each."""
+"""Detects rows of words with a tag for each."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ _TAGS = ("tags", "ner_tags", "upos", "pos_tags", "chunk_tags", "labels", "slots"
 
 
 class TokenDetection(Detection):
-    """How ``init`` recognises rows of token classification."""
+    """Detects rows of token classification for ``init``."""
 
     row_needs: ClassVar[str] = "as many words as tags in every row, or a text and spans of it"
     has_dense_labels: ClassVar[bool] = True
@@ -52,7 +52,7 @@ class TokenDetection(Detection):
     def _guess_spans(
         self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
     ) -> TaskGuess | None:
-        """A text, and a column of entities by its characters."""
+        """Detects a text, and a column of entities by its characters."""
         texts = [column.name for column in profiles if column.is_text or column.known == "text"]
         lists = [column for column in profiles if column.nested > 0 or column.lists > 0]
         names = [column.name for column in sorted(lists, key=lambda column: column.known not in _SPANS)]
@@ -133,7 +133,7 @@ class TokenDetection(Detection):
 
 
 def _span_tags(rows: Sequence[Row], names: Mapping[str, str], columns: Sequence[Column]) -> list[Sequence[str]]:
-    """Returns the tags that spans mark in each row; nothing if more than one row in ten cannot be read."""
+    """Returns the tags of spans in each row, or nothing if over 10 % are unreadable."""
     tagged: list[Sequence[str]] = []
     for row in rows:
         try:
@@ -160,7 +160,7 @@ def _is_usual(name: str, names: Sequence[str]) -> bool:
 
 
 def _are_tagged(rows: Sequence[Row], words: str, tags: str, *, is_usual: bool = False) -> bool:
-    """Whether there are as many tags as words; columns that are not called so also need fewer different tags."""
+    """Returns True for as many tags as words. Unnamed columns need few tags."""
     tagged = [
         (_names(row, words, "words"), names) for row in rows if (names := cell_value(row, tags, "tags")) is not None
     ]

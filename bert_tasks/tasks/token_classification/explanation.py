@@ -1,4 +1,4 @@
-"""Explanations of taggers: how much each word of a row contributed to one of its predicted entities."""
+"""Explanations of taggers by the contributions of words to predicted entities."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from bert_tasks.tasks.shared.windows import document_windows, documents, split_w
 
 
 class TokenExplainable(Explainable):
-    """Which logits of token classification the explanations are about: one for each predicted entity."""
+    """Explains the logits of each predicted entity of token classification."""
 
     per_row = False
 
@@ -34,10 +34,10 @@ class TokenExplainable(Explainable):
     def token_spans(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
     ) -> Sequence[Sequence[TokenSpan | None]]:
-        """A token stands for its whole word. Tokens of neighbouring rows are not replaced, like special tokens."""
+        """Returns whole words for tokens, and None for tokens of neighbouring rows."""
         rules = self.task.window_rules(tokenizer)
         split = split_words([row["words"] for row in rows], tokenizer, longest=rules.room)
-        # Windows of numbers instead of ids: the index of each token in ``spans``, and -1 for a special token.
+        # Windows with the index of each token in ``spans`` instead of ids, and -1 for a special token.
         rules = replace(rules, prefix=(-1,) * len(rules.prefix), suffix=(-1,) * len(rules.suffix))
         result: list[list[TokenSpan | None]] = []
         for document in documents([row.get("document") for row in rows], alone=not self.task.context_tokens):
@@ -57,14 +57,14 @@ class TokenExplainable(Explainable):
     def explained_logits(
         self, predictions: Sequence[Any], compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[ExplainedLogit]:
-        """For each entity the mean, over its words, of the logit of the predicted tag at the first sub-word."""
+        """Returns the mean logit of an entity's predicted tags at first sub-words."""
         by_row = zip(predictions, windows_by_row(features), rows, strict=True)
         return [logit for each in by_row for logit in self._entity_logits(*each, features)]
 
     def _entity_logits(
         self, prediction: Any, windows: Sequence[int], row: Row, features: Sequence[Feature]
     ) -> Iterator[ExplainedLogit]:
-        first_tokens = [  # of each word of the row: its window, and its index among the tokens that are read there
+        first_tokens = [  # the window of each word, and its index among the tokens that the window reads
             (window, index)
             for window in windows
             for index, is_start in enumerate(word_starts(features[window].get("word_ids")))

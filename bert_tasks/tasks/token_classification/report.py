@@ -1,4 +1,4 @@
-"""What a report shows of token classification: entities, or tags where the labels mark none."""
+"""The report of token classification with entities, or with tags without entities."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -26,7 +26,7 @@ from bert_tasks.tasks.shared.report import (
 )
 
 OUTSIDE = "O"
-MOST_WORDS = 80  # of one sentence that is shown
+MOST_WORDS = 80  # in a sentence on a page
 _CORRECT_EXAMPLES = 3  # sentences without a mistake that are shown too
 
 
@@ -39,7 +39,7 @@ class _Sentence(NamedTuple):
 
 
 class TokenReport(Report):
-    """What a report shows of token classification."""
+    """The report of token classification."""
 
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"invalid_transitions", ECE})
 
@@ -48,7 +48,7 @@ class TokenReport(Report):
         return label_scheme(self.task.labels) == "raw"
 
     def table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """A row for each entity type, or for each tag where the labels mark no entities."""
+        """Returns a row for each entity type, or for each tag without entities."""
         names = [name.removesuffix("_number") for name in metrics if name.endswith("_number")]
         word = "tag" if self._is_raw else "type"
         return metric_table(metrics, names, "{}_{}".format, word=word, support="number")
@@ -79,13 +79,13 @@ class TokenReport(Report):
         else:
             types = {_type(name) for name in (*names, *chain.from_iterable(tags))} - {OUTSIDE}
             measure = entity_measure([s.labels for s in sentences], [s.predictions for s in sentences], sorted(types))
-        # Of chunk tags the types: prefixes differ between schemes.
+        # The types of chunk tags, because prefixes differ between schemes.
         words, predicted_words = (
             [tag if raw else _type(tag) for tag in chain.from_iterable(side)] for side in (tags, predicted_tags)
         )
         occurring = {*words, *predicted_words}
         shown = tuple(label for label in measure.labels if label in occurring)
-        # A word's score is the probability of its tag, prefix and type; labels are written as the model's, whatever the
+        # A word's score is the probability of its tag, prefix and type. Labels are written as the model's, whatever the
         # scheme of the file.
         expected = chain.from_iterable(to_labels(sentence, names) for sentence in tags)
         correct = [tag == label for tag, label in zip(chain.from_iterable(predicted_tags), expected, strict=True)]
@@ -108,7 +108,7 @@ def _type(tag: str) -> str:
 
 
 def _sentence(row: Row, prediction: Any, *, raw: bool) -> _Sentence:
-    """Entities; of raw tags the words on which label and prediction differ."""
+    """Returns entities, or for raw tags the words with different label and prediction."""
     sides = row["tags"], prediction.tags
     if raw:
         differing = [i for i, (label, tag) in enumerate(zip(*sides, strict=True)) if label != tag]
@@ -127,7 +127,7 @@ def _sentence(row: Row, prediction: Any, *, raw: bool) -> _Sentence:
 
 
 def _examples(sentences: Sequence[_Sentence], names: Sequence[str]) -> Examples:
-    """Sentences with mistakes, the most confident first, and a few with correct entities."""
+    """Returns sentences with mistakes, the most confident first, and some without."""
     wrong = sorted(
         (sentence for sentence in sentences if not sentence.result.is_correct),
         key=lambda sentence: -sentence.result.score,
@@ -143,7 +143,7 @@ def _examples(sentences: Sequence[_Sentence], names: Sequence[str]) -> Examples:
 
 
 def _example(sentence: _Sentence, hues: Mapping[str, int]) -> Example:
-    """The part of the sentence around its first mistake."""
+    """Returns the part of the sentence around its first mistake."""
     row, differing = sentence.result.row, sentence.labels ^ sentence.predictions
     words = row["words"]
     first = min((span.start for span in differing), default=0)
@@ -168,7 +168,7 @@ def _segments(
     both: frozenset[Span],
     is_label: bool,
 ) -> tuple[Segment, ...]:
-    """The shown words with the spans of one side; a span that the other side has too is correct."""
+    """Returns the words with the spans of a side. Spans on both sides are correct."""
     segments, position = [Segment(text="…")] if shown.start else [], shown.start
 
     def add_words(end: int) -> None:

@@ -1,7 +1,8 @@
-"""Token classification: one tag for every word, as in named entities, slots, chunks or parts of speech.
+"""Token classification with one tag for every word.
 
-Owns which sub-words are trained and read, what the loss is, and how logits become tags and entities. A long row is read
-in windows; every word is read in exactly one. Windows are made in shared/windows.py, the CRF is in encoder/crf.py.
+Examples are named entities, slots, chunks and parts of speech. Owns which sub-words are trained and read, what the loss
+is, and how logits become tags and entities. A long row is read in windows, and every word is read in exactly one.
+Windows are made in shared/windows.py, the CRF is in encoder/crf.py.
 
 Shape legend: B windows, R sub-words read (words, for a CRF), W words, L labels.
 """
@@ -97,7 +98,7 @@ class TokenPrediction(Prediction):
 
 
 class TokenFormats(Card, Rendering, WeightedConfig):
-    """Token classification on cards, in files of predictions and in a config of transformers."""
+    """Token classification on cards, in prediction files and in transformers' config."""
 
     task: "TokenClassification"
     default_head: ClassVar[Literal["token"]] = "token"
@@ -113,15 +114,15 @@ class TokenFormats(Card, Rendering, WeightedConfig):
     )
 
     def hub_answer(self, prediction: TokenPrediction, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The entities. The tag of a word is the tag of its first sub-word, whatever the strategy."""
+        """Returns the entities. The tag of a word is the tag of its first sub-word."""
         entities: list[dict[str, Any]] = prediction.to_json()["entities"]
         return entities
 
     def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
-        """Counts words that ``render`` changes. Tags are not changed: they would be other classes.
+        """Counts words that ``render`` changes. Changed tags would be other classes.
 
         Raises:
-            DataError: a label, or a tag of the rows, has white space, which would split it into columns.
+            DataError: A label, or a tag of the rows, has white space, which would split it into columns.
         """
         tags, count, changed = dict.fromkeys(self.task.labels), 0, Counter[str]()
         for row in rows:
@@ -142,10 +143,11 @@ class TokenFormats(Card, Rendering, WeightedConfig):
         )
 
     def render(self, extension: str, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> Mapping[str, str]:
-        """Columns that conlleval reads: word, its tag if all rows have tags, predicted tag; entities in IOB2.
+        """Returns the columns of conlleval, with entities in IOB2.
 
-        A blank line ends each row. White space within a word, which would separate columns, becomes ``_``, as does an
-        empty word; ``check_render`` says how many. ".conllu" has the predicted tag as ``UPOS``, and _ in other columns.
+        They are word, its tag if all rows have tags, and predicted tag. A blank line ends each row. White space within
+        a word, which would separate columns, becomes ``_``, as does an empty word. ``check_render`` says how many.
+        ".conllu" has the predicted tag as ``UPOS``, and _ in other columns.
         """
         if extension not in self.file_formats:
             return super().render(extension, predictions, rows)
@@ -173,28 +175,28 @@ class TokenFormats(Card, Rendering, WeightedConfig):
     def implied_fields(
         self, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int
     ) -> dict[str, Any]:
-        """Without labels there are two, as transformers takes it; short windows overlap by a quarter at most."""
+        """Returns two labels without a file's, and an overlap of at most a quarter."""
         names = labels if labels else ("LABEL_0", "LABEL_1")
         max_length = min(self.task.max_length, usable_length)
         return {"labels": names, "max_length": max_length, "doc_stride": min(self.task.doc_stride, max_length // 4)}
 
 
 class TokenFitting(WeightedFitting, CalibratedFitting, Windows):
-    """What training needs to know of token classification, and what its windows leave out."""
+    """Training of token classification, and the notes on skipped words."""
 
     task: "TokenClassification"
     fields: ClassVar[tuple[str, ...]] = ("scheme", "balanced_weights", *CalibratedFitting.fields)
     sample: ClassVar[Literal["window"]] = "window"
 
     def fit_to_train(self, rows: Iterable[Row]) -> Any:
-        """Records the scheme of the training tags, and what ``balanced`` class weights come to.
+        """Records the scheme of the training tags, and the ``balanced`` class weights.
 
         The weights count words, also if other sub-words are trained. As in training, a row with a tag that no label has
         does not count.
 
         Raises:
-            DataError: ``context_tokens`` finds no document, a tag has the name of a metric over all tags, or no
-                training word has one of the labels.
+            DataError: ``context_tokens`` is set and no row has a document, a tag has the name of a metric over all
+                tags, or no training word has one of the labels.
         """
         tags: list[Sequence[str]] = []
         documented = False
@@ -217,7 +219,7 @@ class TokenFitting(WeightedFitting, CalibratedFitting, Windows):
     def labelled_logits(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[tuple[Tensor, int]]:
-        """Of the words of rows whose tags the model has."""
+        """Returns logits of the words of rows whose tags the model has."""
         index = {label: number for number, label in enumerate(self.task.labels)}
         words = iter(self.task.row_logits(compact, features))
         pairs = []
@@ -233,7 +235,7 @@ class TokenFitting(WeightedFitting, CalibratedFitting, Windows):
         return self.task.context_tokens > 0
 
     def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
-        """Rows with words whose first sub-words alone are read; a long sentence has several windows."""
+        """Returns rows with words whose first sub-words alone are read."""
         if not cuts.cut_rows:
             return ()
         have = "has" if cuts.cut_rows == 1 else "have"
@@ -249,9 +251,10 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
     """Words with a tag each, such as named entities.
 
     Attributes:
-        labelling: which sub-words of a word are trained: its ``first``; all, where B- becomes I- after the first
-            (``continuation``); or ``all``. A word's tag is always the tag of its first sub-word.
-        doc_stride: the OVERLAP of two neighbouring windows in tokens, at most, as in transformers; windows are cut
+        labelling: The sub-words of a word that are trained. ``first`` trains the first one, ``all`` trains all, and
+            ``continuation`` trains all with I- instead of B- after the first. A word's tag is always the tag of its
+            first sub-word.
+        doc_stride: The OVERLAP of two neighbouring windows in tokens, at most, as in transformers. Windows are cut
             between words.
         crf: score tag sequences, not tags; steps that the label scheme forbids are never predicted.
         context_tokens: how many tokens of the rows around (those with the same ``document``) a window may add on each
@@ -326,12 +329,13 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
         return head_class(config, len(self.labels), dropout=config.head.token_dropout)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """``gather_positions`` are all sub-words of the words or (``labelling = "first"``) the first.
+        """Makes windows with ``gather_positions`` of all or the first sub-words.
 
-        Rows with a tag that the model has no label for have no labels: they are not trained, only counted in metrics.
+        Rows with a tag that the model has no label for have no labels, so they are not trained, only counted in
+        metrics.
 
         Raises:
-            DataError: the labels are unnamed (LABEL_0, ...) and no tag is one of them.
+            DataError: The labels are unnamed (LABEL_0, ...) and no tag is one of them.
         """
         rules = self.window_rules(tokenizer)
         split = split_words([row["words"] for row in rows], tokenizer, longest=rules.room)
@@ -366,18 +370,18 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
     def _word_labels(
         self, names: Sequence[str] | None, word_ids: Sequence[int], numbers: Mapping[str, float]
     ) -> list[float] | None:
-        """Returns the labels of the tokens of a window, if the model has a label for each word of the row."""
+        """Returns the labels of a window's tokens, if each word of the row has a label."""
         if names is None or not all(name in numbers for name in names):
             return None
         begins = word_starts(word_ids) if self.labelling == "continuation" else [True] * len(word_ids)
-        # The model may lack an I- label that no training word has: then B- stays.
+        # The model may lack an I- label that no training word has. Then B- stays.
         return [
             numbers[names[word] if is_start else continuation_label(names[word], numbers)]
             for word, is_start in zip(word_ids, begins, strict=True)
         ]
 
     def _check_known(self, sentences: Sequence[Sequence[str]]) -> None:
-        """Raises DataError if the model has a label for none of the tags: its labels are unnamed, or of other data."""
+        """Raises DataError if labels are unnamed or of other data."""
         tags = {tag for sentence in sentences for tag in self._as_compared(sentence)}
         if tags and set(known_tags(self.labels)).isdisjoint(tags):
             ours, theirs = (listed(list(map(repr, names))) for names in (self.labels, sorted(tags)))
@@ -387,10 +391,11 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
             )
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        """Sum over labelled sub-words of the cross entropy; with a CRF over windows of their negative log likelihood.
+        """Sums the cross entropy over labelled sub-words, or the CRF's over windows.
 
-        Either way the mean divides by what is labelled: with ``first`` the words, as in transformers. With class
-        weights it divides by the sum of the weights of these words.
+        The loss of a CRF is the negative log likelihood of a window. Either way the mean divides by what is labelled,
+        which with ``first`` are the words, as in transformers. With class weights it divides by the sum of the weights
+        of these words.
         """
         gathered = batch.layout.gather_counts
         if sum(batch.label_counts) < sum(gathered):
@@ -410,7 +415,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
         return (LossTerm(name=self.name, total=total, count=count),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """Labelled sub-words, or the sum of their class weights."""
+        """Counts labelled sub-words, or sums their class weights."""
         weights = self.label_weights()
         if weights is None:
             return super().counts(features)
@@ -441,7 +446,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
         return predictions
 
     def row_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
-        """``[W, L]`` the logits of the first sub-word of each word."""
+        """Returns ``[W, L]`` the logits of the first sub-word of each word."""
         logits = torch.cat(list(compact))  # [R, L]
         if self.labelling == "first":
             return logits
@@ -451,7 +456,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
     def _crf_labels(
         self, compact: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
     ) -> tuple[list[int], list[float]]:
-        """The labels of each row's best path and their marginals. The windows of a row are one sequence here."""
+        """Returns the labels of a row's best path over its windows, and their marginals."""
         # In float64, because the score of a long sequence would leave too few digits for its words in float32.
         penalty = crf.FORBIDDEN * torch.tensor(forbidden_steps(self.labels), dtype=torch.float64)  # [L + 2, L]
         by_row: list[list[Tensor]] = [[] for _ in counts]
@@ -469,10 +474,10 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
         return best, scores
 
     def metrics(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> dict[str, float]:
-        """Metrics over words, whatever was trained. Entities are compared in IOB2; see ``tagging_metrics``.
+        """Returns metrics over words, with entities in IOB2. See ``tagging_metrics``.
 
         Raises:
-            DataError: no row has tags, or the model has a label for none of them.
+            DataError: No row has tags, or the model has a label for none of them.
         """
         pairs = [(row["tags"], one.tags) for row, one in labelled(rows, predictions, "tags")]
         self._check_known([tags for tags, _ in pairs])
@@ -487,11 +492,11 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
         return metrics | self.calibration_metrics(scores, correct)
 
     def _as_compared(self, tags: Sequence[str]) -> list[str]:
-        """The tags of a row in IOB2; as they are where the labels are raw."""
+        """Returns the tags of a row in IOB2, or unchanged if the labels are raw."""
         return list(tags) if self._label_scheme == "raw" else to_iob2(tags)
 
     def _in_iob2(self, tags: Sequence[str]) -> list[str]:
-        """Predicted tags in IOB2; tags of a model whose labels are in IOB2 stay as they are, faults included."""
+        """Returns predicted tags in IOB2. Tags of an IOB2 model keep their errors."""
         plain = all(label == "O" or label.startswith(("B-", "I-")) for label in self.labels)
         return list(tags) if self._label_scheme == "raw" or (plain and self._label_scheme == "IOB2") else to_iob2(tags)
 
@@ -499,7 +504,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
 def entity_spans(
     words: Sequence[str], tags: Sequence[str], scores: Sequence[float], text: str | None = None
 ) -> tuple[EntitySpan, ...]:
-    """The entities that tags mark, with their characters in the text of ``located_words``."""
+    """Returns the entities of tags, with characters in the text of ``located_words``."""
     _, text, places = located_words(words, text)
     return tuple(
         EntitySpan(
@@ -514,5 +519,5 @@ def entity_spans(
 
 
 def _column(word: str) -> str:
-    """A word as one column of a line."""
+    """Returns a word as one column of a line."""
     return re.sub(r"\s+|^$", "_", word)
