@@ -40,7 +40,7 @@ def argument(name: str, value: Any = True) -> str:
 
 
 class BertTasksError(Exception):
-    """A failure that the user can act on. The message says what happened, where and what to do.
+    """An error whose message says what happened, where, and what to do about it.
 
     Attributes:
         exit_code: Exit code of the command line.
@@ -86,14 +86,14 @@ class NotFiniteScoresError(CheckpointError):
 
 
 class DivergedError(BertTasksError):
-    """A loss or gradient was not finite. The weights are the weights before that step (exit code 5)."""
+    """Training stopped before a step with non-finite loss or gradient (exit code 5)."""
 
     exit_code = 5
     collective = True
 
 
 class StoppedError(BertTasksError):
-    """A signal stopped the run. It is saved, and the same command resumes it (exit code 143: SIGTERM, 130: SIGINT)."""
+    """A signal stopped the run. The same command resumes it (exit code 143 or 130)."""
 
     collective = True
 

@@ -17,31 +17,31 @@ from support.sources import Source, package_sources
 # several modules of the top level.
 LINES = {
     "cli": (1505, 1000),
-    "api": (264, 250),
-    "report": (1989, 1700),
-    "cards": (547, 380),
-    "serving": (1569, 800),
-    "glue_submission": (126, 150),
-    "experiments": (1636, 1200),
-    "training": (4035, 2700),
-    "inference": (1805, 1150),
-    "recipe": (1599, 1000),
-    "init": (776, 650),
-    "model": (2696, 1950),
-    "export": (877, 700),
-    "tasks": (9081, 4900),
+    "api": (265, 250),
+    "report": (1985, 1700),
+    "cards": (539, 380),
+    "serving": (1576, 800),
+    "glue_submission": (128, 150),
+    "experiments": (1640, 1200),
+    "training": (4057, 2700),
+    "inference": (1809, 1150),
+    "recipe": (1610, 1000),
+    "init": (779, 650),
+    "model": (2706, 1950),
+    "export": (878, 700),
+    "tasks": (9126, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
-    "families": (2000, 1250),
-    "metrics": (1269, 1000),
-    "data": (6329, 2900),
-    "encoder": (3320, 2300),
-    "foundations": (901, 800),
+    "families": (1993, 1250),
+    "metrics": (1272, 1000),
+    "data": (6324, 2900),
+    "encoder": (3327, 2300),
+    "foundations": (902, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_224  # of 29,000
-TOTAL_STATEMENTS = 25_523  # of 15,800
+TOTAL_LINES = 45_321  # of 29,000
+TOTAL_STATEMENTS = 25_514  # of 15,800
 TASK_MEMBERS = 14
 
 
