@@ -62,7 +62,7 @@ def fit(
     Args:
         model: The model to train. Afterwards it holds the best weights. Settings that depend on the data, such as
             balanced class weights, are set here.
-        train: Training rows: a file, a list of dicts, a pandas DataFrame or a data set of `datasets`. For a model of
+        train: Training rows as a file, a list of dicts, a pandas DataFrame or a data set of `datasets`. For a model of
             several tasks also a mapping from the name of each task to its rows.
         validation: Validation rows, or several validation sets by name. Default: ``validation_share`` of ``train``. If
             ``train`` has the rows of each task, so has ``validation``.

@@ -184,7 +184,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC, Generic[PredictionT]):
-    """The base class of tasks: from rows to features, loss, predictions and metrics.
+    """The base class of tasks, from rows to features, loss, predictions and metrics.
 
     A subclass is a frozen dataclass with a ``name`` and the abstract members. Its fields are the settings of the task:
     what a recipe may set under ``[settings]`` and what ``config.json`` stores, so they hold plain values. There is one
