@@ -577,7 +577,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             inputs: One or several of: a text (``"a fine film"``), a tuple of the texts that a row of the task needs
                 (``("a premise", "a hypothesis")``), or a mapping with the columns of the task or of the training data.
             logits: Whether to compute the ``logits`` of the predictions, in the order of the labels.
-            explain: Whether to compute the ``explanation`` of the predictions, which says how much each word contributed
+            explain: Whether to compute the ``explanation`` of the predictions, which says how much each word adds
                 to the label, number, span or entity. Each takes as long as about 100 predictions.
 
         Raises:
