@@ -54,41 +54,36 @@ def fit(
     progress: bool = True,
     **settings: Unpack[FitArguments],
 ) -> FitResult:
-    """Fine-tunes a model. Afterwards it holds the best weights, which are also saved in ``output_dir/model``.
+    """Fine-tunes a model and saves the best weights in ``output_dir/model``.
 
     Call it again with the same settings and rows to resume an interrupted run. A finished run is not repeated. SIGTERM
     and SIGINT save the run after the current step.
 
     Args:
-        model: The model to train. Settings that depend on the data (balanced class weights, thresholds) are set here.
-            A new head is initialised from the seed, and trained weights are trained further.
-        train: Training rows: a file, a list of dicts, a pandas DataFrame or a data set of `datasets`; of a model of
-            several tasks also the rows of each task, by its name.
+        model: The model to train. Afterwards it holds the best weights. Settings that depend on the data, such as
+            balanced class weights, are set here.
+        train: Training rows as a file, a list of dicts, a pandas DataFrame or a data set of `datasets`. For a model of
+            several tasks also a mapping from the name of each task to its rows.
         validation: Validation rows, or several validation sets by name. Default: ``validation_share`` of ``train``. If
             ``train`` has the rows of each task, so has ``validation``.
         output_dir: The folder of the run.
-        teacher: A trained model of the same task, labels and tokenizer, or its name. The model learns from it in
-            addition to the labels (distillation), also from rows without a label. ``TaskModel.with_layers`` makes a
-            student. For several tasks a model that has them, or a mapping with a teacher for some of the tasks.
+        teacher: A trained model of the same task, labels and tokenizer, or its name, from which the model also learns
+            (distillation), also from rows without a label. For several tasks also a mapping by task.
         optimizer: "adamw", "module:name", or a function that takes parameter groups (each with ``params``, ``lr`` and
             ``weight_decay``) and returns a torch optimizer.
         callback: A function that is called with each record of metrics.jsonl, or a `TrainerCallback`. A true return
             value for an evaluation ends the run.
-        report: Whether to write ``output_dir/report.html`` at the end, as the command ``train`` does.
+        report: Whether to write ``output_dir/report.html`` at the end.
         overwrite: Whether to replace an earlier run in ``output_dir`` instead of resuming it.
         progress: Whether to show progress on standard error.
         settings: Keys of a recipe: all keys of ``[optim]`` and ``[run]``, ``gradient_checkpointing``, ``document``,
-            ``validation_share``, ``on_error``, keys of ``[teacher]`` after the prefix ``teacher_``, and how to read
-            the data: ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and ``label_separator``.
-
-    Returns:
-        The metrics of the best model, the number of steps, and what a reader of the metrics should know.
+            ``validation_share``, ``on_error``, keys of ``[teacher]`` after ``teacher_``, and fields of `ReadOptions`.
 
     Raises:
         RecipeError: A setting has an impossible value.
         DataError: Rows cannot be used. The message names all of them.
-        UsageError: An argument is unknown, the output folder is in use or holds a run with other settings, the
-            launcher does not fit, or a library (peft, ...) has wrapped modules of the model.
+        UsageError: An argument is unknown, the folder is in use or holds a run with other settings, the launcher does
+            not fit, or a library (peft, ...) has wrapped modules of the model.
         CheckpointError: The run cannot be saved or resumed.
         DivergedError: A loss or gradient was not finite.
         StoppedError: A signal asked the run to stop. It is saved.
@@ -125,18 +120,18 @@ def fit(
 
 
 def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FitResult:
-    """Trains a recipe. An interrupted run in its output folder is resumed, a finished one is only reported.
+    """Trains a recipe, or resumes the run in its output folder.
 
     Args:
         recipe: A recipe, or the path of its TOML file.
-        overwrite: Whether to replace an earlier run in the output folder.
+        overwrite: Whether to replace an earlier run. Otherwise the result of a finished run is returned.
         progress: Whether to show progress on standard error.
 
-    Returns:
-        The metrics of the best model, the number of steps, and what a reader of the metrics should know.
-
     Raises:
-        RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: see ``fit``.
+        RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: See ``fit``.
+
+    Example:
+        >>> train("recipe.toml").best_step
     """
     result = training.train(recipe, overwrite=overwrite, progress=progress)
     write_after_run(result.output_dir, report=False)

@@ -17,30 +17,30 @@ from support.sources import Source, package_sources
 # several modules of the top level.
 LINES = {
     "cli": (1505, 1000),
-    "api": (270, 250),
-    "report": (1992, 1700),
+    "api": (265, 250),
+    "report": (1985, 1700),
     "cards": (539, 380),
     "serving": (1576, 800),
     "glue_submission": (128, 150),
-    "experiments": (1638, 1200),
-    "training": (4060, 2700),
-    "inference": (1805, 1150),
-    "recipe": (1609, 1000),
+    "experiments": (1640, 1200),
+    "training": (4057, 2700),
+    "inference": (1809, 1150),
+    "recipe": (1610, 1000),
     "init": (779, 650),
-    "model": (2708, 1950),
-    "export": (887, 700),
-    "tasks": (9045, 4900),
+    "model": (2706, 1950),
+    "export": (878, 700),
+    "tasks": (9126, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
     "families": (1993, 1250),
-    "metrics": (1267, 1000),
+    "metrics": (1272, 1000),
     "data": (6324, 2900),
-    "encoder": (3324, 2300),
+    "encoder": (3327, 2300),
     "foundations": (902, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_251  # of 29,000
+TOTAL_LINES = 45_321  # of 29,000
 TOTAL_STATEMENTS = 25_514  # of 15,800
 TASK_MEMBERS = 14
 

@@ -231,6 +231,21 @@ def test_reference_is_what_the_package_says(name: str) -> None:
     assert written == reference.PAGES[name](), f"docs/reference/{name} is out of date: run `make docs`"
 
 
+def test_every_import_of_a_page_is_in_the_reference() -> None:
+    """Below the heading of the module from which the page imports the name."""
+    headings = "".join(read(ROOT / reference.FOLDER / name) for name in ("api.md", "task_contract.md"))
+    sections = re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", headings, flags=re.MULTILINE | re.DOTALL)
+    named = {(module, name) for module, text in sections for name in re.findall(r"^### (\w+)$", text, re.MULTILINE)}
+    imports = {
+        (module, name, shown(page))
+        for page in (ROOT / "README.md", *DOCS.rglob("*.md"))
+        for module, names in re.findall(r"\bfrom (bert_tasks[\w.]*) import (\w+(?:, \w+)*)", read(page))
+        for name in names.split(", ")
+    }
+    assert len(imports) > 20
+    assert [(*key, page) for *key, page in sorted(imports) if tuple(key) not in named] == []
+
+
 def test_every_key_and_option_has_a_meaning() -> None:
     for name in ("cli.md", "recipe.md"):
         rows = re.findall(r"^\| `.*\|$", read(ROOT / reference.FOLDER / name), flags=re.MULTILINE)

@@ -179,17 +179,21 @@ def code(language: str, text: str) -> str:
 
 
 def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licence: str | None = None) -> Path:
-    """Writes the card of a finished run into its model folder.
+    """Writes the model card of a finished run and returns its path.
 
-    Replaces a generated card. Does not replace an edited card or another README.md.
+    It replaces a card that this package wrote, but never a card that you have edited, or another README.md.
 
     Args:
-        languages: ISO codes of the texts, such as "en". Default: the languages of the card that is replaced, if any.
-        licence: Licence of the model, as the hub names it (apache-2.0). Default: the licence of the replaced card.
+        run: The folder of the run.
+        languages: ISO codes of the texts' languages, such as "en". Default: as in the card that is replaced.
+        licence: Licence of the model, as the hub names it (apache-2.0). Default: as in the card that is replaced.
 
     Raises:
-        UsageError: There is no finished run, or README.md was not generated.
+        UsageError: There is no finished run, or there is a README.md that this package did not write.
         CheckpointError: The model cannot be read or the card cannot be written.
+
+    Example:
+        >>> write_card("runs/first", languages=["en"], licence="apache-2.0")
     """
     folder = Path(run)
     finished, path = read_run(folder), folder / outputs.MODEL / CARD

@@ -31,12 +31,12 @@ _REFUSALS = {  # by the status of the hub's response
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """The files of an upload and its target.
+    """An upload, or the plan of one.
 
     Attributes:
-        files: name -> size in bytes.
+        files: Name of each file -> size in bytes.
         left_out: Names of the other files in the folder.
-        url: The URL of the new commit. None before the upload, and for a dry run.
+        url: Address of the new commit. None before it, and for a dry run.
     """
 
     folder: Path
@@ -73,27 +73,23 @@ def push(
     languages: Sequence[str] | None = None,
     licence: str | None = None,
 ) -> Push:
-    """Uploads a model folder in one commit.
-
-    Creates the repository and the branch if they do not exist.
+    """Uploads a model folder to the hub, in one commit.
 
     Args:
-        model: The folder of the model, or of a finished run.
-        repo: ``OWNER/NAME``.
-        dry_run: Only list the files to upload, without contacting the hub.
-        public: Create a new repository as a public one, and allow one that exists and is public. Otherwise a public
-            repository is an error.
-        branch: Branch of the repository.
-        message: Commit message.
-        languages, licence: Language codes of the texts and licence of the model, for the card (see ``write_card``). The
-            card of the run is written again. None does not change the card.
-
-    Returns:
-        The uploaded files, or with ``dry_run`` the files to upload.
+        model: The folder of a model or of a finished run.
+        repo: ``OWNER/NAME``. It is created if it does not exist.
+        dry_run: Whether to only list the files, without contacting the hub.
+        public: Whether a new repository is public, and an existing one may be.
+        branch: Branch of the repository, which is created if it does not exist. Default: main.
+        message: Message of the commit.
+        languages, licence: Write the card of the run again, as ``write_card`` does. Default: the card is not changed.
 
     Raises:
-        UsageError: The folder holds no finished model, a name is not valid, or there is no token.
+        UsageError: The folder has no finished model, a name is not valid, or there is no token.
         CheckpointError: The model is damaged, or the hub rejects the upload or cannot be reached.
+
+    Example:
+        >>> push("runs/first", "my-org/feedback", dry_run=True).files["config.json"]
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported at run time only

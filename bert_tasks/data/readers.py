@@ -94,18 +94,19 @@ class ReadOptions(ParseOptions):
     """Options to read a file.
 
     Attributes:
-        columns: The task's columns -> the file's columns, if the names differ. The columns of CoNLL files have their
-            number as name, and the words are "0". ``document.text`` is a text inside an object. Several names, in a
-            list or with commas between them, are labels of 0 and 1 or columns of single choices.
-        format: Format of the file, such as ``glue/sst2``. Default: by the file's extension.
-        delimiter: Delimiter of a csv file, if it is not the usual delimiter of its extension. ``\\t``, as it is typed,
-            is a tab.
-        encoding: Encoding of a text file, unless its byte order mark sets another. Default: UTF-8.
-        header: The first line of a csv file names the columns. Default: true. Otherwise they are called "0", "1" and so
-            on.
+        columns: The task's columns -> the file's columns, if the names differ. The columns of CoNLL files are numbers,
+            "0" for the words. ``document.text`` is a text inside an object. Several names, in a list or with commas
+            between them, are labels of 0 and 1 or choices in columns of their own.
+        format: Name of a format, such as ``glue/sst2``. Default: by the file's extension.
+        delimiter: Delimiter of a csv file, ``\\t`` for a tab. Default: as the extension says.
+        encoding: Encoding of a text file, unless its byte order mark says another. Default: UTF-8.
+        header: Whether the first line of a csv file names the columns. Default: true. Otherwise they are "0", "1", ...
         label_separator: Separator of several labels in one cell. Default: ``;``.
-        document: Document in a file of text, which is the lines between blank lines, a line, or the file. Default:
-            "blank-line" for training and evaluation. Predictions are made for each line.
+        document: What a document is in a file of text: the lines between blank lines ("blank-line"), a "line", or the
+            "file". Default: "blank-line" for training and evaluation, "line" for prediction.
+
+    Example:
+        >>> evaluate("runs/first", "reviews.csv", columns={"text": "review"}, delimiter=";")
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

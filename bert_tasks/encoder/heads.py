@@ -238,9 +238,12 @@ class EmbeddingHead(Head):
 
 
 class PerTokenHead(Head):
-    """Head with logits for each token that is read.
+    """Logits for each token that is read: tags (L labels) and spans (start and end).
 
-    Tokens have L logits for classification, and 2 for spans (start and end), in the caller's order of sequences.
+    They come out sequence after sequence in the caller's order, whatever the order of the rows.
+
+    Example:
+        >>> PerTokenHead(model.config, 3, dropout=0.1)
     """
 
     per_token = True

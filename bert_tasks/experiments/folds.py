@@ -73,10 +73,8 @@ class FoldsResult:
     """The runs of all folds, and the predictions for all rows.
 
     Attributes:
-        metric: The metric that is shown for each fold.
-        summary: How the rows were divided.
-        rows: All rows, in the order of the data, and ``predictions`` for them.
-        folds: The fold of each row.
+        metric, summary: The metric that is shown for each fold, and how the rows were divided.
+        rows, predictions, folds: All rows, in the order of the data, with their predictions and folds.
         task: The task of all folds' models, without the values that each fold fitted to its rows.
         fitted: Values that are fitted to the out-of-fold predictions, for the mean of the models (calibration).
     """
@@ -161,26 +159,23 @@ class FoldsResult:
 
 
 def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FoldsResult:
-    """Trains a model per fold and predicts each row with a model that did not see it.
+    """Trains one model per fold and predicts each row with the model of its fold.
 
-    ``OUTPUT_DIR/fold-N`` is an ordinary run, of the recipe with ``folds.fold = N``. Its validation rows, which pick the
-    best model and tune thresholds, are the rows of ``data.validation``, else a share of its training rows. The rows of
-    the fold are predicted once, when the run is complete. A finished run is not repeated. An unfinished run resumes
-    from its newest checkpoint. The metrics are written to ``folds.json``, the predictions to ``out_of_fold.jsonl``, one
-    line per row in the order of the data.
+    ``OUTPUT_DIR/fold-N`` is the run of the recipe with ``folds.fold = N``, whose model has not seen the rows of the
+    fold. A finished run is not repeated, and an unfinished one resumes. The metrics are written to ``folds.json``, the
+    predictions to ``out_of_fold.jsonl``.
 
     Args:
         recipe: A recipe with ``[folds]``, or the path of its TOML file.
-        overwrite: Repeat all runs, also runs of other folds that are in the folder.
-        progress: Report on standard error.
+        overwrite: Whether to repeat all runs, also runs of other folds that are in the folder.
+        progress: Whether to show progress on standard error.
 
     Raises:
-        RecipeError, DataError, CheckpointError, UsageError: As in ``train``. All folders are checked before the first
-            run starts.
+        RecipeError, DataError, CheckpointError, UsageError: See ``fit``. All folders are checked before the first run.
         DivergedError: A run diverged. The runs before it are complete.
 
     Example:
-        >>> train_folds("recipe.toml").metrics["accuracy"].out_of_fold  # doctest: +SKIP
+        >>> train_folds(load_recipe("recipe.toml", overrides=["folds.count=2"])).metrics["accuracy"].out_of_fold
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     group = fold_group(loaded, overwrite=overwrite)

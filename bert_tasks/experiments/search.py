@@ -74,8 +74,8 @@ class SearchResult:
 
     Attributes:
         metric: The metric by which trials are compared.
-        studies: The recipe's sampler first, then others whose trials are in the folder.
-        baseline: The recipe as it is, trained with the fresh seeds.
+        studies: The trials of the recipe's sampler, then of others whose trials are in the folder.
+        baseline: The recipe without changes, trained with the fresh seeds.
         notes: Sentences that a reader of the scores must know.
     """
 
@@ -165,17 +165,21 @@ def search(
 ) -> SearchResult:
     """Searches for better values of the keys in the recipe's ``[search]``.
 
-    Call it again to resume an interrupted search. Ended trials are not repeated, the running trial continues from its
-    checkpoint, and the suggestions are the same as without the interruption. With more trials in the recipe a complete
-    search is extended.
+    Call it again to resume an interrupted search. It continues with the values of an uninterrupted search. With more
+    trials in the recipe it extends a complete search. A trial that diverges, or whose values the model rejects, has no
+    score.
 
     Args:
         recipe: A recipe with ``[search]`` and ``run.output_dir``, or the path of its TOML file.
-        compare_random: Also search with random values in as many trials, to show how much the sampler helps.
-        overwrite: Search again, and replace the search in the folder.
-        progress: Report on standard error.
+        compare_random: Whether to try random values in as many trials, too, which shows how much the sampler helps.
+        overwrite: Whether to replace an earlier search in the folder.
+        progress: Whether to show progress on standard error.
 
-    A trial that diverges, or whose values the model rejects, has no score. Other errors end the search.
+    Raises:
+        RecipeError, DataError, CheckpointError, UsageError, StoppedError: See ``fit``.
+
+    Example:
+        >>> search("search.toml").studies[0].best.values
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if loaded.search is None:

@@ -75,8 +75,7 @@ class SeedsResult:
     """All runs of a recipe, in the order of the seeds.
 
     Attributes:
-        metric: The metric that picks the best model.
-        lower_is_better: The metrics for which lower is better.
+        metric, lower_is_better: The metric that picks the best model, and metrics for which lower is better.
         notes: Sentences that a reader of the statistics must know.
     """
 
@@ -202,19 +201,23 @@ def train_seeds(
     overwrite: bool = False,
     progress: bool = True,
 ) -> SeedsResult:
-    """Runs a recipe once for each seed and compares the runs.
+    """Trains a recipe once for each seed and compares the runs.
 
-    ``OUTPUT_DIR/seed-N`` is the run that the recipe with ``run.seed = N`` makes. A finished run is reported, not
-    repeated. An unfinished run resumes from its newest checkpoint. The comparison is written to
-    ``OUTPUT_DIR/seeds.json``. A run that diverges is reported as failed, and the others continue. Runs of other seeds
-    that are in the folder already are part of the comparison if they were made with the same settings. A note lists the
-    runs with other settings.
+    ``OUTPUT_DIR/seed-N`` is the run of the recipe with ``run.seed = N``. A finished run is not repeated, and an
+    unfinished one resumes. If a run diverges, the others continue. Runs of other seeds in the folder are compared, too,
+    if they have the same settings. The comparison is written to ``seeds.json``.
 
     Args:
         recipe: A recipe, or the path of its TOML file.
-        seeds: Default: the recipe's ``run.seeds``.
-        overwrite: Repeat all runs, and replace runs of other recipes.
-        progress: Report on standard error.
+        seeds: The seeds. Default: the recipe's ``run.seeds``.
+        overwrite: Whether to repeat all runs, and to replace runs of other recipes.
+        progress: Whether to show progress on standard error.
+
+    Raises:
+        RecipeError, DataError, CheckpointError, UsageError, StoppedError: See ``fit``.
+
+    Example:
+        >>> train_seeds("recipe.toml", [1, 2]).metrics["accuracy"].std
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     group = seed_group(loaded, seeds, overwrite=overwrite)

@@ -104,40 +104,31 @@ def export(
     overwrite: bool = False,
     **reading: Unpack[ReadingArguments],
 ) -> Export:
-    """Exports a model to ONNX and verifies the graph against the model.
+    """Exports a model to an ONNX graph and verifies the graph against the model.
 
-    The folder is a model for predict and evaluate. ``to="transformers"`` writes the weights instead. The
-    ``AutoModelFor...`` of the task opens the folder with the same logits.
-
-    A float32 graph is compared with the model on random sequences of many lengths and on the first 200 rows of
-    ``data``. An int8 graph is also compared by its predictions on these rows. All rows of ``data`` are read and
-    checked.
+    ``predict`` and ``evaluate`` run the folder. Logits are compared on random sequences of many lengths and on the
+    first 200 rows of ``data``. An int8 graph must also predict the same for these rows.
 
     Args:
-        model: A model, a folder, or a name on the hub.
-        to: ``onnx`` (float32), ``int8`` or ``transformers``.
+        model: A model or its name.
+        to: ``onnx`` (float32), ``int8``, or ``transformers`` for weights that ``AutoModelFor...`` opens.
         output: A new or empty folder, or with ``overwrite`` an earlier export of a graph.
-        data: Rows to verify the graph on. Required for int8.
-        task: The task of a folder without a task, a task class, or the name of one of several tasks. Without it a graph
-            has the heads of all tasks, and its outputs are ``NAME.logits``. ``embedding`` exports the encoder alone,
-            with the output ``last_hidden_state``, which transformers.js pools.
-        settings: Fields of the task to change, if ``model`` is loaded here.
-        revision: Revision of a name on the hub.
-        adapter: A folder of adapters to add to the weights of ``model`` (see ``TaskModel.from_pretrained``).
+        data: Rows to verify the graph on, which int8 needs. All of them are read and checked.
+        task: Name or class of the task, or the name of one of several tasks. Without it a graph has the heads of all
+            tasks, and its outputs are ``NAME.logits``. ``embedding`` exports the encoder alone, with the output
+            ``last_hidden_state``.
+        settings, revision, adapter: See ``evaluate``.
         overwrite: Whether to replace an earlier export.
-        reading: How to read ``data``, as ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and
-            ``label_separator`` of `ReadOptions`.
-
-    Returns:
-        The folder and its measurements.
+        reading: Fields of `ReadOptions` for ``data``.
 
     Raises:
-        UsageError: The ``export`` extra is not installed, an argument is wrong, the output folder cannot be used, or
-            another process exports to it.
-        DataError: A row cannot be used, there are no rows, or the predictions on them cannot tell a good int8 graph
-            from a bad one (sentences without words, the same number for all rows).
-        CheckpointError: The model cannot be loaded, the graph differs by more than the tolerance, or the folder cannot
-            be written. Nothing is left behind.
+        UsageError: The ``export`` extra is not installed, an argument is wrong, or ``output`` cannot be used.
+        DataError: A row cannot be used, or the rows cannot tell a good int8 graph from a bad one.
+        CheckpointError: The model cannot be loaded, the graph differs too much, or the folder cannot be written.
+
+    Example:
+        >>> export("runs/first", to="onnx", output="exported").record["outputs"]
+        ['logits']
     """
     how = ReadOptions.from_arguments(export, reading)
     if to not in get_args(ExportFormat):

@@ -59,30 +59,31 @@ def batch_predictor(
     on_error: Literal["fail", "skip"] = "fail",
     threads: int = 1,
 ) -> "BatchPredictor":
-    """A function that predicts batches of columns, for Ray Data, Spark, ``datasets.map`` and the like.
+    """Returns a function that predicts batches of columns, for other engines.
 
-    Only the name of the model is sent to other processes: each of them loads the model at its first batch, once, and on
-    a GPU if it sees one. Predictions equal ``predict``'s, row by row.
+    Ray Data, Spark or ``datasets.map`` call it. Each process loads the model at its first batch, and on a GPU if it
+    sees one.
 
     Args:
-        model: a folder, a hub id, ``package:NAME/PATH`` or an exported folder, which every process can read under this
-            name. Its configuration is read at once; a hub id stands for the commit that it has now.
-        task, settings, revision, dtype: see ``evaluate``.
-        columns: the task's columns -> the columns of the batches, where the names differ.
-        keep_columns: the columns of a batch that are returned before the prediction: "all", "none", or names. One with
-            the name of a field that predictions of the task can have is called ``input.NAME``, as by ``predict``; one
-            that the prediction repeats is skipped.
-        on_error: "skip" keeps the place of rows that cannot be used: the columns of their prediction are null, and
-            ``error`` says why. It is null for all other rows.
-        threads: torch's threads during a batch. An engine starts several processes; together they should not have more
-            threads than the machine has cores.
+        model: A folder, a hub id, ``package:NAME/PATH`` or an exported folder, which every process can read under this
+            name. A hub id stands for the commit that it has now.
+        task, settings, revision, dtype: See ``evaluate``.
+        columns: The task's columns -> the columns of the batches, if the names differ.
+        keep_columns: Columns of a batch to return, too: "all" (default), "none", or names. A column with the name of a
+            field of predictions is called ``input.NAME``.
+        on_error: "fail" (default) raises DataError for rows that cannot be used. "skip" returns null for them, and the
+            reason in the column ``error``.
+        threads: Number of torch's threads during a batch. Default: 1, because an engine starts several processes.
 
     Returns:
-        The function; its ``schema`` has the columns of a prediction.
+        The function. Its ``schema`` has the columns of a prediction.
 
     Raises:
-        CheckpointError: there is no such model, or it cannot be used.
-        UsageError: an unknown option or setting, a model in memory, or one whose rows need the rows around them.
+        CheckpointError: There is no such model, or it cannot be used.
+        UsageError: An option or setting is unknown, the model is in memory, or its rows need the rows around them.
+
+    Example:
+        >>> batch_predictor("runs/first")({"text": ["Cold soup."]})
     """
     if isinstance(model, TaskModel):
         raise UsageError(

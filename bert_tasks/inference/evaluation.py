@@ -254,24 +254,25 @@ def evaluate(
     document: Document | None = None,
     **reading: Unpack[ReadingArguments],
 ) -> dict[str, float]:
-    """Evaluates a model on rows with labels; the digits do not depend on the number of processes.
+    """Returns the metrics of a model on rows with labels.
 
     Args:
-        model: a model, or a folder or name that says what its task is (``revision`` of a hub id). The folder of a
-            cross-validation stands for the mean of the models of all folds.
-        task: a task's name, or its class, for a folder that does not say what its task is.
-        settings: fields of the task to change, of a model that is loaded here.
-        adapter: a folder of adapters to add to the weights of ``model``, see ``TaskModel.from_pretrained``.
-        data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
-        dtype: ``int8`` runs a quantised copy of the model on the CPU, which takes seconds to make (extra ``export``).
-            ``bf16`` runs the encoder in bfloat16; on a CPU it is faster with avx512_bf16 or AMX, and slower without.
-        document: What a document is in a file of text: "blank-line", "line" or "file".
-        reading: How to read the data: ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and
-            ``label_separator`` of `ReadOptions`. Default: columns with the names of the training data.
+        model: A model or its name. The folder of a cross-validation stands for the mean of the models of all folds.
+        data: A file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
+        task: Name or class of the task, for a folder that does not say what its task is.
+        settings: Fields of the task to change, if the model is loaded here.
+        revision, adapter: See ``TaskModel.from_pretrained``.
+        dtype: ``float32`` (default), ``int8`` for a quantised copy on the CPU (extra ``export``), or ``bf16`` for the
+            encoder, which a CPU computes faster only with avx512_bf16 or AMX.
+        document: What a document is in a file of text: "blank-line" (default), "line" or "file".
+        reading: Fields of `ReadOptions`. Default: columns with the names of the training data.
 
     Raises:
-        DataError: naming every bad row.
-        CheckpointError: the model cannot be loaded.
+        DataError: Rows cannot be used. The message names all of them.
+        CheckpointError: The model cannot be loaded.
+
+    Example:
+        >>> evaluate("runs/first", "test.csv")["accuracy"]
     """
     options = ReadOptions.from_arguments(evaluate, reading, document=document)
     loading: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}

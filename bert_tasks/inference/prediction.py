@@ -132,36 +132,38 @@ def predict(
     min_accuracy: float | None = None,
     **reading: Unpack[ReadingArguments],
 ) -> Predictions[PredictionT] | int:
-    """Predicts one result per row, in row order.
+    """Returns one prediction for each row, in row order, or writes them to a file.
 
-    With ``output`` predictions are written as they are made, and only their number is returned. The output is .jsonl,
-    .csv, .tsv or .parquet, for data of any size; or a format of the task, which holds all predictions in memory: .conll
-    (words, tags in the data where there are any, predicted tags), or .json for span extraction (SQuAD's form; beside
-    NAME.json also NAME.nbest.json and NAME.null_odds.json). A file appears complete or not at all; the same call
-    resumes a prediction that was interrupted. Of several processes each predicts its share, and the first one writes.
-    Labels in the data are not needed. See ``evaluate`` for the other arguments.
+    The file is .jsonl, .csv, .tsv or .parquet, for data of any size. Or it has a format of the task, which holds all
+    predictions in memory: .conll, or .json for span extraction (SQuAD's form). It appears complete or not at all. The
+    same call resumes an interrupted prediction. Several processes divide the rows.
 
     Args:
-        data: a file, or rows as ``TaskModel.predict`` takes them; with an output also "-" for standard input: JSON
-            lines or one text a line, else its ``format`` must be given.
-        output: also "-" for standard output, or an open binary file, where rows are written as they come.
-        keep_columns: the input's columns written before the prediction: "all", "none", or names; see ``WriteOptions``.
-        on_error: "skip" leaves out rows of a file that cannot be used, and says why in the file ``rejects`` (default:
-            the output's name followed by .rejects.jsonl).
-        csv_raw: write texts that a spreadsheet would take for a formula without the ``'`` in front.
-        output_format: jsonl, csv, tsv or parquet, where the output's extension does not say it.
-        logits: give the predictions their logits, and write them.
-        explain: give the predictions their explanations (see ``TaskModel.predict``), and write them.
-        abstain_below: Predictions with a lower score get the label None. For one label or choice for each row.
-        min_accuracy: The same with the lowest score that reached this accuracy on the validation rows. Needs a model
-            that was trained with ``settings.calibration = "temperature"``.
-        reading: How to read the data: ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and
-            ``label_separator`` of `ReadOptions`. Default: columns with the names of the training data.
+        model, task, settings, revision, adapter, dtype: See ``evaluate``.
+        data: A file, or rows as ``TaskModel.predict`` takes them. With an output also "-" for standard input: JSON
+            lines or one text a line, unless ``format`` names another format.
+        output: A file, "-" for standard output, or an open binary file. Default: the predictions are returned.
+        keep_columns: Columns of the input to write before the prediction: "all" (default), "none", or names.
+        on_error: "fail" (default), or "skip" to skip rows of a file that cannot be used.
+        rejects: File of the skipped rows and reasons. Default: the output's name followed by .rejects.jsonl.
+        csv_raw: Whether to write texts that a spreadsheet takes for a formula without the ``'`` in front.
+        output_format: jsonl, csv, tsv or parquet. Default: by the output's extension.
+        logits, explain: Whether to compute logits and explanations of the predictions (``TaskModel.predict``).
+        abstain_below: Lowest score with which one label or choice is kept. Below it the label is None.
+        min_accuracy: Accuracy on the validation rows that sets this lowest score, for a calibrated model.
+        reading: Fields of `ReadOptions`. Default: columns with the names of the training data.
+
+    Returns:
+        The predictions, or with ``output`` their number.
 
     Raises:
-        DataError: naming every bad row.
-        UsageError: an output whose extension is not known, or one that another process is writing.
-        CheckpointError: the model cannot be loaded.
+        DataError: Rows cannot be used. The message names all of them.
+        UsageError: The extension of the output is unknown, or another process is writing it.
+        CheckpointError: The model cannot be loaded.
+
+    Example:
+        >>> predict("runs/first", "test.csv", output="answers.jsonl")
+        5
     """
     writing = WriteOptions(
         keep_columns=keep_columns if isinstance(keep_columns, str) else tuple(keep_columns),

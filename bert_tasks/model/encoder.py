@@ -31,12 +31,14 @@ class Encoder(PretrainedModule):
     """The encoder of any family.
 
     Attributes:
-        config: our view of the configuration.
-        hf_config: ``config.json`` as loaded; written back on saving.
-        pooler: the base model's linear layer on the first token, kept where the file has one; not part of the call.
-        load_report: what was done with each key of the file; None for a model made from a configuration.
+        config, hf_config: The configuration of the encoder, and ``config.json`` as loaded.
+        pooler: The base model's linear layer on the first token, if the file has one. It is not part of the call.
+        load_report: What was done with each key of the file. None for a model from a configuration.
         columns: The task's columns -> their names in the training data of a model that was trained here.
-        sentence_settings: how sentence-transformers embeds texts with these weights; None if it did not write them.
+        sentence_settings: How sentence-transformers embeds texts with these weights. None if it did not write them.
+
+    Example:
+        >>> Encoder.from_pretrained(base).embed(["Cold soup.", "Kind staff."]).shape
     """
 
     def __init__(self, hf_config: Mapping[str, Any], *, pooler: bool = False) -> None:
@@ -51,12 +53,12 @@ class Encoder(PretrainedModule):
         """Loads published weights in float32, in evaluation mode.
 
         Args:
-            name: a folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package. A folder of the
+            name: A folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package. A folder of the
                 library peft stands for the model that it names, with its adapters.
-            revision: branch, tag or commit of a hub id.
+            revision: Branch, tag or commit of a hub id.
 
         Raises:
-            CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
+            CheckpointError: Files are missing or damaged, the family is not supported, or a key does not fit.
         """
         folder = resolve(name, revision=revision)
         described = CheckpointFolder.open(folder)
@@ -88,14 +90,13 @@ class Encoder(PretrainedModule):
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
-        """Last hidden states ``[B, T, H]``, zeros at padding.
+        """Returns the last hidden states ``[B, T, H]``, with zeros at padding.
 
-        All arguments are ``[B, T]`` with transformers' meaning and defaults; masks may have holes. With
-        ``output_hidden_states`` also the embeddings' and every layer's states, in transformers' order.
+        All arguments are ``[B, T]`` with transformers' meaning and defaults. Masks may have holes. With
+        ``output_hidden_states`` the states of the embeddings and of every layer follow, in transformers' order.
 
         Raises:
-            ValueError: a mask that is not ``[B, T]``, an input that is too long, an id that has no embedding, or
-                ``output_attentions``.
+            ValueError: A mask is not ``[B, T]``, an input is too long, or an id has no embedding.
         """
         inputs = padded_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, output_attentions)
         states: list[Tensor] | None = [] if output_hidden_states else None
@@ -115,30 +116,26 @@ class Encoder(PretrainedModule):
         max_length: int | None = None,
         prompt: str | None = None,
     ) -> NDArray[np.float32]:
-        """A vector for each text, in the order of the texts; as sentence-transformers computes it.
-
-        Texts are changed to lower case first if the sentence-transformers files set ``do_lower_case``.
+        """Returns a vector for each text, as sentence-transformers computes it.
 
         Args:
-            texts: a list of texts, or one text.
-            pooling: ``mean`` over the tokens of a text, special tokens included; ``cls``, its first token; or ``max``,
-                the largest value of each number. Default: as in the folder's sentence-transformers files, else mean.
-            normalize: scale each vector to length 1 (L2 norm), so that the dot product of two is their cosine.
-            layer: which of transformers' hidden states: -1 the last layer, -2 the one before, 0 the embeddings of the
-                tokens. Layers after it do not run.
-            max_length: tokens, special tokens included, after which a text is cut. Default: the limit of the
-                sentence-transformers files, else of the tokenizer, at most the positions of the checkpoint.
-            prompt: text to put in front of each text. Default: the default prompt of the sentence-transformers files,
-                else none. ``""``: no prompt.
+            texts: A list of texts, or one text. They are lowercased if the sentence-transformers files say so.
+            pooling: ``mean`` over the tokens of a text, special tokens included, ``cls``, the first token, or ``max``,
+                the largest value of each number. Default: as in the sentence-transformers files, else mean.
+            normalize: Whether to scale each vector to length 1 (L2 norm).
+            layer: Index of transformers' hidden states: -1 (default) is the last layer, 0 the embeddings of the tokens.
+                Later layers do not run.
+            max_length: Maximum length in tokens, special tokens included. Default: the limit of the
+                sentence-transformers files, else of the tokenizer.
+            prompt: Text to put in front of each text. Default: as in the sentence-transformers files, else none.
 
         Returns:
-            ``[R, H]``; of one text ``[H]``.
+            ``[R, H]``. For one text ``[H]``.
 
         Raises:
-            DataError: what should be a text is none.
-            UsageError: the encoder has no tokenizer, or there is no such pooling, layer or length.
-            CheckpointError: the sentence-transformers files ask for a pooling that this package does not compute, and
-                no pooling is given. Or they leave the tokens of the prompt out of the mean or the maximum.
+            DataError: A value is not a text.
+            UsageError: The encoder has no tokenizer, or there is no such pooling, layer or length.
+            CheckpointError: The sentence-transformers files ask for a pooling that this package does not compute.
         """
         if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
             raise DataError(f"expected a text or a list of texts, not {type(texts).__name__}")
@@ -198,7 +195,7 @@ class Encoder(PretrainedModule):
         return model.train(self.training)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes config.json, model.safetensors and the tokenizer's files; ``AutoModel`` opens the folder."""
+        """Writes a folder that ``AutoModel`` opens, with the tokenizer's files."""
         family = family_of(self.hf_config)
         names = parameter_map(family, self.config, head="base", pooler=self.pooler is not None)
         tensors = file_tensors(hf_tensors(self.state_dict(), names, strip_prefix=family.prefix), family)

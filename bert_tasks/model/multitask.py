@@ -17,17 +17,15 @@ from bert_tasks.tasks.shared.fitting import Fitting
 
 
 class MultiTaskModel(TaskModel[MultiTaskPrediction]):
-    """A model that predicts several tasks; ``fit`` and ``evaluate`` take it like a ``TaskModel``.
-
-    The encoder reads a text once for all tasks that cut it into the same tokens.
+    """A model that predicts several tasks, for ``fit`` and ``evaluate``, too.
 
     Example:
         >>> tasks = {
         ...     "intent": {"task": "sequence-classification", "columns": {"label": "intent"}},
         ...     "slots": {"task": "token-classification", "columns": {"tags": "slots"}},
         ... }
-        >>> model = MultiTaskModel.from_pretrained("google-bert/bert-base-uncased", tasks=tasks)
-        >>> fit(model, "train.jsonl", output_dir="runs/x")
+        >>> model = MultiTaskModel.from_pretrained(base, tasks=tasks)
+        >>> result = fit(model, "train.jsonl", output_dir="runs/x")
         >>> model.predict({"text": "book a table for four"})
     """
 
@@ -41,18 +39,17 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
         tasks: Mapping[str, Mapping[str, Any]] | None = None,
         revision: str | None = None,
     ) -> Self:
-        """Loads an encoder with a head for each task, or a folder that a model of several tasks was saved to.
+        """Loads an encoder with a head for each task, or a saved model of several tasks.
 
         Args:
             name: A folder, a hub id, or ``package:NAME/PATH``.
-            tasks: The name of each task -> ``task``, the name of its kind; its settings and ``labels`` as in
-                ``TaskModel.from_pretrained``; ``columns``, the task's columns -> their names in the data, where they
-                differ; and ``weight`` of its loss. Default: the tasks of the folder.
+            tasks: Name of each task -> ``task``, the name of its kind, its settings and ``labels``, ``columns``, the
+                task's columns -> their names in the data, and ``weight`` of its loss. Default: the tasks of the folder.
             revision: Branch, tag or commit of a hub id.
 
         Raises:
             CheckpointError: Files are missing or damaged, or the folder has one task only.
-            UsageError: An unknown task or setting, or tasks that cannot share an encoder.
+            UsageError: A task or setting is unknown, or the tasks cannot share an encoder.
         """
         if tasks is None:
             return cls.load(name, task=MultiTask, revision=revision, options={})
@@ -98,11 +95,11 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
 
         Args:
             inputs: One or several of: a text, or a mapping with the columns that the tasks read.
-            logits, explain: For one task only: use one of ``models``.
+            logits, explain: Must be False. The models of single tasks in ``models`` compute them.
 
         Raises:
             DataError: A row has the input of no task, or a value is of the wrong kind.
-            UsageError: Logits or explanations are asked for.
+            UsageError: ``logits`` or ``explain`` is true.
         """
         if logits or explain:
             raise UsageError(f"logits and explanations are of one task: use models[{next(iter(self.models))!r}]")

@@ -84,18 +84,22 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     """An encoder of any family with the head of one task.
 
     Attributes:
-        task: the adapter; its settings are stored with the model. Training replaces it (fitted thresholds).
-        tokenizer: of the checkpoint; needed by ``predict``.
-        config: our view of the configuration.
-        hf_config: ``config.json`` as loaded.
-        load_report: what was done with each key of the file; None for a model made from a configuration.
-        origin: the name that the model was loaded by, and the hub's commit; None for a model made from a configuration.
+        task: The task with its settings. Training replaces it (fitted thresholds).
+        tokenizer: The tokenizer of the checkpoint, which ``predict`` needs.
+        config, hf_config: The configuration of the encoder, and ``config.json`` as loaded.
+        load_report: What was done with each key of the file. None for a model from a configuration.
+        origin: The name that the model was loaded by, and the hub's commit, or None.
         columns: The task's columns -> their names in the training data, if they differ. They are saved with the model.
             Files and rows may use these names.
-        adapters: The low-rank adapters that the last run trained, which are in the weights, too; None without such a
-            run.
-        has_assumed_labels: Neither the caller nor the folder named the labels, so ``fit`` takes the labels of the
-            training rows. Until then the model predicts and saves nothing.
+        adapters: The low-rank adapters that the last run trained, which are in the weights, too, or None.
+        has_assumed_labels: Whether nobody has named the labels, so that ``fit`` takes the labels of the training rows.
+            Until then the model predicts and saves nothing.
+
+    Example:
+        >>> labels = ["complaint", "praise"]
+        >>> model = TaskModel.from_pretrained(base, task="text-classification", labels=labels)
+        >>> len(model.predict(["Cold soup.", "Kind staff."]))
+        2
     """
 
     def __init__(
@@ -139,23 +143,21 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """Loads a checkpoint in float32, in evaluation mode.
 
         Args:
-            name: a folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package. The output
-                folder of a run stands for the run's model, and a folder of the library peft for the model that it names
-                with its adapters.
-            task: a task's name or class, or a task. Then the head may be new, and ``load_report`` says so, unless it is
-                just the folder's own. Without it the folder says what the task is, and its head must be complete. In
-                the folder of a ``MultiTaskModel`` also the name of one of its tasks.
-            labels: the classes in order. A head in the file with the same labels in another order is reordered.
-                Default: the folder's; where it has none, ``fit`` takes the labels of the training rows.
-            revision: branch, tag or commit of a hub id.
-            adapter: a folder of the library peft whose adapters are added to the weights of ``name``, whatever model
-                it names. The task and the head are the folder's.
-            settings: fields of the task. Those that are not given are the ones stored in the folder, else those that
-                its config.json implies, else the defaults.
+            name: A folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package. The folder of a
+                run stands for its model, and a folder of the library peft for the model that it names with its
+                adapters.
+            task: A task, or its name or class. Then the head may be new, as ``load_report`` says. Default: the folder's
+                task, whose head must be complete. For a folder of several tasks also the name of one of them.
+            labels: Names of the classes in order. A head with the same labels in another order is reordered. Default:
+                the folder's labels, else ``fit`` takes the labels of the training rows.
+            revision: Branch, tag or commit of a hub id.
+            adapter: A folder of peft whose adapters are added to the weights of ``name``. It also has the task and the
+                head.
+            settings: Fields of the task. Default: as the folder stores them, else as its config.json implies.
 
         Raises:
-            CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
-            UsageError: an unknown task or setting, or one text as the labels, which would be taken for its letters.
+            CheckpointError: Files are missing or damaged, the family is not supported, or a key does not fit.
+            UsageError: A task or setting is unknown, or ``labels`` is a text.
         """
         return cls.load(name, task=task, revision=revision, options=_task_fields(settings, labels), adapter=adapter)
 
@@ -170,21 +172,25 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         seed: int = 42,
         **settings: Any,
     ) -> Self:
-        """Returns a new model with random weights, in evaluation mode.
+        """Makes a model with random weights, in evaluation mode.
 
         Args:
-            config: ``family``, and fields of transformers' configuration of that family, such as ``hidden_size``. Other
-                fields have the defaults of transformers' class, but ``vocab_size`` and the ids of special tokens are
-                the tokenizer's.
-            task: A task's name or class, or a task.
+            config: ``family``, and fields of transformers' configuration of that family, such as ``hidden_size``.
+                Default of a field: as in transformers. ``vocab_size`` and the ids of special tokens are the
+                tokenizer's.
+            task: A task, or its name or class.
             tokenizer: A folder, a hub id, or the tokenizer itself.
-            labels: The classes in order.
-            seed: Seed of the weights.
+            labels: Names of the classes in order.
+            seed: Seed of the weights. Default: 42.
             settings: Fields of the task.
 
         Raises:
-            CheckpointError: An unknown family or field, a value that does not fit, or no such tokenizer.
+            CheckpointError: A family or field is unknown, a value does not fit, or there is no such tokenizer.
             UsageError: See ``from_pretrained``.
+
+        Example:
+            >>> small = {"family": "bert", "hidden_size": 64, "num_attention_heads": 4}
+            >>> model = TaskModel.from_config(small, task="fill-mask", tokenizer=base)
         """
         if isinstance(tokenizer, str | Path):
             tokenizer = new_tokenizer(config, tokenizer)
@@ -258,16 +264,18 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     def with_layers(
         self, layers: Sequence[int] | Literal["every-other"] | None = None, *, family: str | None = None
     ) -> Self:
-        """Returns a smaller student with copies of some layers, embeddings and head.
+        """Returns a smaller model with copies of some layers, the embeddings and the head.
 
         Args:
-            layers: Layers, counted from 0, in any order. "every-other" copies 0, 2, 4 and so on. Default: all.
+            layers: Layers, counted from 0, in any order, or "every-other" for 0, 2, 4 and so on. Default: all.
             family: Another family, such as "distilbert" for a BERT. If it has no segments, segment 0 is added to its
-                positions, so that it computes the same for a single text. A head that differs between families is new.
+                positions. A head that differs between families is new.
 
         Raises:
-            UsageError: There is no such layer or family, the layers share their weights, or the family computes
-                something else.
+            UsageError: There is no such layer or family, the layers share their weights, or the family does not fit.
+
+        Example:
+            >>> student = model.with_layers("every-other")
         """
         self.check_parameters()
         count, model_type = len(self.config.layer_order), self.hf_config["model_type"]
@@ -303,13 +311,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         return student.to(self.device, self.encoder.embeddings.word.weight.dtype).eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes a folder that ``from_pretrained`` and stock transformers open.
+        """Writes a folder that ``from_pretrained`` and transformers open.
 
-        A head that transformers lacks goes to ``task_head.safetensors``; the folder is then the base model to others.
+        A head that transformers lacks goes to ``task_head.safetensors``. To transformers the folder is then the base
+        model.
 
         Raises:
-            CheckpointError: the folder cannot be written.
-            UsageError: a library (peft, ...) has wrapped or replaced modules of the model.
+            CheckpointError: The folder cannot be written.
+            UsageError: A library (peft, ...) has wrapped or replaced modules of the model.
         """
         self.check_parameters()
         self.require_labels()
@@ -332,9 +341,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         return has_head and self.origin is not None
 
     def save_adapter(self, folder: str | Path) -> None:
-        """Writes the adapters and the head of a run in the format of the library peft.
+        """Writes the adapters of the last run, and the head, in the format of peft.
 
-        ``from_pretrained`` opens the folder, which needs the model that the run began with, and so does ``PeftModel``.
+        ``from_pretrained`` and ``PeftModel`` open the folder. Both need the model that the run began with.
 
         Raises:
             CheckpointError: The folder cannot be written.
@@ -522,16 +531,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         position_ids: Tensor | None = None,
         output_attentions: bool = False,
     ) -> Any:
-        """Logits of a packed batch, one row for each sequence or token that the head reads; or transformers' call.
+        """Returns the logits of a packed batch, or of transformers' padded tensors.
 
-        The logits are what the head returns, a tensor for most.
-
-        With ``[B, T]`` tensors the logits are shaped as in transformers: ``[B, L]``, or ``[B, T, L]`` with zeros at
-        padding (spans: L = 2, start and end).
+        A packed batch has one row of logits for each sequence or token that the head reads. For ``[B, T]`` tensors the
+        logits are shaped as in transformers: ``[B, L]``, or ``[B, T, L]`` with zeros at padding (spans: L = 2, start
+        and end).
 
         Raises:
-            ValueError: a mask that is not ``[B, T]``, an input that is too long, an id that has no embedding, or
-                ``output_attentions``.
+            ValueError: A mask is not ``[B, T]``, an input is too long, or an id has no embedding.
         """
         if isinstance(input_ids, PackedBatch):
             return self._logits(input_ids)
@@ -564,19 +571,18 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         return self._logits(batch)
 
     def predict(self, inputs: Inputs, *, logits: bool = False, explain: bool = False) -> Predictions[PredictionT]:
-        """One prediction per row, in row order; a list of one for one row.
+        """Returns one prediction for each row, in row order, as a list.
 
         Args:
-            inputs: one or several of: a text (``"a fine film"``), a tuple of the texts that a row of the task needs
-                (``("a premise", "a hypothesis")``), or a mapping with the task's columns or the training data's
-                (``{"text": "a fine film"}``).
-            logits: give the predictions their ``logits``, in the order of the labels.
-            explain: give the predictions their ``explanation``: how much each word contributed to the predicted label,
-                number, span or entity. It takes as long as about 100 predictions, for each entity.
+            inputs: One or several of: a text (``"a fine film"``), a tuple of the texts that a row of the task needs
+                (``("a premise", "a hypothesis")``), or a mapping with the columns of the task or of the training data.
+            logits: Whether to compute the ``logits`` of the predictions, in the order of the labels.
+            explain: Whether to compute the ``explanation`` of the predictions, which says how much each word adds
+                to the label, number, span or entity. Each takes as long as about 100 predictions.
 
         Raises:
-            DataError: a row lacks a column or a value is of the wrong kind.
-            UsageError: the model has no tokenizer, or its task gives no logits or no explanations.
+            DataError: A row lacks a column or a value is of the wrong kind.
+            UsageError: The model has no tokenizer, or its task has no logits or no explanations.
         """
         return Predictions(self.predict_rows(as_rows(inputs, self.input_columns), logits=logits, explain=explain))
 
@@ -585,9 +591,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     ) -> list[dict[str, Any]]:
         """Returns documents by their relevance to a query, the most relevant first.
 
-        The model predicts for pairs one number, or two labels whose second one means "relevant". Scores of a number
-        equal sentence-transformers' ``CrossEncoder.rank``, which applies a sigmoid unless config.json says otherwise.
-        Scores of two labels are probabilities.
+        The model is one of pairs with one number, or with two labels whose second one means "relevant". Scores of a
+        number equal sentence-transformers' ``CrossEncoder.rank``. Scores of two labels are probabilities.
 
         Args:
             query: The first text of each pair.
@@ -602,7 +607,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             UsageError: The model does not rank, ``documents`` is a text, or ``top_k`` is below 1.
 
         Example:
-            >>> model.rank("When do you open?", ["We open at ten.", "We sell bicycles."], top_k=1)
+            >>> reranker.rank("When do you open?", ["We open at ten.", "We sell bicycles."], top_k=1)
         """
         pairs = ranking_task(self.task, documents, top_k)
         predictions = cast("list[SequencePrediction]", self.predict([(query, document) for document in documents]))
@@ -612,10 +617,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     def zero_shot(
         self, labels: Sequence[str] | str, *, hypothesis: str = HYPOTHESIS, multi_label: bool = False
     ) -> "TaskModel[SequencePrediction]":
-        """Returns this model of pairs as a model of texts, for new labels.
+        """Returns this model of pairs as a classifier of texts with any labels.
 
-        It predicts and evaluates with the scores of transformers' pipeline ``zero-shot-classification``, and has the
-        weights of this model.
+        It has the weights of this model, and the scores of transformers' pipeline ``zero-shot-classification``.
 
         Args:
             labels: Candidate labels, as a list or separated by commas.
@@ -628,7 +632,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             UsageError: A label is empty or repeated, or the hypothesis has no ``{}`` or is too long.
 
         Example:
-            >>> model.zero_shot(["sports", "politics"]).predict("The match ended in a draw.")
+            >>> nli.zero_shot(["sports", "politics"]).predict("The match ended in a draw.")
         """
         check_one_task(self.task)
         task = zero_shot_task(self.task, self.hf_config, labels, hypothesis=hypothesis, multi_label=multi_label)

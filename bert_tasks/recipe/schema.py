@@ -397,20 +397,21 @@ _SECTIONS: Mapping[str, type[BaseModel]] = MappingProxyType(
 
 
 def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: str | Path | None = None) -> Recipe:
-    """Reads a recipe from a TOML file and checks it; all paths become absolute.
+    """Reads and checks a recipe, and makes its paths absolute.
 
     Args:
-        path: The file; relative paths in it start at its folder.
-        overrides: ``section.key=value`` texts, where the value is a TOML literal or else a string. Relative paths in
+        path: The TOML file. Relative paths in it start at its folder.
+        overrides: Texts ``section.key=value``, where the value is a TOML literal or else a string. Relative paths in
             them start at the current folder. An override of the source of the data removes other sources.
-        output_dir: Replaces ``run.output_dir``; relative to the current folder.
-
-    Returns:
-        The recipe.
+        output_dir: Replaces ``run.output_dir``. It is relative to the current folder.
 
     Raises:
-        RecipeError: The file is missing, is no TOML (the first error is reported) or does not fit the schema (all
-            errors are reported).
+        RecipeError: The file is missing, is no TOML or does not fit the schema. The message has all errors of the
+            schema.
+
+    Example:
+        >>> load_recipe("recipe.toml", overrides=["optim.epochs=1"]).optim.epochs
+        1
     """
     file = Path(path)
     text = read_text(file)

@@ -54,11 +54,10 @@ class Report:
     """A report that was written.
 
     Attributes:
-        results: for each run the results on each validation set, by its name.
-        comparisons: of several runs, one for each validation set.
-        on_file: the results on the file that was named.
-        mistakes: the file of mistakes, if one was asked for.
-        label_issues: the file of rows whose label is probably wrong, if one was asked for.
+        results: For each run the results on each validation set, by its name.
+        comparisons: Comparison of several runs, one for each validation set.
+        on_file: The results on ``data``.
+        mistakes, label_issues: The files of mistakes and of rows whose label is probably wrong, on request.
     """
 
     output: Path
@@ -124,34 +123,28 @@ def make_report(
 ) -> Report:
     """Writes one self-contained HTML file without scripts or network access.
 
-    The saved model predicts the run's validation rows again. If these are gone or have changed, the report shows what
-    the folder has (curves, metrics, settings) and says what is missing.
+    The saved model predicts the run's validation rows again. If these are missing or have changed, the report shows
+    curves, metrics and settings only.
 
     Args:
-        runs: Output folders of ``train``. The folder of ``train --seeds`` stands for all of its runs, the folder of
-            ``train --folds`` is one run with all rows. Or the folder of one ``search``, whose page is about its trials.
-        output: Default: ``report.html`` in the folder of the run. For several runs, in the current folder.
-        data: A file with labels to evaluate the model of one run on.
-        by: Columns of that file, or of the task, whose values have scores of their own. Without ``data`` the rows are
-            the validation rows, or all rows of a cross-validation, with the columns of their files.
-        mistakes: A .csv, .tsv or .jsonl file for the wrongly predicted rows of ``data`` or, without it, of the
-            validation sets.
+        runs: Output folders of ``train``, where a folder of seeds stands for its runs, or the folder of one search.
+        output: The file. Default: ``report.html`` in the folder of the run, or in the current folder for several runs.
+        data: A file with labels to evaluate the model of a single run on, too.
+        by: Columns whose values have scores of their own. They are columns of ``data``, or of the validation rows and
+            of all rows of a cross-validation.
+        mistakes: A .csv, .tsv or .jsonl file for the wrongly predicted rows of ``data`` or of the validation sets.
         label_issues: A file for the rows of a cross-validation whose label is probably wrong.
-        explain: Number of examples of each data set to shade by the contributions of their words. Needs one run.
-        reading: How ``data`` is read.
+        explain: Number of examples of each data set whose words are shaded by their contributions. Default: 0.
+        reading: How to read ``data``.
         fit_rows: The validation rows of a run of ``fit``, which has no recipe.
 
-    Returns:
-        The written files and the figures on the page.
-
     Raises:
-        UsageError: A folder has no run, runs cannot be compared, options exclude each other, a column does not exist,
-            or an output is not possible.
+        UsageError: A folder has no run, the runs cannot be compared, or options or columns do not fit.
         DataError: ``data`` has bad rows.
         CheckpointError: The model cannot be loaded, or the report cannot be written.
 
     Example:
-        >>> make_report("runs/first", data="test.csv", mistakes="mistakes.csv")  # doctest: +SKIP
+        >>> make_report("runs/first", data="test.csv", mistakes="mistakes.csv").mistakes.rows
     """
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:

@@ -47,17 +47,19 @@ class Feature(TypedDict):
     """One window of one row: flat, so that Arrow stores it as it is.
 
     Attributes:
-        row: index of the row it came from; features of a row are neighbours.
-        labels: as numbers; absent (or None, from Arrow) where the row has no label.
-        gather_positions: the tokens that a head with logits per token reads, ascending; absent (or None): all.
-        word_ids: for each of these tokens the number of its word in the row, for ``decode``.
-        offsets: three numbers per token of a span task: its first character, last character + 1, and role; for
-            ``compact_logits`` and ``decode``. Training does not load ``offsets``.
-        lost_tokens: how many of the row's tokens no window holds.
-        lost_answers: how many of the row's answers no window holds whole, so that training does not see them.
-        sentence_starts: the tokens at which sentences begin, for a task that makes pairs of them.
-        fields: further numbers for ``loss``, by name; never cached, ``prepare`` makes them.
-        head: of several tasks the name of the task whose head reads the window.
+        row: Index of the row. The features of a row are neighbours.
+        labels: The labels as numbers. Absent (or None, from Arrow) if the row has no label.
+        gather_positions: The tokens that a head with logits per token reads, ascending. Absent (or None): all.
+        word_ids: For each of these tokens the number of its word in the row, for ``decode``.
+        offsets: Three numbers per token of a span task, for ``compact_logits`` and ``decode``: its first character,
+            last character + 1, and role. Training does not load them.
+        lost_tokens, lost_answers: Number of the row's tokens, and answers, that no window holds completely.
+        sentence_starts: The tokens at which sentences begin, for a task that makes pairs of sentences.
+        fields: More numbers for ``loss``, by name. ``prepare`` makes them, and they are never cached.
+        head: The name of the task whose head reads the window, if there are several tasks.
+
+    Example:
+        >>> Feature(row=0, input_ids=[101, 7592, 102], token_type_ids=[0, 0, 0], labels=[1.0])
     """
 
     row: int
@@ -76,12 +78,14 @@ class Feature(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class LossTerm:
-    """One term of a loss: a sum and what the mean divides it by.
+    """One term of a loss: a sum and the count by which the mean divides it.
 
     Attributes:
-        name: of the term, unique within a task and the same in every batch.
+        name, weight: Name of the term, unique in a task, and weight of its mean. Both are the same in every batch.
         total, count: 0-dimensional tensors on the logits' device.
-        weight: of the term's mean in the loss of a step; the same in every batch.
+
+    Example:
+        >>> LossTerm(name="words", total=torch.tensor(3.0), count=torch.tensor(2.0))
     """
 
     name: str
@@ -117,8 +121,11 @@ class Prediction:
     """What a task predicts for one row: a frozen dataclass that is its own schema.
 
     Its fields are what ``predict`` returns, the keys of the written JSON, Arrow columns, and the server's OpenAPI
-    document. A field with a default is optional: JSON has it only if its value differs from the default. A field with
-    the metadata ``NOT_WRITTEN`` is for metrics and reports only.
+    document. JSON has a field with a default only if its value differs from the default. A field with the metadata
+    ``NOT_WRITTEN`` is for metrics and reports only.
+
+    Example:
+        >>> ChoicePrediction(label=1, answer="Eat.", score=0.75, scores=(0.25, 0.75)).to_json()
     """
 
     def to_json(self, *, encode_vector: Callable[[NDArray[np.float32]], Any] = float_list) -> dict[str, Any]:
@@ -154,7 +161,17 @@ PredictionT = TypeVar("PredictionT", bound=Prediction, default=Any)
 
 
 class Part:
-    """A part of a task in addition to its contract."""
+    """A part of what the package knows about a task, in addition to its contract.
+
+    ``Report``, ``Detection``, ``Rendering``, ``Card``, ``Fitting``, ``HFConfig``, ``Windows`` and ``Explainable`` have
+    defaults for every task. ``Task.parts`` names the subclasses that know more.
+
+    Attributes:
+        task: The task, or the class of the task for what does not depend on settings.
+
+    Example:
+        >>> Report.of(task).table({"accuracy": 0.5})
+    """
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -167,7 +184,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC, Generic[PredictionT]):
-    """One kind of task: rows become features, logits become a loss and predictions, predictions become metrics.
+    """The base class of tasks, from rows to features, loss, predictions and metrics.
 
     A subclass is a frozen dataclass with a ``name`` and the abstract members. Its fields are the settings of the task:
     what a recipe may set under ``[settings]`` and what ``config.json`` stores, so they hold plain values. There is one
@@ -178,6 +195,10 @@ class Task(ABC, Generic[PredictionT]):
         parts: The parts that differ from their defaults.
         labels: Names of the classes, in the order of the logits. Default: the labels of the training rows.
         max_length: Maximum length of a window in tokens, including special tokens.
+
+    Example:
+        >>> task.features([{"text": "Cold soup."}], tokenizer)[0]["token_type_ids"]
+        [0, 0, 0, 0, 0]
     """
 
     name: ClassVar[str]

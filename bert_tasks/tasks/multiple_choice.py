@@ -51,16 +51,14 @@ _RIGHT = (*LABEL_NAMES, "answer", "answerkey", "correct", "gold")
 
 @dataclass(frozen=True, kw_only=True)
 class ChoicePrediction(Prediction):
-    """The prediction for one row.
+    """The prediction for one row of choices.
 
     Attributes:
-        label: the index of the choice that the model finds most probable, from 0; None if its score is too low for
-            the caller.
-        answer: its text.
-        score: its probability among the row's choices.
-        scores: the probability of every choice, in their order.
-        logits: of every choice, if they were asked for.
-        explanation: of the most probable choice, if it was asked for.
+        label: Index of the most probable choice, from 0. None if its score is too low for the caller.
+        answer: Text of the choice.
+        score: Probability of the choice among the row's choices.
+        scores, logits: Probability and logit of every choice, in their order. Logits only on request.
+        explanation: Explanation of the most probable choice. Only on request.
     """
 
     label: int | None
@@ -199,12 +197,16 @@ class ChoiceReport(RowReport):
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePrediction]):
-    """Settings of multiple choice.
+    """Contexts with choices, one of them right.
 
     Attributes:
-        labels: None. Do not set them.
-        max_length: Maximum length of a sequence in tokens, with context, question, one choice and special tokens.
-        label_base: Number of the first choice in labels, 0 or 1.
+        labels: None; do not set them.
+        max_length: Maximum length of a sequence in tokens: context, question, one choice, special tokens.
+        label_base: The number that labels give to the first choice, 0 or 1.
+
+    Example:
+        >>> model = TaskModel.from_pretrained(base, task=MultipleChoice)
+        >>> model.predict({"context": "It rains.", "choices": ["Take a coat.", "Eat."]})[0].answer
     """
 
     label_base: Literal[0, 1] = 0

@@ -80,15 +80,19 @@ class PairFitting(TextFitting):
 
 @dataclass(frozen=True, kw_only=True)
 class PairClassification(TextClassification):
-    """Settings of pair classification, with the meaning of ``TextClassification``.
+    """Pairs of texts with a label, labels or a number.
 
     With a column ``group`` (a query, a question) the rows of each group are ranked, by the probability of the second of
     two labels, or by the number of ``problem_type = "regression"``. Then ``map``, ``mrr`` and ``ndcg@10`` are reported.
 
     Attributes:
         ranking_loss: ``ranknet``, ``listnet`` or ``lambda`` compare the rows of a group. ``label`` is then a grade from
-            0 (not relevant), ``problem_type`` is ``regression``, and a sample is a group, so that ``batch_size`` counts
-            groups. ``none`` learns each row for itself.
+            0 (not relevant), ``problem_type`` is ``regression``, and a sample is a group: ``batch_size`` counts groups.
+            ``none`` learns each row for itself.
+
+    Example:
+        >>> model = TaskModel.from_pretrained(base, task=PairClassification(problem_type="regression"))
+        >>> model.predict([("A man sings.", "Somebody sings.")])[0].score
     """
 
     name: ClassVar[str] = "pair-classification"

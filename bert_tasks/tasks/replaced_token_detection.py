@@ -43,15 +43,14 @@ _UNKNOWN = -1.0
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacedTokenPrediction(Prediction):
-    """The prediction for one row.
+    """The prediction for one row of replaced-token detection.
 
     Attributes:
-        tokens: the texts of its tokens, without the special tokens around it.
-        scores: the probability that each replaces another one.
-        measured: in evaluation (logit, replaced, masked) of each token that the discriminator saw.
-        ids: of the tokens.
-        originals: in evaluation the ids of the tokens before some were replaced.
-        example: of a row that a report may show, without its line.
+        tokens, ids: Texts and ids of its tokens, without the special tokens around it.
+        scores: Probability that each replaces another one.
+        measured: (logit, replaced, masked) of each token that the discriminator saw. In evaluation only.
+        originals: Ids of the tokens before some were replaced. In evaluation only.
+        example: A row that a report may show, without its line.
     """
 
     tokens: tuple[str, ...]
@@ -138,13 +137,17 @@ class ReplacedReport(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
-    """Settings of replaced-token detection. The generator has the settings of masking.
+    """Documents with replaced tokens. The generator has the settings of masking.
 
     Attributes:
         mask_replace_prob: Share of the predicted tokens that the mask token replaces. ELECTRA masks 85 of 100.
         random_replace_prob: Share of the predicted tokens that random tokens replace. The rest is not changed.
-        generator_size: Width of the generator as a share of the model's width. It has as many layers.
-        discriminator_weight: Weight of the discriminator's loss. The generator's loss has the weight 1.
+        generator_size: width of the generator as a share of the model's; it has as many layers.
+        discriminator_weight: of the discriminator's loss; the generator's has the weight 1.
+
+    Example:
+        >>> model = TaskModel.from_pretrained("google/electra-small-discriminator", task=ReplacedTokens)
+        >>> model.predict("The soup was cold.")[0].scores
     """
 
     name: ClassVar[str] = "replaced-token-detection"

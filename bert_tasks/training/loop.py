@@ -64,19 +64,17 @@ class Trainer:
     """A run: model, data, optimizer, state and logger.
 
     Attributes:
-        objective: What is minimised. Its ``model`` is evaluated and saved.
         validation: The tokenised rows of each validation set.
         steps: Computes optimizer steps over the tokenised training rows.
-        state: The progress of the run.
-        logger: Writes the records of the run.
-        reporter: Shows them to people.
+        state, clock: The progress of the run, and time and tokens since the last evaluation or checkpoint.
+        logger, reporter: Write the records of the run to its files, and to people.
         signals: The signal that asked to stop, if there was one.
-        clock: Time and tokens since the last evaluation or checkpoint.
 
     Example:
-        >>> run = RunSection(output_dir="runs/x")
-        >>> trainer = Trainer(objective=model, splits=splits, optim=OptimSection(epochs=3), run=run)
-        >>> result = trainer.train()
+        >>> recipe = load_recipe("recipe.toml")
+        >>> data = prepare(recipe)  # of bert_tasks.recipe.check
+        >>> model = TaskModel.from_pretrained(base, task=data.task)
+        >>> result = Trainer(objective=model, splits=data.splits, optim=recipe.optim, run=recipe.run).train()
     """
 
     validation: Validation
@@ -97,16 +95,14 @@ class Trainer:
         callback: "Callback | None" = None,
         optimizer: OptimizerFactory | None = None,
     ) -> None:
-        """Stores what a run is made of. Nothing is read or written yet.
+        """Stores the parts of a run, without reading or writing anything.
 
         Args:
-            objective: The objective to minimise, or a model, to minimise its loss against the labels. Afterwards the
-                model holds the best weights.
+            objective: What is minimised, or a model to train on the labels. Afterwards the model holds the best
+                weights.
             splits: The checked rows.
-            optim: The section ``[optim]`` of a recipe.
-            run: The section ``[run]`` of a recipe. ``run.output_dir`` is the folder of the run.
-            model_settings: The name, revision and gradient_checkpointing of the recipe's ``[model]``, as far as they
-                are known.
+            optim, run: The sections ``[optim]`` and ``[run]`` of a recipe. ``run.output_dir`` is the folder of the run.
+            model_settings: The section ``[model]`` as a mapping.
             recipe_text: The resolved recipe, which is written into the folder.
             callback: Called with each record of metrics.jsonl, or a `TrainerCallback`.
             optimizer: Makes the optimizer from parameter groups. Default: the optimizer of ``optim.optimizer``.
@@ -121,14 +117,12 @@ class Trainer:
         self.clock = Clock()
 
     def train(self, *, overwrite: bool = False, progress: bool = True) -> FitResult:
-        """Trains, or resumes the run in the folder. A finished run is only reported.
+        """Trains, or resumes the run in the folder. Raises the errors of ``fit``.
 
         Args:
-            overwrite: Whether to replace a run that is in the folder.
-            progress: Whether to report on standard error.
-
-        Raises:
-            DataError, UsageError, CheckpointError, DivergedError, StoppedError: As for ``fit``.
+            overwrite: Whether to replace a run that is in the folder. Otherwise the result of a finished run is
+                returned.
+            progress: Whether to show progress on standard error.
         """
         broadcast_from_main(self.accelerator, outputs.check_folder, self.output_dir)
         trainable = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
@@ -471,14 +465,14 @@ class Trainer:
 class TrainerCallback:
     """Hooks into a run, which the main process calls. Override the ones you need.
 
-    The word embeddings and adapters are brought up to date with the other weights only when something reads them: call
-    ``trainer.steps.optimizer.update_weights()`` before ``on_step`` reads weights.
+    Call ``trainer.steps.optimizer.update_weights()`` before ``on_step`` reads word embeddings or adapters, which
+    otherwise get their updates later.
 
     Example:
         >>> class Norms(TrainerCallback):
         ...     def on_step(self, trainer, log):
         ...         print(log.step, log.grad_norm)
-        >>> fit(model, "train.csv", output_dir="runs/x", callback=Norms())
+        >>> result = fit(model, "train.csv", output_dir="runs/x", epochs=1, callback=Norms())
     """
 
     def on_step(self, trainer: Trainer, log: StepLog) -> None:
@@ -488,7 +482,7 @@ class TrainerCallback:
         """Called with each record of a step in metrics.jsonl, after it is written."""
 
     def on_evaluate(self, trainer: Trainer, record: dict[str, Any]) -> object:
-        """Called with the record of an evaluation. True ends the run."""
+        """Called with the record of an evaluation. A true result ends the run."""
 
     def on_save(self, trainer: Trainer, path: Path) -> None:
         """Called with the folder of a checkpoint, after it is written."""

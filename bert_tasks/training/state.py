@@ -139,15 +139,18 @@ class FitResult:
     """The result of a run, as in ``metrics.json``.
 
     Attributes:
-        metrics: Metrics of the best model on the validation rows. ``last_metrics`` are of the last evaluation.
-        best_step, steps: Optimizer steps until the best model, and in all.
-        train_seconds: Duration without evaluation and saving.
+        metrics, last_metrics: Metrics on the validation rows of the best model, and of the last evaluation.
+        best_step, steps: Number of optimizer steps until the best model, and of all steps.
+        train_seconds: Seconds of training, without evaluation and saving.
         task: The task of the best model, with its tuned thresholds.
-        validation_sets: The names of the validation sets, with which their metrics begin. A single name may be "".
-        collapse: What the best model predicts for every row if it does so although the labels differ, such as "predicts
-            'calm' for every row". Else None. Refers to the validation set whose metric picks the best model.
+        validation_sets: Names of the validation sets, with which their metrics begin. A single set may be "".
+        collapse: What the best model predicts for every row of a validation set although the labels differ, such as
+            "predicts 'calm' for every row", or None.
         notes: Sentences that a reader of the metrics must know.
         reused: Whether the run was complete already, so that nothing was trained.
+
+    Example:
+        >>> fit(model, "train.csv", output_dir="runs/x", epochs=1).metrics["accuracy"]
     """
 
     metrics: dict[str, float]

@@ -8,20 +8,29 @@ import dataclasses
 import inspect
 import re
 import sys
+import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Never, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BaseModel
 
 import bert_tasks
 import bert_tasks.errors as errors
+from bert_tasks.cards.card import write_card
+from bert_tasks.cards.push import push
 from bert_tasks.cli.app import app
+from bert_tasks.data.columns import Column
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.splits import DataSpec
-from bert_tasks.recipe.arguments import FitArguments
+from bert_tasks.encoder.heads import PerTokenHead
+from bert_tasks.experiments.folds import train_folds
+from bert_tasks.experiments.search import search
+from bert_tasks.experiments.seeds import train_seeds
+from bert_tasks.export import export
+from bert_tasks.metrics.classification import pearson
 from bert_tasks.recipe.json_schema import field_descriptions, recipe_schema, schema_text
 from bert_tasks.recipe.schema import (
     FoldsSection,
@@ -34,21 +43,26 @@ from bert_tasks.recipe.schema import (
     resume_effects,
 )
 from bert_tasks.recipe.search import SearchSection, Space
-from bert_tasks.tasks import TASKS, task_names
-from bert_tasks.tasks.base import Feature, LossTerm, Part, Prediction, Task
+from bert_tasks.report import make_report
+from bert_tasks.tasks import TASKS, PairClassification, task_names
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task
+from bert_tasks.tasks.masked_language_modeling.masking import MaskingRule
+from bert_tasks.tasks.masked_language_modeling.predictions import Candidate, MaskPrediction, TextScore
 from bert_tasks.tasks.multiple_choice import ChoicePrediction
+from bert_tasks.tasks.replaced_token_detection import ReplacedTokenPrediction
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.detection import Detection
 from bert_tasks.tasks.shared.explanation import Explainable
 from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.shared.hf_config import HFConfig, label_config
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.report import Report
-from bert_tasks.tasks.shared.windows import Windows
+from bert_tasks.tasks.shared.windows import WindowRules, Windows, document_windows, split_words
 from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanPrediction
 from bert_tasks.tasks.token_classification.task import EntitySpan, TokenPrediction
+from bert_tasks.training.state import FitResult
 
 ARGUMENTS_HEAD = '''"""The arguments of `fit` that are keys of a recipe, so that editors complete them.
 
@@ -81,20 +95,69 @@ RESUMED = {
 }
 FOLDER = Path("docs") / "reference"
 HEADINGS = ("Args", "Attributes", "Returns", "Yields", "Raises")
-PREDICTIONS = (SequencePrediction, TokenPrediction, EntitySpan, SpanPrediction, Span, ChoicePrediction)
+# What `predict` returns for a row of each task, with the dataclasses inside of it.
+PREDICTIONS: Mapping[str, tuple[type, ...]] = {
+    "sequence-classification": (SequencePrediction,),
+    "pair-classification": (SequencePrediction,),
+    "token-classification": (TokenPrediction, EntitySpan),
+    "span-extraction": (SpanPrediction, Span),
+    "multiple-choice": (ChoicePrediction,),
+    "masked-language-modeling": (MaskPrediction, Candidate, TextScore),
+    "replaced-token-detection": (ReplacedTokenPrediction,),
+}
 PARTS: tuple[type[Part], ...] = (Report, Detection, Rendering, Card, Fitting, HFConfig, Windows, Explainable)
+# The module from which a user imports them -> public functions and classes.
+API: Mapping[str, tuple[Any, ...]] = {
+    "bert_tasks": tuple(getattr(bert_tasks, name) for name in sorted(bert_tasks.__all__, key=str.lower)),
+    "bert_tasks.cards.card": (write_card,),
+    "bert_tasks.cards.push": (push,),
+    "bert_tasks.data.readers": (ReadOptions,),
+    "bert_tasks.experiments.folds": (train_folds,),
+    "bert_tasks.experiments.search": (search,),
+    "bert_tasks.experiments.seeds": (train_seeds,),
+    "bert_tasks.export": (export,),
+    "bert_tasks.report": (make_report,),
+    "bert_tasks.tasks": tuple(TASKS.values()),
+    "bert_tasks.tasks.masked_language_modeling.masking": (MaskingRule,),
+    "bert_tasks.training.state": (FitResult,),
+}
+CONTRACT: Mapping[str, tuple[Any, ...]] = {
+    "bert_tasks.tasks.base": (Task, Feature, LossTerm, Prediction, Part),
+    "bert_tasks.data.columns": (Column,),
+    "bert_tasks.encoder.heads": (PerTokenHead,),
+    "bert_tasks.metrics.classification": (pearson,),
+    "bert_tasks.tasks.shared.windows": (WindowRules, split_words, document_windows, Windows),
+    **{part.__module__: (part,) for part in PARTS if part is not Windows},
+    "bert_tasks.tasks.shared.hf_config": (HFConfig, label_config),
+}
 WRITTEN = "Written by `make docs` from the package; change the docstrings, not this page."
-# What signatures would say at length.
-DATA = "str | Path | RowTable | Sequence[Mapping[str, Any]] | Sequence[str] | Sequence[tuple[str, ...]] | Frame"
+API_HEAD = """\
+Examples use `base`, which is "google-bert/bert-base-uncased", a `TaskModel` `model`, the models of pairs `reranker`
+and `nli`, and the folder `runs/first` of a finished run. A name of a model is a folder, a hub id or
+`package:NAME/PATH`. The classes of a task of your own are in the [task contract](task_contract.md)."""
+TASKS_HEAD = """
+The settings of each task are in the [recipe reference](recipe.md#settings). `predict` returns frozen dataclasses, whose
+`to_json()` returns plain values."""
+CONTRACT_HEAD = """\
+A [task of your own](../how_to/own_task.md) derives from `Task` and must define the members with "(must)". Its parts
+derive from the classes with defaults below, and `parts` names them. In the examples `task` is a
+`SequenceClassification`, `model` its model, and `tokenizer` the model's tokenizer."""
+OUTPUT_KIND = f"""\
+### OutputKind
+
+What the logits mean: {", ".join(f"`{value}`" for value in get_args(OutputKind))}. `choice` is one logit for each
+window of a row, `position` two for each token, `chain` a CRF, `vocabulary` a softmax for each token."""
+MASKS = "[`MaskingRule`](api.md#maskingrule) explains the settings of masks, with their sources."
 # Public methods of the public classes, beside what a reader finds in the class itself.
-METHODS = ("from_pretrained", "forward", "embed", "predict", "save_pretrained")
+METHODS = ("from_pretrained", "from_config", "forward", "embed", "predict", "rank", "zero_shot", "with_layers")
+METHODS += ("save_pretrained", "save_adapter", "train")
 
 
 def rendered(text: str | None) -> str:
-    """A Google docstring as Markdown: its sections become lists."""
-    lines = [] if text is None else inspect.cleandoc(text).splitlines()
+    """A Google docstring as Markdown: its sections become lists, its Example a block."""
+    described, _, example = ("" if text is None else inspect.cleandoc(text)).partition("\nExample:\n")
     parts: list[str] = []
-    for line in lines:
+    for line in described.splitlines():
         heading = re.fullmatch(rf"({'|'.join(HEADINGS)}):", line)
         entry = re.fullmatch(r"    (\S[^:]*): (.*)", line)
         if heading:
@@ -105,7 +168,13 @@ def rendered(text: str | None) -> str:
             parts.append(f"  {line.strip()}")
         else:
             parts.append(line)
-    return "\n".join(parts).replace("``", "`").strip()
+    block = f"\n\n```pycon\n{inspect.cleandoc(example)}\n```" if example else ""
+    return "\n".join(parts).replace("``", "`").strip() + block
+
+
+def without_attributes(text: str | None) -> str:
+    """A docstring without its list of attributes."""
+    return re.sub(r"\nAttributes:\n(?:    .*\n|\n(?=    ))*", "", inspect.cleandoc("" if text is None else text) + "\n")
 
 
 def _names(text: str) -> str:
@@ -145,36 +214,11 @@ def toml_value(value: Any) -> str:
 
 
 def signature(of: Callable[..., Any], name: str) -> str:
-    """Its signature over several lines where it is long."""
-    shown = inspect.signature(of)
-    given = [part for part in shown.parameters.values() if part.name != "self" and part.annotation is not Never]
-    parts = [text for part in given for text in _parameter_texts(part)]
-    keywords = [i for i, part in enumerate(given) if part.kind is part.KEYWORD_ONLY]
-    if keywords and not any(part.kind is part.VAR_POSITIONAL for part in given):
-        parts.insert(keywords[0], "*")
-    line = f"{name}({', '.join(parts)})"
-    return line if len(line) <= 100 else f"{name}(\n    " + ",\n    ".join(parts) + ",\n)"
-
-
-def _parameter_texts(part: inspect.Parameter) -> list[str]:
-    """The parameter, or the keys of the TypedDict that it unpacks."""
-    if get_origin(part.annotation) is not Unpack:
-        return [_parameter_text(part)]
-    if get_args(part.annotation)[0] is FitArguments:  # a table of them follows
-        return [f"**{part.name}"]
-    hints = get_type_hints(get_args(part.annotation)[0])
-    return [
-        _parameter_text(inspect.Parameter(name, part.KEYWORD_ONLY, default=None, annotation=kind))
-        for name, kind in hints.items()
-    ]
-
-
-def _parameter_text(part: inspect.Parameter) -> str:
-    """The parameter without the modules and type variables of its annotation."""
-    text = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(\w+)", r"\1", str(part)).replace("[~PredictionT]", "")
-    for union in re.findall(r"Union\[(?:[^\[\]]|\[[^\[\]]*\])*\]", text):
-        text = text.replace(union, union[len("Union[") : -1].replace(", ", " | "))
-    return text.replace(DATA, "Data").replace("NoneType", "None")
+    """The names and defaults of its arguments, over several lines if they are long."""
+    parameters = [each for each in inspect.signature(of).parameters.values() if each.annotation is not Never]
+    plain = [each.replace(annotation=each.empty) for each in parameters if each.name != "self"]
+    line = f"{name}{inspect.Signature(plain)}".replace("mappingproxy({})", "{}")
+    return "\n".join(textwrap.wrap(line, 110, subsequent_indent="    ", break_long_words=False))
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -183,79 +227,105 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def api_page() -> str:
-    parts = ["# Python API", "", WRITTEN, "", "`from bert_tasks import " + ", ".join(bert_tasks.__all__) + "`", ""]
-    parts += ["`Data` is the path of a file, rows as mappings, or a table of rows that was read before.", ""]
-    for name in sorted(bert_tasks.__all__, key=str.lower):
-        parts += _public(name, getattr(bert_tasks, name))
-    parts += ["## Reading options", "", rendered(ReadOptions.__doc__), ""]
-    parts += [
-        "## Predictions",
-        "",
-        "What `predict` gives for a row: frozen dataclasses; `to_json()` gives plain values.",
-    ]
-    for kind in PREDICTIONS:
-        parts += _fields_of(kind)
-    parts += ["", "## The task contract", "", "`bert_tasks.tasks.base`; a task of your own derives from `Task`."]
-    parts += _contract()
-    parts += ["", "## Errors", "", "`bert_tasks.errors`; the command line ends with their exit code.", ""]
-    return "\n".join([*parts, table(("error", "exit code", "when"), list(_errors()))]) + "\n"
+    parts = ["# Python API", "", WRITTEN, "", API_HEAD]
+    for module, values in API.items():
+        parts += ["", f"## {module}"]
+        parts += [TASKS_HEAD] if module == "bert_tasks.tasks" else []
+        for value in values:
+            parts += ["", *_public(value)]
+    parts += ["", "## bert_tasks.errors", "", "The command line ends with the exit code in brackets.", "", *_errors()]
+    return "\n".join(parts) + "\n"
 
 
-def _public(name: str, value: Any) -> Iterator[str]:
-    yield from (f"## {name}", "")
+def _public(value: Any) -> Iterator[str]:
+    """The section of a function or a class, with the dataclass that it returns, or its methods."""
+    name = value.__name__
+    yield from (f"### {name}", "")
     if not inspect.isclass(value):
-        yield from ("```text", signature(value, name), "```", "", rendered(value.__doc__), "")
-        if value is bert_tasks.fit:
-            yield from ("**settings**", "", table(KEY_HEAD, list(_fit_rows())), "")
-        return
-    yield from (rendered(value.__doc__), "")
-    for method in METHODS:
-        if method in vars(value):
-            made = getattr(value, method)
-            yield from (f"### {name}.{method}", "", "```text", signature(made, f"{name}.{method}"), "```", "")
-            yield from (rendered(made.__doc__), "")
+        yield from _call(name, value)
+        result = inspect.signature(value).return_annotation
+        if result is FitResult:
+            yield from ("", "Returns a [`FitResult`](#fitresult).")
+        elif dataclasses.is_dataclass(result):
+            yield from _result(result)
+    elif value in TASKS.values():
+        yield rendered(without_attributes(value.__doc__))
+        for prediction in PREDICTIONS[value.name]:
+            is_shown = value is PairClassification and prediction is SequencePrediction
+            text = "See `SequenceClassification`." if is_shown else rendered(prediction.__doc__)
+            yield from ("", f"**`{prediction.__name__}`**: {text}")
+    else:
+        yield rendered(value.__doc__)
+        if value is bert_tasks.Trainer:
+            yield from ("", *_call(name, value.__init__))
+        if value is bert_tasks.TrainerCallback:
+            yield from ("", "**Hooks**", "", _members(value, is_summary=False))
+        overridden = vars(value).keys() - {"save_adapter"} if value is bert_tasks.MultiTaskModel else vars(value).keys()
+        yield from (line for method in METHODS if method in overridden for line in _method(value, method))
 
 
-def _fit_rows() -> Iterator[tuple[str, ...]]:
-    """The keys of a recipe that `fit` takes, under the names of its arguments."""
-    rows = {row[0].strip("`"): row for section, kind in SECTIONS.items() for row in field_rows(f"{section}.", kind)}
-    for name, (section, key) in fit_keys().items():
-        if name not in inspect.signature(bert_tasks.fit).parameters:
-            yield f"`{name}`", *rows[f"{section}.{key}"][1:]
+def _call(name: str, function: Callable[..., Any]) -> Iterator[str]:
+    call = signature(function, name)
+    yield from (f"```text\n{call}\n```" if "\n" in call else f"`{call}`", "", rendered(function.__doc__))
 
 
-def _fields_of(kind: type) -> Iterator[str]:
-    shown = ", ".join(kind.__annotations__) if not hasattr(kind, "__dataclass_fields__") else None
-    names = [field.name for field in dataclasses.fields(kind)] if shown is None else shown.split(", ")
-    yield from ("", f"### {kind.__name__}", "", rendered(kind.__doc__), "", f"Fields: {_names(','.join(names))}.")
+def _method(owner: type, name: str) -> Iterator[str]:
+    yield from ("", f"#### {owner.__name__}.{name}", "", *_call(f"{owner.__name__}.{name}", getattr(owner, name)))
 
 
-def _contract() -> Iterator[str]:
-    for kind in (Task, Feature, LossTerm, Prediction):
-        yield from ("", f"### {kind.__name__}", "", rendered(kind.__doc__))
-    yield from ("", "### What a task defines", "", _members(Task))
-    for part in PARTS:
-        yield from ("", f"### {part.__name__}", "", rendered(part.__doc__), "", _members(part))
+def _result(kind: type) -> Iterator[str]:
+    """The attributes of what a function returns."""
+    yield from ("", f"**`{kind.__name__}`**: {rendered(kind.__doc__)}")
+    for name, member in vars(kind).items():
+        if isinstance(member, property) and member.fget is not None and member.fget.__doc__ is not None:
+            yield f"- `{name}`: {rendered(member.fget.__doc__)}"
 
 
-def _members(owner: type) -> str:
-    rows = []
+def contract_page() -> str:
+    parts = ["# Task contract", "", WRITTEN, "", CONTRACT_HEAD, ""]
+    for module, values in CONTRACT.items():
+        parts += [f"## {module}", ""]
+        for value in values:
+            parts += [f"### {value.__name__}", ""]
+            parts += [rendered(value.__doc__), ""] if inspect.isclass(value) else [*_call(value.__name__, value), ""]
+            is_summary = value is not Task
+            parts += [_members(value, is_summary=is_summary), ""] if value in (Task, *PARTS) else []
+        parts += [OUTPUT_KIND, ""] if module == Task.__module__ else []
+    return "\n".join(parts)
+
+
+def _members(owner: type, *, is_summary: bool) -> str:
+    """What a subclass may define. A summary has the first paragraph of each member."""
+    lines = []
     for name, member in vars(owner).items():
         made = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-        if name.startswith("_") or not inspect.isfunction(made) or made.__doc__ is None:
+        is_hidden = name.startswith("_") or isinstance(member, staticmethod)
+        if is_hidden or not inspect.isfunction(made) or made.__doc__ is None:
             continue
-        owed = "must" if getattr(made, "__isabstractmethod__", False) else "may"
-        kind = "property" if isinstance(member, property) else "method"
-        rows.append((f"`{name}`", kind, owed, " ".join(rendered(made.__doc__).split())))
-    return table(("name", "", "defined", "what"), rows)
+        must = " (must)" if getattr(made, "__isabstractmethod__", False) else ""
+        paragraphs = inspect.cleandoc(made.__doc__).split("\n\n")
+        arguments = [*inspect.signature(made).parameters][1:]
+        call = name if isinstance(member, property) else f"{name}({', '.join(arguments)})"
+        lines.append(f"- `{call}`{must}: {_joined(paragraphs[0])}")
+        for text in paragraphs[1 : 1 if is_summary else None]:
+            sections = rendered("\n" + text).replace("**Args**\n\n", "").replace("**Returns**\n\n", "- Returns: ")
+            if sections.startswith("- "):
+                lines += [f"  - {_joined(entry)}" for entry in sections.removeprefix("- ").split("\n- ")]
+            elif not sections.startswith("**Raises**"):
+                lines[-1] += f" {_joined(sections)}"
+    return "\n".join(lines)
 
 
-def _errors() -> Iterator[tuple[str, ...]]:
+def _joined(text: str) -> str:
+    return " ".join(text.replace("``", "`").split())
+
+
+def _errors() -> Iterator[str]:
     for name, kind in vars(errors).items():
         if inspect.isclass(kind) and issubclass(kind, errors.BertTasksError):
             code = "128 + signal" if kind is errors.StoppedError else str(kind.exit_code)
             first = rendered(kind.__doc__).partition("\n\n")[0]
-            yield f"`{name}`", code, " ".join(re.sub(r" \(exit code \d\)", "", first).split())
+            yield f"- `{name}` ({code}): {_joined(re.sub(r' .exit code [^)]*.', '', first))}"
 
 
 def cli_page() -> str:
@@ -328,7 +398,7 @@ def recipe_page() -> str:
         "",
         WRITTEN,
         "",
-        "A recipe is a TOML file. Unknown keys are refused. A key without a default may",
+        "A recipe is a TOML file. bert_tasks rejects unknown keys. A key without a default may",
     ]
     parts += ["be left out unless it is needed. Paths start at the recipe's folder.", ""]
     parts.append(table(KEY_HEAD, list(_top_rows())))
@@ -338,7 +408,14 @@ def recipe_page() -> str:
     for name, task in TASKS.items():
         _, *aliases = task_names(task)
         also = [f"`task` may also be {' or '.join(f'`{alias}`' for alias in aliases)}.", ""] if aliases else []
-        parts += ["", f"### {name}", "", *also, _settings(task)]
+        parts += [
+            "",
+            f"### {name}",
+            "",
+            *also,
+            *([MASKS, ""] if "mlm_probability" in task.__dataclass_fields__ else []),
+            _settings(task),
+        ]
     for name in ("optim", "run", "teacher", "folds", "search"):
         parts += ["", f"## [{name}]", "", *_section(name, SECTIONS[name])]
     parts += ["", "The values of a key that is searched:", ""]
@@ -418,7 +495,12 @@ def _type_text(kind: Any) -> str:
     return {type(None): "None", Ellipsis: "..."}.get(kind, getattr(kind, "__name__", str(kind)))
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"api.md": api_page, "cli.md": cli_page, "recipe.md": recipe_page}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "api.md": api_page,
+    "task_contract.md": contract_page,
+    "cli.md": cli_page,
+    "recipe.md": recipe_page,
+}
 
 
 def main() -> None:

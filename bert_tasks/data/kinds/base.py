@@ -19,12 +19,11 @@ class Column:
 
     Args:
         name: The task's name of the column.
-        kind: Name of a class of ``data/kinds``, which defines valid values. The kinds are text, texts (a list of
-            texts), id, label (the name of a class), labels (a set of names), number, words, tags (one for each word),
-            spans (characters of a text that are entities), answers (to the row's question), choices (texts, one of them
-            right), and choice (the right choice).
-        required: The column must be in every file. Columns that are not required may be missing. Labels may be missing
-            for prediction, all others always.
+        kind: Name of a class of ``data/kinds``, which says what a valid value is: text, texts (a list), id, label (the
+            name of a class), labels (a set of names), number, words, tags (one for each word), spans (characters of a
+            text that are entities), answers (to the row's question), choices (texts), choice (the right one).
+        required: Whether the column must be in every file. Others may be missing: labels if only predictions are
+            wanted, all others always. Default: true.
 
     Raises:
         ValueError: The kind does not exist.

@@ -35,20 +35,21 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingRule:
-    """The selection and replacement of tokens, with transformers' words.
-
-    The words are those in DataCollatorForLanguageModeling.
+    """How tokens are masked, with the names of transformers' collator.
 
     Attributes:
         mlm_probability: Share of the candidates that is predicted.
         mask_replace_prob: Share of the predicted tokens that the mask token replaces.
         random_replace_prob: Share of the predicted tokens that random tokens replace. The rest is not changed.
-        whole_word_mask: Select whole words.
-        max_ngram: Select n-grams of up to this number of whole words, with a probability proportional to 1/n (ALBERT,
-            Lan et al., arXiv:1909.11942, section 4.1).
-        mask_smoothing: Draw a token that occurs ``count`` times in the training data with the weight ``max(count, 1) **
-            -mask_smoothing`` (XLM, Lample and Conneau, arXiv:1901.07291). DistilBERT uses 0.7. Evaluation ignores it,
-            so that the masks of a window do not depend on other rows.
+        whole_word_mask: Whether to select whole words.
+        max_ngram: Maximum number of whole words in an n-gram, which is drawn with a probability proportional to 1/n
+            (ALBERT, Lan et al., arXiv:1909.11942, section 4.1).
+        mask_smoothing: Exponent of the weight ``max(count, 1) ** -mask_smoothing`` with which a token that occurs
+            ``count`` times in the training data is drawn (XLM, Lample and Conneau, arXiv:1901.07291). DistilBERT uses
+            0.7. Evaluation ignores it, so that the masks of a window do not depend on other rows.
+
+    Example:
+        >>> MaskingRule(whole_word_mask=True, mask_replace_prob=1.0, random_replace_prob=0.0)
     """
 
     mlm_probability: float = 0.15

@@ -125,7 +125,7 @@ def _filled(match: re.Match[str], candidate: Candidate, tokenizer: PreTrainedTok
 
 @dataclass(frozen=True, kw_only=True)
 class TextScore(Prediction):
-    """The score of a text, and its number of tokens. See ``text_score``."""
+    """The score of a text (``settings.score``), and its number of tokens."""
 
     score: float | None
     tokens: int

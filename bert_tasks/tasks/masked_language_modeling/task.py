@@ -154,25 +154,26 @@ class MaskedFitting(Fitting, Windows):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLanguageModeling(CorpusTask[Any]):
-    """Settings of masked language modelling.
+    """Documents whose tokens are masked and predicted.
 
     Attributes:
         max_ngram: Select n-grams of up to this number of whole words, with a probability proportional to 1/n (ALBERT).
         mask_smoothing: Mask rare tokens more often in training. A token that occurs ``count`` times has the weight
             ``max(count, 1) ** -mask_smoothing``. Evaluation ignores it.
-        masking: ``dynamic`` masks other tokens in each epoch, ``static`` always the same tokens.
-        fill: The end of a document in a window. ``document`` ends the window. ``across`` continues it with a separator
-            and the next document (RoBERTa's FULL-SENTENCES), except for texts with a mask.
-        sentence_objective: What the model learns of two sentences in addition to the masked tokens. ``nsp`` (BERT)
-            predicts whether the second follows the first, and ``sop`` (ALBERT) which of them is the first. Windows then
-            hold whole sentences, which are the row's ``sentences``, or the lines of its text.
-        sentence_language: The code of a language, such as ``en``, for texts that are not split into sentences. The
-            library sentencex (extra ``sentences``) then cuts each of the row's ``sentences``, or each line of its text,
-            into sentences.
-        top_k: Number of candidates for each mask.
-        score: The result of ``predict`` for a text instead of candidates for its masks. ``pppl`` is its
-            pseudo-perplexity, ``pll-word-l2r`` its pseudo-log-likelihood. Each token needs a forward pass of its
-            window.
+        masking: ``dynamic`` masks other tokens in each epoch, ``static`` always the same ones.
+        fill: what a window does at the end of a document: ``document`` ends it there; ``across`` continues it with a
+            separator and the next document (RoBERTa's FULL-SENTENCES), except for texts with a mask.
+        sentence_objective: what is learnt of two sentences beside the masked tokens: nothing, whether the second
+            follows the first (``nsp``, BERT), or which of them is the first (``sop``, ALBERT). Windows then hold whole
+            sentences: the row's ``sentences``, or the lines of its text.
+        sentence_language: the code of a language, such as ``en``, where sentences are not given: the library sentencex
+            (extra ``sentences``) then cuts each of the row's ``sentences``, or each line of its text, into sentences.
+        top_k: candidates for each mask.
+        score: what ``predict`` returns for a text instead of candidates for its masks: ``pppl``, its pseudo-perplexity,
+            or ``pll-word-l2r``, its pseudo-log-likelihood. Each token takes a forward pass of its window.
+
+    Example:
+        >>> TaskModel.from_pretrained(base, task=MaskedLanguageModeling).predict("The soup was [MASK].")
     """
 
     name: ClassVar[str] = "masked-language-modeling"

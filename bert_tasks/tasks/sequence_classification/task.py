@@ -66,15 +66,15 @@ _APPLY_TO: Mapping[str, tuple[ProblemType, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SequencePrediction(Prediction):
-    """The prediction for one text, with the field names of transformers' text-classification pipeline.
+    """The prediction for one text, with the field names of transformers' pipeline.
 
     Attributes:
-        label: the most probable label; None for regression, and if its score is too low for the caller.
-        labels: several labels only: those whose probability reaches their threshold, in label order.
-        score: its probability (softmax; sigmoid for several labels), or the predicted number.
-        scores: every label's probability; empty for regression.
-        logits: every label's logit, in label order, if they were asked for; of regression the predicted number.
-        explanation: of ``label``, or of the number, if it was asked for.
+        label: The most probable label. None for regression, and if its score is too low for the caller.
+        labels: The labels whose probability reaches their threshold, for several labels only.
+        score: Probability of ``label`` (softmax, or sigmoid for several labels), or the predicted number.
+        scores: Label -> probability. Empty for regression.
+        logits: Logit of every label, in label order, or the predicted number. Only on request.
+        explanation: Explanation of ``label`` or of the number. Only on request.
     """
 
     label: str | None = None
@@ -468,11 +468,15 @@ class SequenceFormats(TextFormats):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassification(TextClassification):
-    """Settings of sequence classification, in addition to ``TextClassification``.
+    """Texts with one label, several labels or a number.
 
     Attributes:
-        long_texts: ``truncate`` cuts at ``max_length``. ``windows`` reads everything.
-        doc_stride: The OVERLAP of two neighbouring windows in tokens, as in transformers.
+        long_texts: ``truncate`` cuts at ``max_length``; ``windows`` reads everything.
+        doc_stride: the OVERLAP of two neighbouring windows in tokens, as in transformers.
+
+    Example:
+        >>> model = TaskModel.from_pretrained(base, task=SequenceClassification, labels=["complaint", "praise"])
+        >>> model.predict("Cold soup.")[0].score
     """
 
     name: ClassVar[str] = "sequence-classification"

@@ -24,6 +24,10 @@ class Card(Part):
         pipeline_tag: The name of the task on the hub. None if the hub has none.
         rejected_columns: Columns that a request to the server must not hold -> the reason.
         hub_nests: True if the hub returns a list of answers for a single input, too.
+
+    Example:
+        >>> Card.of(task).pipeline_tag
+        'text-classification'
     """
 
     pipeline_tag: ClassVar[str | None] = None

@@ -85,7 +85,7 @@ NO_HINTS = UserHints()
 
 
 class Detection(Part):
-    """How ``init`` recognises the rows of a task, and the settings that it starts a recipe with.
+    """How ``init`` recognises the rows of a task, and which settings it suggests.
 
     Its task is the class of the task.
 
@@ -94,6 +94,9 @@ class Detection(Part):
         problems: Names that users may write instead of a task's -> ``problem`` of the hints.
         has_dense_labels: True if a row trains many of its tokens. ``init`` then suggests a higher learning rate and,
             for many rows, fewer epochs.
+
+    Example:
+        >>> Detection.of(MultipleChoice).row_needs
     """
 
     row_needs: ClassVar[str] = ""

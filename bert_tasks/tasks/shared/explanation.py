@@ -92,12 +92,15 @@ class Explanation:
 
 
 class Explainable(Part):
-    """What a task needs so that its predictions can be explained; they have a field ``explanation``.
+    """What a task needs so that its predictions have a field ``explanation``.
 
     The default has no explanations.
 
     Attributes:
         per_row: Whether each prediction has one explanation. False if its items have explanations, such as entities.
+
+    Example:
+        >>> Explainable.of(task).no_explanations_reason
     """
 
     per_row: ClassVar[bool] = True

@@ -19,6 +19,9 @@ class Fitting(Part):
         fields: Names of the settings that are fitted to data and that a user never sets.
         sample: What has one joint loss and counts for ``batch_size``: a row with all of its windows, each window, or
             a group of rows with one window each.
+
+    Example:
+        >>> Fitting.of(task).fit_to_train(rows)
     """
 
     fields: ClassVar[tuple[str, ...]] = ()

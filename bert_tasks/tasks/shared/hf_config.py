@@ -20,6 +20,10 @@ class HFConfig(Part):
         default_head: The head of transformers that models of this task have. None if transformers has none. A folder of
             transformers is read as the first task with its head.
         has_labels: True if the outputs of the head are the labels of the task.
+
+    Example:
+        >>> HFConfig.of(task).entries["label2id"]
+        {'complaint': 0, 'praise': 1}
     """
 
     default_head: ClassVar[HeadKind | None] = None
@@ -65,7 +69,12 @@ class HFConfig(Part):
 
 
 def label_config(labels: Sequence[str]) -> dict[str, Any]:
-    """Returns the names of the outputs as transformers' config has them."""
+    """Returns the names of the outputs as transformers' config has them.
+
+    Example:
+        >>> label_config(("no", "yes"))["id2label"]
+        {'0': 'no', '1': 'yes'}
+    """
     return {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},

@@ -19,6 +19,10 @@ class Rendering(Part):
         file_formats: Extensions that ``render`` knows.
         row_formats: Formats in which predictions can be written row by row.
         renders_labels: True if ``render`` writes the labels of the rows beside the predictions.
+
+    Example:
+        >>> Rendering.of(task).prediction_fields
+        ('label', 'score', 'scores')
     """
 
     file_formats: ClassVar[tuple[str, ...]] = ()

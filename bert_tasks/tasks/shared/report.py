@@ -306,6 +306,9 @@ class Report(Part):
     Attributes:
         lower_is_better: Keys of ``Task.metrics`` for which lower is better. For all others higher is better.
         neutral_metrics: Keys of ``Task.metrics`` that are no scores (a number of questions, a threshold).
+
+    Example:
+        >>> Report.of(task).lower_is_better
     """
 
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
@@ -327,7 +330,7 @@ class Report(Part):
     def by_task(
         self, predictions: Sequence[Any], rows: Sequence[Row]
     ) -> Mapping[str, tuple[Any, Sequence[Any], Sequence[Row]]]:
-        """Returns the tasks with sections of their own, with their predictions and rows; default: this task as ""."""
+        """Returns the tasks with sections of their own, their predictions and rows. Default: this task as ""."""
         return {"": (self.task, predictions, rows)}
 
     def truths(self, row: Row) -> Sequence[Hashable]:

@@ -20,7 +20,12 @@ from bert_tasks.tasks.shared.lazy import PackedBatch, PreTrainedTokenizerBase
 
 
 class Windows(Part):
-    """What the windows of a task depend on beside a row and the tokenizer, and what they leave out."""
+    """What the windows of a task depend on, and what they leave out.
+
+    Example:
+        >>> Windows.of(task).needs_document_context
+        False
+    """
 
     @property
     def needs_document_context(self) -> bool:
@@ -45,7 +50,7 @@ class Windows(Part):
         return (f"{cuts.share(cuts.cut_rows)} rows are longer than {limit} and were cut",)
 
     def collate(self, features: Sequence[Feature], *, position_offset: int, pad_groups: bool) -> PackedBatch:
-        """Returns features as one batch; see ``features.collate``."""
+        """Returns features as one batch, as ``features.collate`` does."""
         return collate(features, position_offset=position_offset, pad_groups=pad_groups)
 
     def copies(self, feature: Feature, tokenizer: PreTrainedTokenizerBase) -> Iterable[Feature]:
@@ -102,10 +107,12 @@ class WindowRules:
     """The layout of windows.
 
     Attributes:
-        prefix, suffix: the special tokens around each window.
-        room: sub-words that fit between them.
-        overlap: how many sub-words neighbouring windows of a row may share.
-        context: how many sub-words of the document a window may add on each side, as far as there is room.
+        prefix, suffix, room: The special tokens around each window, and the number of sub-words between them.
+        overlap: Maximum number of sub-words that neighbouring windows of a row share.
+        context: Maximum number of sub-words of the document on each side of a window.
+
+    Example:
+        >>> rules = WindowRules.of(tokenizer, max_length=32, overlap=8)
     """
 
     prefix: tuple[int, ...]
@@ -170,13 +177,16 @@ class PairFrame:
 def split_words(
     sentences: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, *, longest: int
 ) -> list[SubWords]:
-    """Returns sub-words of each word, as transformers splits words behind a space.
+    """Returns the sub-words of each word, as transformers splits words behind a space.
 
-    A word without any (empty, or made of characters that the tokenizer drops) gets the unknown token. If a word has
-    more than ``longest`` sub-words, the first ones stay. Special tokens written as words stay plain characters.
+    A word keeps its first ``longest`` sub-words. A word without any gets the unknown token. Special tokens stay plain
+    words.
 
     Raises:
         DataError: A word has no sub-words and the tokenizer no unknown token.
+
+    Example:
+        >>> (words,) = split_words([["Cold", "soup"]], tokenizer, longest=30)
     """
     # Byte-level BPE without ``add_prefix_space`` splits a word at the start of a text differently from one behind a
     # space. Pre-split words would all be split as starts of texts, which the model has hardly seen.
@@ -220,8 +230,10 @@ def documents(names: Sequence[object], *, alone: bool) -> list[range]:
 def document_windows(document: Sequence[SubWords], rules: WindowRules) -> Iterator[list[WordWindow]]:
     """Returns the windows of each row of a document, in the order of words.
 
-    Every row has at least one window. A window holds whole words of one row. What it adds around them comes from the
-    whole document, the row's own other words first, because these are nearest.
+    A window holds whole words of one row, and the words around them in the document, the row's other words first.
+
+    Example:
+        >>> (windows,) = document_windows([words], rules)
     """
     stream = [token for row in document for token in row.ids]
     before = 0

@@ -27,10 +27,10 @@ START, END, START_LOGIT, END_LOGIT = range(4)  # columns of candidates
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a context in characters, ``context[start:end] == text``; "no answer" is "" at 0.
+    """A part of a context, ``context[start:end]``. "No answer" is "" at 0.
 
     Attributes:
-        score: its probability among the best spans of the question.
+        score: Probability among the best spans of the question.
     """
 
     text: str

@@ -45,17 +45,17 @@ FEWEST_SPECIAL_TOKENS, MOST_SPECIAL_TOKENS = 3, 4  # around a pair, most for RoB
 
 @dataclass(frozen=True, kw_only=True)
 class SpanPrediction(Prediction):
-    """The prediction for one question, with the field names of transformers' former question-answering pipeline.
+    """The prediction for one question, with names of transformers' former pipeline.
 
     Attributes:
-        id: of the row, if it has one.
-        answer: ``context[start:end]``; "" at 0 says that there is no answer.
-        score: its probability among ``n_best``.
-        null_score: start and end logit of "no answer"; None without ``version_2_with_negative``, as is the next.
-        null_odds: ``null_score`` minus the score of ``best``; above the threshold the answer is "".
-        n_best: the best spans, best first; with ``version_2_with_negative`` "no answer" is among them.
-        best: the best span that is not empty, whatever the threshold says; "no answer" if there is none.
-        explanation: of ``answer``, if it was asked for.
+        id: Id of the row, if it has one.
+        answer: ``context[start:end]``. "" at 0 says that there is no answer.
+        score: Probability of the answer among ``n_best``.
+        null_score: Start and end logit of "no answer". None without ``version_2_with_negative``.
+        null_odds: ``null_score`` minus the score of ``best``, or None. Above the threshold the answer is "".
+        n_best: The best spans, best first. With ``version_2_with_negative`` "no answer" is among them.
+        best: The best span that is not empty, or "no answer" if there is none.
+        explanation: Explanation of ``answer``. Only on request.
     """
 
     id: str | None = None
@@ -235,19 +235,21 @@ class SpanExplainable(Explainable):
 
 @dataclass(frozen=True, kw_only=True)
 class SpanExtraction(Task[SpanPrediction]):
-    """Settings of span extraction.
+    """Questions whose answers are parts of a context.
 
     Attributes:
         labels: None. Do not set them.
         max_length: Maximum length of a window with question, part of the context and special tokens.
         doc_stride: The OVERLAP of two neighbouring windows in tokens, as in transformers (in Google's BERT and in FARM
             the word means the step from one to the next).
-        max_query_length: Maximum length of a question in tokens. Longer questions are cut and counted.
-        n_best_size: Number of answers per question, and of starts and ends of a window that are paired.
-        max_answer_length: Maximum length of an answer in tokens.
-        version_2_with_negative: Questions may have no answer (SQuAD 2.0).
-        null_threshold: The task answers "no answer" if the null odds exceed this threshold, which is fitted on
-            validation. None means not fitted, 0.
+        max_query_length: longer questions are cut to that many tokens, and counted.
+        n_best_size: answers per question; also how many starts and ends of a window are paired.
+        max_answer_length: in tokens.
+        version_2_with_negative: questions may have no answer (SQuAD 2.0).
+        null_threshold: "no answer" is given where the null odds exceed this; chosen on validation. None: not chosen, 0.
+
+    Example:
+        >>> TaskModel.from_pretrained(base, task=SpanExtraction).predict([("Who sings?", "Ada sings in Paris.")])
     """
 
     name: ClassVar[str] = "span-extraction"

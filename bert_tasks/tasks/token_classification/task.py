@@ -65,11 +65,10 @@ class EntitySpan:
     """An entity with the field names of transformers' pipeline.
 
     Attributes:
-        score: the mean of its words' scores.
-        word: the characters of the row's text from ``start`` to ``end``; without a text its words with a space between
-            them.
-        start, end: its characters in the row's text; without one in all of the row's words with a space between them.
-        explanation: of the mean logit of its words' tags, if it was asked for.
+        score: Mean of its words' scores.
+        word: Characters of the row's text from ``start`` to ``end``.
+        start, end: Its characters in the row's text. Without a text in all words with a space between them.
+        explanation: Explanation of the mean logit of its words' tags. Only on request.
     """
 
     entity_group: str
@@ -85,10 +84,10 @@ class TokenPrediction(Prediction):
     """The prediction for one row of words.
 
     Attributes:
-        tags: one of the model's labels for each word.
-        scores: the probability of each tag (with a CRF: over all tag sequences).
-        entities: what the tags mark, counted as conlleval does; none where labels are raw.
-        logits: for each word every label's logit, in label order, if they were asked for.
+        words, tags: The words, and one of the model's labels for each word.
+        scores: Probability of each tag (with a CRF: over all tag sequences).
+        entities: Entities that the tags mark, counted as conlleval does. Empty if labels are raw.
+        logits: Logits of each word, in label order. Only on request.
     """
 
     words: tuple[str, ...]
@@ -249,7 +248,7 @@ class TokenFitting(WeightedFitting, CalibratedFitting, Windows):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPrediction]):
-    """Settings of token classification.
+    """Words with a tag each, such as named entities.
 
     Attributes:
         labelling: The sub-words of a word that are trained. ``first`` trains the first one, ``all`` trains all, and
@@ -257,11 +256,14 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
             first sub-word.
         doc_stride: The OVERLAP of two neighbouring windows in tokens, at most, as in transformers. Windows are cut
             between words.
-        crf: Score tag sequences, not tags. Steps that the label scheme forbids are never predicted.
-        context_tokens: Maximum number of tokens of the rows around (those with the same ``document``) that a window
-            adds on each side, as far as ``max_length`` allows. They are read, never tagged. Rows without a document
-            have none.
-        scheme: The scheme in which the training tags were written.
+        crf: score tag sequences, not tags; steps that the label scheme forbids are never predicted.
+        context_tokens: how many tokens of the rows around (those with the same ``document``) a window may add on each
+            side, as far as ``max_length`` allows. They are read, never tagged. Rows without a document have none.
+        scheme: the scheme in which the training tags were written.
+
+    Example:
+        >>> model = TaskModel.from_pretrained(base, task=TokenClassification, labels=["O", "B-PER", "I-PER"])
+        >>> model.predict({"words": ["Ada", "sings"]})[0].tags
     """
 
     name: ClassVar[str] = "token-classification"

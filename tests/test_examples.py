@@ -1,0 +1,132 @@
+"""Every Example in a docstring on the pages of the reference runs, on a small checkpoint, and prints what it shows.
+
+An example without an expected output only has to run. Each of them starts in a copy of the same folder.
+"""
+
+import doctest
+import inspect
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+import bert_tasks
+from bert_tasks import Encoder, TaskModel, load_recipe, train
+from bert_tasks.recipe.check import prepare
+from bert_tasks.tasks.shared.windows import WindowRules, split_words
+from support import reference
+from support.small_checkpoints import save_checkpoint
+
+BASE, ELECTRA = "google-bert/bert-base-uncased", "google/electra-small-discriminator"
+TEXTS = {"complaint": ("Cold soup.", "Rude waiter.", "We waited an hour."), "praise": ("Kind staff.", "A lovely room.")}
+RECIPE = f"""
+task = "sequence-classification"
+[model]
+name = "{BASE}"
+[settings]
+max_length = 32
+[data]
+train = "train.csv"
+validation = "dev.csv"
+[optim]
+max_steps = 2
+[run]
+output_dir = "runs/recipe"
+"""
+SEARCH = """
+[search]
+trials = 2
+fresh_seeds = 1
+learning_rate = {low = 1e-5, high = 1e-4, log = true}
+"""
+MODULES = {**reference.API, **reference.CONTRACT}
+PUBLIC = {f"{module}.{value.__name__}": value for module, values in MODULES.items() for value in values}
+EXAMPLES = {
+    **PUBLIC,
+    **{
+        f"{name}.{method}": getattr(value, method)
+        for name, value in PUBLIC.items()
+        for method in reference.METHODS
+        if inspect.isclass(value) and method in vars(value) and ">>>" in str(getattr(value, method).__doc__)
+    },
+}
+
+
+class Checker(doctest.OutputChecker):
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        return not want or super().check_output(want, got, optionflags)
+
+
+def write_csv(path: Path, *, count: int, header: str = "text,label", separator: str = ",") -> None:
+    rows = [f"{text}{separator}{label}" for label, texts in TEXTS.items() for text in texts]
+    path.write_text("\n".join([header, *rows * count]) + "\n", encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Iterator[Path]:
+    """A folder with a base model, rows, recipes and a finished run."""
+    folder = tmp_path_factory.mktemp("examples")
+    save_checkpoint(folder / BASE, "bert", wordpiece_tokenizer, positions=512)
+    save_checkpoint(folder / ELECTRA, "electra", wordpiece_tokenizer, positions=512)
+    write_csv(folder / "train.csv", count=4)
+    for name in ("dev.csv", "test.csv"):
+        write_csv(folder / name, count=1)
+    write_csv(folder / "reviews.csv", count=1, header="review;label", separator=";")
+    words = [[verb, "a", item] for item in ("table", "room", "seat", "boat") for verb in ("book", "cancel")]
+    rows = [{"text": " ".join(row), "words": row, "slots": ["O", "O", "B-item"], "intent": row[0]} for row in words]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+    (folder / "search.toml").write_text(RECIPE + SEARCH, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        train(load_recipe("recipe.toml", output_dir="runs/first"), progress=False)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def names(folder: Path) -> dict[str, Any]:
+    """What the examples name: everything on the pages, and the objects that the pages introduce."""
+    pair = {"task": "pair-classification"}
+    model = TaskModel.from_pretrained(folder / "runs" / "first")
+    return {
+        **{value.__name__: value for value in PUBLIC.values()},
+        **{kind.__name__: kind for kinds in reference.PREDICTIONS.values() for kind in kinds},
+        "base": BASE,
+        "model": model,
+        "task": model.task,
+        "tokenizer": model.tokenizer,
+        "rows": [{"text": "Cold soup.", "label": "complaint"}],
+        "encoder": Encoder.from_pretrained(folder / BASE),
+        "reranker": TaskModel.from_pretrained(folder / BASE, **pair, problem_type="regression"),
+        "nli": TaskModel.from_pretrained(folder / BASE, **pair, labels=["entailment", "neutral"]),
+        "prepare": prepare,
+        "rules": WindowRules.of(model.tokenizer, max_length=32, overlap=8),
+        "words": split_words([["Cold", "soup"]], model.tokenizer, longest=30)[0],
+        "torch": torch,
+    }
+
+
+@pytest.mark.slow  # some of them train
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_prints_what_it_shows(
+    name: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    text = inspect.getdoc(EXAMPLES[name]) or ""
+    example = doctest.DocTestParser().get_doctest(text, names(tmp_path), name, None, 0)
+    assert example.examples, f"{name} has no Example"
+    told: list[str] = []
+    runner = doctest.DocTestRunner(Checker(), verbose=False, optionflags=doctest.ELLIPSIS)
+    runner.run(example, out=told.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(told)
+
+
+def test_every_public_name_has_an_example() -> None:
+    assert [name for name, value in PUBLIC.items() if ">>>" not in str(value.__doc__)] == []
+    assert set(bert_tasks.__all__) == {value.__name__ for value in reference.API["bert_tasks"]}
