@@ -38,8 +38,8 @@ PHRASES = {
 }
 FORBIDDEN = re.compile("|".join(f"(?:{pattern})" for pattern in PHRASES), re.IGNORECASE)
 # Docstrings of the whole package: semicolons, and colons that precede no list, example or code. Both may only fall.
-MAX_SEMICOLONS = 79
-MAX_PROSE_COLONS = 74
+MAX_SEMICOLONS = 26
+MAX_PROSE_COLONS = 72
 # Text of docstrings that is no part of a sentence.
 NO_PROSE = re.compile(
     r"""``.*?``|`[^`]*`|"[^"]*"                     # code and quotations
