@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 import bert_tasks
 import bert_tasks.errors as errors
-from bert_tasks.cli.app import app
+from bert_tasks.cli.app import GROUPS, app
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.recipe.arguments import FitArguments
@@ -271,7 +271,8 @@ def cli_page() -> str:
         "control characters. `NO_COLOR=1` disables colours.",
     ]
     parts += ["", "## bert-tasks", "", f"{group.help}", ""]
-    parts.append(_parameters(group))
+    parts += [_parameters(group), ""]
+    parts += [f"- {panel}: {', '.join(f'`{name}`' for name in names)}" for panel, names in GROUPS.items()]
     for name, command in commands(group).items():
         parts += ["", f"## bert-tasks {name}", "", _command_text(command.help), ""]
         parts.append(_parameters(command))
@@ -281,7 +282,8 @@ def cli_page() -> str:
 def commands(group: Any) -> dict[str, Any]:
     """Every command that is shown, those of groups with the group's name before theirs."""
     found: dict[str, Any] = {}
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.commands[name]
         if command.hidden:
             continue
         below = commands(command) if hasattr(command, "commands") else {}
@@ -308,7 +310,8 @@ def _parameter(item: Any) -> tuple[str, ...]:
         return f"`{metavar}`", "", "needed" if item.required else "", _text(item.help)
     value = "" if getattr(item, "is_flag", False) else _value(item)
     default = "needed" if item.required else toml_value(getattr(item, "default", None) or None)
-    return names, value, default, _text(item.help) + (" May be repeated." if item.multiple else "")
+    is_told = re.search("repeated|twice", item.help) is not None
+    return names, value, default, _text(item.help) + (" May be repeated." if item.multiple and not is_told else "")
 
 
 def _text(text: str | None) -> str:
