@@ -27,21 +27,21 @@ LINES = {
     "inference": (1801, 1150),
     "recipe": (1535, 1000),
     "init": (787, 650),
-    "model": (2765, 1950),
+    "model": (2762, 1950),
     "export": (885, 700),
     "tasks": (9005, 4900),
     "checkpoints": (2214, 1450),
     "tensorflow": (686, 600),
     "families": (2000, 1250),
-    "metrics": (1268, 1000),
+    "metrics": (1270, 1000),
     "data": (6343, 2900),
     "encoder": (3317, 2300),
     "foundations": (901, 800),
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_227  # of 29,000
-TOTAL_STATEMENTS = 25_591  # of 15,800
+TOTAL_LINES = 45_226  # of 29,000
+TOTAL_STATEMENTS = 25_593  # of 15,800
 TASK_MEMBERS = 14
 
 

@@ -119,8 +119,10 @@ def _cells(row: ClassRow) -> tuple[str, ...]:
 
 
 def format_number(value: float | None) -> str:
-    """Formats a number for people with four digits after the point. None and NaN are a dash."""
-    return "-" if value is None or value != value else f"{value:.4f}"
+    """Formats a number for people with four digits after the point, except counts. None and NaN are a dash."""
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.0f}" if abs(value) > 1 and float(value).is_integer() else f"{value:.4f}"
 
 
 def metric_table(

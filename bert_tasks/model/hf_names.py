@@ -50,10 +50,7 @@ HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(
 def hf_hint(name: str, keys: Iterable[str], sections: Mapping[str, Collection[str]] = MappingProxyType({})) -> str:
     """The end of a message: what does the same as an argument of transformers, or the most similar known word.
 
-    Args:
-        name: The unknown name.
-        keys: The names that are known.
-        sections: Sections of a recipe and their keys. The hint is then ``section.key``.
+    With ``sections``, the sections of a recipe and their keys, the hint is ``section.key``.
     """
     ours = HF_ARGUMENTS.get(name, "")
     key = re.split(r"\W", ours.removeprefix("the setting "))[0]
