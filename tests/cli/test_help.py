@@ -15,6 +15,7 @@ from support.sources import package_sources
 @pytest.mark.parametrize("width", [20, 79, 80, 200])
 def test_help_shows_every_word(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Brackets, too. Long texts are cut only in the list of commands, and only on a narrow terminal."""
+    assert module.app.rich_markup_mode in ("markdown", None)  # "rich" swallows [brackets]
     is_wide = width >= module.BOXES
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(module.app, "rich_markup_mode", "markdown" if is_wide else None)
