@@ -19,11 +19,11 @@ from bert_tasks.data.splits import Splits, joined_splits, train_validation_split
 from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import is_main_process, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, UsageError
+from bert_tasks.model.hf_names import hf_hint
 from bert_tasks.model.inputs import Data, load_table, renamed
 from bert_tasks.model.pretrained import check_one_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.arguments import FitArguments
-from bert_tasks.recipe.errors import hf_hint
 from bert_tasks.recipe.schema import Recipe, fit_keys, recipe_of_arguments
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows

@@ -56,7 +56,7 @@ def test_every_message_is_tested(messages: dict[str, list[str]]) -> None:
 
 
 def test_memory_and_threads(messages: dict[str, list[str]], call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(arguments: list[str]) -> None:
+    def fail(arguments: list[str], *, standalone_mode: bool) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     assert messages["Slow on a CPU"] == [f"note: {thread_hint(2, 2, 2)}\n"]

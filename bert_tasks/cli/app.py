@@ -17,7 +17,6 @@ from typing import Annotated, Any, BinaryIO, NoReturn, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.exceptions import TyperException
 from typer.models import CommandFunctionType
 
 from bert_tasks.errors import ClosedPipeError, UsageError
@@ -26,19 +25,34 @@ from bert_tasks.terminal import message_stream, printable, printable_json, write
 BOXES = 80  # columns of a terminal below which the boxes of help pages would cut words
 
 
+# The order and the panels of the commands in ``bert-tasks --help``.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Start": ("init", "check", "train"),
+    "Use": ("predict", "evaluate", "embed", "serve", "export"),
+    "Study": ("report", "search", "reproduce"),
+    "Share": ("push",),
+    "Tools": ("inspect", "tokenizer", "convert", "env"),
+}
+
+
 class _Parser:
     """How a command or the application reads its arguments; a mix-in for typer's classes."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters as ``--help`` shows them: a flag takes no value, so no type is shown."""
+        """The parameters as ``--help`` shows them: metavars name the units, so typer's types and ranges are hidden."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the typer class beside it
         for param in params:
             if getattr(param, "is_flag", False):
                 param.metavar = ""
+            elif param.type_descriptor.is_choice:
+                param.metavar = param.display_type(ctx).strip("<>")
+            if param.param_type_name == "argument":
+                param.display_type_rich = lambda ctx: None
+            param._get_number_range_help_str = str  # an empty text
         return params
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        with _parser_errors(), _write_errors_raised():  # help and version are printed here
+        with _write_errors_raised():  # help and version are printed here
             return super().make_context(*arguments, **options)  # type: ignore[misc]
 
 
@@ -47,33 +61,26 @@ class _Command(_Parser, TyperCommand):
 
 
 class _Group(_Parser, TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for names in GROUPS.values() for name in names]
+
     def invoke(self, ctx: Any) -> Any:
-        with _parser_errors():
+        try:
             return super().invoke(ctx)
-
-
-@contextmanager
-def _parser_errors() -> Iterator[None]:
-    """Escapes the parser's errors, which quote what was typed, and reports Ctrl-C."""
-    try:
-        yield
-    except TyperException as error:
-        error.message = printable(error.message)
-        raise
-    except KeyboardInterrupt:
-        print_err("interrupted")
-        raise typer.Exit(128 + signal.SIGINT) from None
+        except KeyboardInterrupt:
+            print_err("interrupted")
+            raise typer.Exit(128 + signal.SIGINT) from None
 
 
 class _App(typer.Typer):
     def command(self, name: str | None = None, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
-        return super().command(name, **{"cls": _Command, **options})
+        panel = next(panel for panel, names in GROUPS.items() if name in names)
+        return super().command(name, cls=_Command, rich_help_panel=panel, **options)
 
 
 app = _App(
     cls=_Group,
     help="Pre-train, fine-tune, distil, evaluate, serve and export BERT-family encoders.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown" if shutil.get_terminal_size().columns >= BOXES else None,  # which shows [brackets]
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -96,7 +103,7 @@ def _options(
         print_out(f"bert-tasks {installed('bert-tasks')}")
         raise typer.Exit
     handler = logging.StreamHandler()
-    handler.setFormatter(_PrintableFormatter("%(name)s: %(message)s"))
+    handler.setFormatter(_PrintableFormatter("%(name)s: %(message)s" if debug else "note: %(message)s"))
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
 
 

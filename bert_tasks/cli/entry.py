@@ -11,13 +11,10 @@ import tempfile
 import time
 import traceback
 
+from typer.exceptions import TyperException
+
 from bert_tasks.cli.app import app, discard_output, exit_without_shutdown, process_count, standard_streams
-from bert_tasks.environment import (
-    environment,
-    environment_lines,
-    masked,
-    masked_arguments,
-)
+from bert_tasks.environment import environment, environment_lines, masked, masked_arguments
 from bert_tasks.errors import (
     BertTasksError,
     CheckpointError,
@@ -43,12 +40,12 @@ def main() -> None:
     """The console script. ``--debug`` may be given before or after the command."""
     limit_primitive_caches()  # torch's own GELU fills them, too; in the process of another program it may
     disable_telemetry()
-    words = sys.argv[1:]
+    words = ["--help"] if len(sys.argv) < 2 else sys.argv[1:]
     arguments = [argument for argument in words if argument != "--debug"]
     debug = len(arguments) < len(words)
     with messages_with_options(), standard_streams():
         try:
-            app(["--debug", *arguments] if debug else arguments)
+            _end(app(["--debug", *arguments] if debug else arguments, standalone_mode=False))
         except SystemExit as end:
             _end(end.code)
         except Exception as error:  # noqa: BLE001  # outer boundary: the command line
@@ -58,7 +55,7 @@ def main() -> None:
 def _end(code: str | int | None) -> None:
     if process_count() > 1:
         exit_without_shutdown(code)
-    raise SystemExit(code) from None
+    raise SystemExit(0 if code is None else code) from None
 
 
 def _memory_error(error: Exception) -> CheckpointError:
@@ -77,6 +74,8 @@ def _memory_error(error: Exception) -> CheckpointError:
 
 def _report_error(error: Exception, *, debug: bool) -> int:
     """Prints what the user needs to know, and returns the exit code."""
+    if isinstance(error, TyperException):
+        error = UsageError(_parser_message(error))
     if isinstance(error, ClosedPipeError | BrokenPipeError):
         discard_output(1)
         return ClosedPipeError.exit_code
@@ -86,6 +85,13 @@ def _report_error(error: Exception, *, debug: bool) -> int:
     if isinstance(error, BertTasksError):
         return error.exit_code
     return UsageError.exit_code if isinstance(error, OSError) else 1  # an unusable file is no defect of the package
+
+
+def _parser_message(error: TyperException) -> str:
+    """What is wrong with the arguments, and where to read about them."""
+    context, message = getattr(error, "ctx", None), error.format_message()
+    hint = "" if context is None else f" See '{context.command_path} --help'."
+    return f"{message}{'' if message.endswith(('.', '?')) else '.'}{hint}"
 
 
 def _is_lost_connection(error: Exception) -> bool:
@@ -102,19 +108,19 @@ def _message(error: Exception, *, debug: bool) -> str:
         # The command that resumes the run: this one, without the option that would replace the saved run.
         command = shlex.join(["bert-tasks", *(given for given in sys.argv[1:] if given != "--overwrite")])
         how = "start the same processes again, without --overwrite" if several else command
-        return f"{error}\nresume: {how}\n" if rank == 0 else ""
+        return f"note: {error}\nresume: {how}\n" if rank == 0 else ""
     if isinstance(error, BertTasksError):
         return "" if error.collective and rank > 0 else f"{prefix if rank > 0 else ''}error: {error}\n"
     reason = masked(str(error)).partition("\n")[0][:500]
     if _is_lost_connection(error):
         other = f"process {1 - rank}" if process_count() == 2 else "another process"
-        return f"{prefix}lost the connection to {other}, which failed first or does not respond ({reason})\n"
+        return f"{prefix}error: lost the connection to {other}, which failed first or does not respond ({reason})\n"
     if isinstance(error, OSError):
         return f"{prefix}error: {masked(os_error_message(error))[:500]}\n"
     hint = "" if debug or several else "  --debug shows where; please report it\n"
     path = write_crash_file(error)
     crash = "" if path is None else f"  traceback and versions, for the report: {path}\n"
-    return f"{prefix}internal error: {type(error).__name__}: {reason}\n{hint}{crash}"
+    return f"{prefix}error: internal error {type(error).__name__} ({reason})\n{hint}{crash}"
 
 
 def write_crash_file(error: Exception) -> str | None:

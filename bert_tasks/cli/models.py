@@ -27,12 +27,21 @@ from bert_tasks.cli.options import (
     DataOrPipe,
     ModelName,
     ModelOrFolds,
+    NewFolder,
+    Overwrite,
     Precision,
     ProcessTimeout,
     Quiet,
     Revision,
+    RowsOutput,
+    Texts,
+    device_option,
     model_options,
+    output_option,
+    prediction_option,
     read_options,
+    reading_option,
+    request_option,
     served_adapters,
     shared_options,
     write_options,
@@ -48,12 +57,12 @@ if TYPE_CHECKING:
 @shared_options(reading=read_options, loading=model_options)
 def evaluate(
     model: ModelOrFolds,
-    data: Annotated[Path, typer.Argument(metavar="FILE", help="A csv, tsv, jsonl or parquet file.")],
+    data: Annotated[Path, typer.Argument(metavar="FILE", help="Rows with labels in csv, tsv, jsonl or parquet.")],
     reading: "ReadOptions",
     loading: dict[str, Any],
     document: Annotated[
         Literal["blank-line", "line", "file"] | None,
-        typer.Option(metavar="NAME", help="What a document is in a .txt file: blank-line (default), line or file."),
+        reading_option(help="Document in a .txt file. Default: blank-line."),
     ] = None,
     adapter: Adapter = None,
     dtype: Precision = "float32",
@@ -82,37 +91,33 @@ def predict(
     loading: dict[str, Any],
     writing: "WriteOptions",
     data: DataOrPipe = None,
-    text: Annotated[
-        list[str] | None, typer.Option("--text", help="A text to predict instead of a file; may be repeated.")
-    ] = None,
+    text: Texts = None,
     text_pair: Annotated[
-        list[str] | None,
-        typer.Option("--text-pair", help="Second text of a --text: of a pair, a question's context, or its choices."),
+        list[str] | None, typer.Option("--text-pair", metavar="TEXT", help="Second text of --text, context or choice.")
     ] = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="A .jsonl, .csv, .tsv or .parquet file, or - for standard output.")
-    ] = "-",
+    output: RowsOutput = "-",
     csv_raw: Annotated[
-        bool, typer.Option("--csv-raw", help="Write csv cells such as =1+1 as they are; default: with ' in front.")
+        bool, output_option("--csv-raw", help="Write csv cells such as =1+1 without ' in front.")
     ] = False,
-    logits: Annotated[bool, typer.Option("--logits", help="Write the logits, too.")] = False,
+    logits: Annotated[bool, output_option("--logits", help="Write the logits, too.")] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Write how much each word contributed, too; about 100 times as slow.")
+        bool, output_option("--explain", help="Write what each word contributed (about 100 times as slow).")
     ] = False,
     abstain_below: Annotated[
-        float | None, typer.Option(metavar="SCORE", help="Write label null for rows with a lower score.")
+        float | None, prediction_option(metavar="SCORE", help="Score below which the label is null.")
     ] = None,
     min_accuracy: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="The same with the score that reached it in validation.")
+        float | None, prediction_option(metavar="SHARE", help="Validation accuracy that defines --abstain-below.")
     ] = None,
     labels: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="Labels for a model of entailment, e.g. sports,politics."),
+        str | None, prediction_option(metavar="NAMES", help="Labels for an entailment model, e.g. sports,politics.")
     ] = None,
     hypothesis: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Sentence with {} for a label; default: This example is {}.")
+        str | None, prediction_option(metavar="TEXT", help="Sentence with {}. Default: This example is {}.")
     ] = None,
-    multi_label: Annotated[bool, typer.Option("--multi-label", help="Decide about each of --labels alone.")] = False,
+    multi_label: Annotated[
+        bool, prediction_option("--multi-label", help="Decide about each of --labels alone.")
+    ] = False,
     quiet: Quiet = False,
     adapter: Adapter = None,
     dtype: Precision = "float32",
@@ -148,12 +153,7 @@ def predict(
         return
     source = _texts_or_data(text, text_pair, data, "predict")
     writing = replace(
-        writing,
-        csv_raw=csv_raw,
-        logits=logits,
-        explain=explain,
-        abstain_below=abstain_below,
-        min_accuracy=min_accuracy,
+        writing, csv_raw=csv_raw, logits=logits, explain=explain, abstain_below=abstain_below, min_accuracy=min_accuracy
     )
     loading |= {"adapter": adapter}
     predictor: Any = model
@@ -174,28 +174,22 @@ def embed(
     reading: "ReadOptions",
     writing: "WriteOptions",
     data: DataOrPipe = None,
-    text: Annotated[
-        list[str] | None, typer.Option("--text", help="A text to embed instead of a file; may be repeated.")
-    ] = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="A .parquet, .npy or .jsonl file, or - for JSON lines.")
-    ] = "-",
+    text: Texts = None,
+    output: RowsOutput = "-",
     pooling: Annotated[
-        Literal["mean", "cls", "max"] | None,
-        typer.Option(metavar="NAME", help="mean, cls or max; default: as the model's files say, else mean."),
+        Literal["mean", "cls", "max"] | None, typer.Option(help="Pooling of tokens. Default: the model's, else mean.")
     ] = None,
     no_normalize: Annotated[bool, typer.Option("--no-normalize", help="Do not scale vectors to length 1.")] = False,
-    layer: Annotated[int, typer.Option(help="Hidden state: -1 the last layer, 0 the embeddings of tokens.")] = -1,
+    layer: Annotated[int, typer.Option(metavar="NUMBER", help="Layer to read: -1 the last, 0 the embeddings.")] = -1,
     max_length: Annotated[
-        int | None, typer.Option(help="Tokens after which a text is cut; default: as the model's files say.")
+        int | None, typer.Option(metavar="TOKENS", help="Maximum length of a text. Default: the model's.")
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Text before each text; default: as the model's files say.")
+        str | None, typer.Option(metavar="TEXT", help="Text before each text. Default: the model's.")
     ] = None,
     quiet: Quiet = False,
     dtype: Annotated[
-        Literal["float32", "bf16"],
-        typer.Option(metavar="NAME", help="float32; or bf16, for CPUs with avx512_bf16 or AMX and for GPUs."),
+        Literal["float32", "bf16"], device_option(help="Number format of the matrix products.")
     ] = "float32",
     revision: Revision = None,
     dist_timeout: ProcessTimeout = None,
@@ -277,7 +271,7 @@ def _print_rows_result(result: "Predicted", noun: str, output: str) -> None:
     else:
         print_notice(f"{counted(result.rows, noun)}: {output}")
     for line in result.lines():
-        print_err(line)
+        print_err(f"note: {line}")
 
 
 _PROGRESS_INTERVAL = 0.2  # seconds between two states of the line
@@ -325,21 +319,27 @@ def serve(
     loading: dict[str, Any],
     adapters: dict[str, str],
     host: Annotated[
-        str, typer.Option(help="Address; 0.0.0.0 is reachable from other machines: put a proxy in front.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on. 0.0.0.0: all (use a proxy).")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
-    dtype: Precision = "float32",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="NUMBER", help="Port to listen on. 0: any free port.")
+    ] = 8000,
     limit: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A limit of requests, for example rows=8.")
+        list[str] | None, request_option(metavar="NAME=VALUE", help="Limit of requests, e.g. rows=8. May be repeated.")
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per batch; 1: one request at a time. Default: by the device.")
+        int | None, request_option(min=1, metavar="TOKENS", help="Size of a batch. 1: one request. Default: by device.")
     ] = None,
-    max_wait: Annotated[float, typer.Option(min=0, help="Milliseconds that a request waits for a batch.")] = 5.0,
-    grace: Annotated[float, typer.Option(min=1, help="Seconds for running requests after SIGTERM.")] = 20.0,
+    max_wait: Annotated[
+        float, request_option(min=0, metavar="MILLISECONDS", help="Time that a request waits for a batch.")
+    ] = 5.0,
+    grace: Annotated[
+        float, request_option(min=1, metavar="SECONDS", help="Time for running requests after SIGTERM.")
+    ] = 20.0,
     allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="An additional Host header to accept.")
+        list[str] | None, request_option(metavar="NAME", help="Host header to accept, too. May be repeated.")
     ] = None,
+    dtype: Precision = "float32",
 ) -> None:
     """Serve predictions over HTTP, with a page to try the model. Needs the extra `serve`.
 
@@ -373,20 +373,19 @@ def serve(
 def export(
     model: ModelName,
     to: Annotated[
-        Literal["onnx", "int8", "transformers"],
-        typer.Option(metavar="NAME", help="onnx: float32; int8: quantised, needs --data; transformers: weights."),
+        Literal["onnx", "int8", "transformers"], typer.Option(help="Format. int8 is quantised and needs --data.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder of the export, new or empty.")],
+    output: NewFolder,
     reading: "ReadOptions",
     loading: dict[str, Any],
     data: Annotated[
-        Path | None, typer.Option(help="A file of rows: all are checked, the first 200 verify the graph.")
+        Path | None, typer.Option(metavar="FILE", help="Rows to check. The first 200 verify the graph.")
     ] = None,
     adapter: Adapter = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export in the folder.")] = False,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export a model to an ONNX graph, verified against it; predict and evaluate run it. Needs the extra `export`.
+    """Export a model to an ONNX graph that predict and evaluate run, and verify it. Needs the extra `export`.
 
     Example: bert-tasks export runs/first/model --to onnx --output first-onnx --data dev.csv
 
@@ -403,28 +402,25 @@ def export(
 @app.command("report")
 @shared_options(reading=read_options)
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Output folders of train.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
     reading: "ReadOptions",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Default: RUN/report.html; for several runs ./report.html.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="HTML file. Default: RUN/report.html.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="A file with labels, e.g. a test set: the same figures for its rows.")
+        Path | None, typer.Option(metavar="FILE", help="Rows with labels to report on, too, e.g. a test set.")
     ] = None,
     by: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="Scores for each value of this column of the rows' file or of the task."),
+        list[str] | None, typer.Option(metavar="COLUMN", help="Column to score each value of. May be repeated.")
     ] = None,
     mistakes: Annotated[
-        Path | None,
-        typer.Option(help="A .csv, .tsv or .jsonl file for wrongly predicted rows, the most confident first."),
+        Path | None, typer.Option(metavar="FILE", help="File for wrong predictions, the most confident first.")
     ] = None,
     label_issues: Annotated[
-        Path | None,
-        typer.Option(help="Likewise, for rows whose label is probably wrong; of train --folds."),
+        Path | None, typer.Option(metavar="FILE", help="File for labels that are probably wrong (train --folds).")
     ] = None,
     explain: Annotated[
-        int, typer.Option(min=0, max=20, help="Number of examples whose words are shaded by what they counted.")
+        int, typer.Option(min=0, max=20, metavar="NUMBER", help="Number of examples to shade the words of.")
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -449,22 +445,20 @@ def report(
 
 @app.command("push")
 def push(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a model or of a finished run.")],
-    repo: Annotated[
-        str, typer.Argument(metavar="OWNER/NAME", help="The repository on the hub; created if it does not exist.")
-    ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be sent; send nothing.")] = False,
-    public: Annotated[bool, typer.Option("--public", help="Make the repository public; default: private.")] = False,
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a model or of a finished run.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub, which may be new.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the files and send nothing.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make the repository public. Default: private.")] = False,
     branch: Annotated[
-        str, typer.Option("--branch", "--revision", help="The branch; created if it does not exist.")
+        str, typer.Option("--branch", "--revision", metavar="NAME", help="Branch of the repository, which may be new.")
     ] = "main",
-    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload a model trained with bert_tasks",
+    message: Annotated[
+        str, typer.Option(metavar="TEXT", help="Message of the commit.")
+    ] = "Upload a model trained with bert_tasks",
     language: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Language of the texts for the card, e.g. en; repeatable.")
+        list[str] | None, typer.Option(metavar="CODE", help="Language of the texts, e.g. en. May be repeated.")
     ] = None,
-    license: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Licence of the model for the card, e.g. apache-2.0.")
-    ] = None,
+    license: Annotated[str | None, typer.Option(metavar="NAME", help="Licence of the model, e.g. apache-2.0.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Upload a model and its card to the hub, without checkpoints and the other files of the run.
@@ -474,14 +468,7 @@ def push(
     from bert_tasks.cards.push import push
 
     result = push(
-        model,
-        repo,
-        dry_run=dry_run,
-        public=public,
-        branch=branch,
-        message=message,
-        languages=language,
-        licence=license,
+        model, repo, dry_run=dry_run, public=public, branch=branch, message=message, languages=language, licence=license
     )
     print_result(result.to_json(), result.lines(), as_json=as_json)
 
@@ -490,7 +477,7 @@ def push(
 def inspect(
     model: ModelName,
     revision: Revision = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name every tensor of the files.")] = False,
+    verbose: Annotated[bool, output_option("--verbose", "-v", help="List every tensor of the files.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print a checkpoint's family, sizes and usable length, and how many of its tensors are loaded or dropped.
@@ -505,8 +492,8 @@ def inspect(
 
 @app.command("convert")
 def convert(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a TensorFlow 1 checkpoint.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A new or empty folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a TensorFlow 1 checkpoint.")],
+    output: NewFolder,
     as_json: AsJson = False,
 ) -> None:
     """Convert a TensorFlow 1 checkpoint of BERT, ALBERT or ELECTRA to a folder of Hugging Face.

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,51 +12,48 @@ if TYPE_CHECKING:
     from bert_tasks.data.readers import ReadOptions
     from bert_tasks.inference import WriteOptions
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.")]
+# An option in a panel of the help page. The panels follow "Options", which holds the essential ones.
+reading_option = partial(typer.Option, rich_help_panel="Reading options")
+model_option = partial(typer.Option, rich_help_panel="Model options")
+output_option = partial(typer.Option, rich_help_panel="Output options")
+prediction_option = partial(typer.Option, rich_help_panel="Prediction options")
+request_option = partial(typer.Option, rich_help_panel="Request options")
+device_option = partial(typer.Option, rich_help_panel="Devices and processes")
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe, a TOML file.")]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. optim.epochs=1.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Value of a recipe's key, e.g. optim.epochs=1.")
 ]
 OutputDir = Annotated[
-    Path | None, typer.Option("--output-dir", "-o", help="The run's folder; replaces run.output_dir.")
+    Path | None,
+    typer.Option("--output-dir", "-o", metavar="FOLDER", help="Folder of the run. Default: run.output_dir."),
 ]
 ModelName = Annotated[
-    str, typer.Argument(metavar="MODEL", help="The folder of a model or a run, a hub id, or package:NAME/PATH.")
+    str, typer.Argument(metavar="MODEL", help="Folder of a model or run, hub id, or package:NAME/PATH.")
 ]
 ModelOrFolds = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="The folder of a model, of a run or of all folds (the mean of their models), a hub id, or "
-        "package:NAME/PATH.",
-    ),
+    str, typer.Argument(metavar="MODEL", help="Folder of a model, run or folds, hub id, package:NAME/PATH.")
 ]
 Format = Annotated[
-    str | None, typer.Option(help="Format of the file, e.g. glue/sst2; default: by the file's extension.")
+    str | None, reading_option(metavar="NAME", help="Format, e.g. glue/sst2. Default: by the extension.")
 ]
-Delimiter = Annotated[str | None, typer.Option(help=r"Separates the columns of a csv file, e.g. ';' or '\t'.")]
-Encoding = Annotated[str | None, typer.Option(help="Encoding of a text file; default: utf-8.")]
-Header = Annotated[bool | None, typer.Option("--header/--no-header", help="No header: csv columns are named 0, 1, ...")]
+Delimiter = Annotated[
+    str | None, reading_option(metavar="CHARACTER", help=r"Separator of columns in a csv file, e.g. ';' or '\t'.")
+]
+Encoding = Annotated[str | None, reading_option(metavar="NAME", help="Encoding of a text file. Default: utf-8.")]
+Header = Annotated[
+    bool | None, reading_option("--header/--no-header", help="Whether csv has a header (else columns 0, 1, ...).")
+]
 DataOrPipe = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="FILE",
-        help="A csv, tsv, jsonl or parquet file, or - for standard input, which is the default if it is a pipe.",
-    ),
+    str | None, typer.Argument(metavar="FILE", help="Rows in csv, tsv, jsonl or parquet. Default or -: a pipe.")
 ]
 LabelSeparator = Annotated[
-    str | None, typer.Option(help="Separates several labels in one cell, e.g. '|'; default: ';'.")
+    str | None, reading_option(metavar="TEXT", help="Separator of labels in a cell, e.g. '|'. Default: ';'.")
 ]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
-Adapter = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="Adapters to add to MODEL, which is then their base.")
-]
+Revision = Annotated[str | None, model_option(metavar="NAME", help="Branch, tag or commit of a hub id.")]
+Adapter = Annotated[str | None, model_option(metavar="FOLDER", help="Adapters to add to MODEL, their base.")]
 Precision = Annotated[
-    Literal["float32", "bf16", "int8"],
-    typer.Option(
-        metavar="NAME",
-        help="float32; bf16, for CPUs with avx512_bf16 or AMX and for GPUs; or int8, quantised for the CPU (extra "
-        "`export`).",
-    ),
+    Literal["float32", "bf16", "int8"], device_option(help="Number format. int8 needs a CPU and the extra `export`.")
 ]
 
 
@@ -69,13 +67,24 @@ def _set_process_timeout(seconds: float | None) -> None:
 
 ProcessTimeout = Annotated[
     float | None,
-    typer.Option(
-        min=1, callback=_set_process_timeout, help="Seconds that processes wait for each other; default: torch's."
+    device_option(
+        min=1,
+        metavar="SECONDS",
+        callback=_set_process_timeout,
+        help="Time that processes wait for each other. Default: torch's.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-WithReport = Annotated[bool, typer.Option("--report/--no-report", help="At the end, write report.html to OUTPUT_DIR.")]
+NewFolder = Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write, new or empty.")]
+RowsOutput = Annotated[
+    str, typer.Option("--output", "-o", metavar="FILE", help="File, whose extension is the format. -: standard output.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what the output folder holds.")]
+Texts = Annotated[
+    list[str] | None, typer.Option("--text", metavar="TEXT", help="Text instead of a file. May be repeated.")
+]
+Quiet = Annotated[bool, output_option("--quiet", "-q", help="Show no progress.")]
+AsJson = Annotated[bool, output_option("--json", help="Print JSON.")]
+WithReport = Annotated[bool, output_option("--report/--no-report", help="Whether to write report.html to the folder.")]
 
 
 def shared_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -104,10 +113,10 @@ def shared_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None
 
 def model_options(
     task: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Task, MODULE:CLASS, or the name of one of several tasks.")
+        str | None, model_option(metavar="NAME", help="Task, MODULE:CLASS, or name of one of several tasks.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the task, e.g. max_length=256.")
+        list[str] | None, model_option("--set", metavar="KEY=VALUE", help="Setting of the task, e.g. max_length=256.")
     ] = None,
     revision: Revision = None,
 ) -> dict[str, Any]:
@@ -123,8 +132,7 @@ def model_options(
 
 def served_adapters(
     adapter: Annotated[
-        list[str] | None,
-        typer.Option("--adapter", metavar="NAME=FOLDER", help="Adapters of MODEL to serve, too; may be repeated."),
+        list[str] | None, model_option("--adapter", metavar="NAME=FOLDER", help="Adapters to serve. May be repeated.")
     ] = None,
 ) -> dict[str, str]:
     """The argument ``adapters`` of ``serve``."""
@@ -138,11 +146,7 @@ def read_options(
     format: Format = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(
-            "--column",
-            metavar="TASK=FILE",
-            help="A column's name in the file, e.g. text=review. Default: as in training, if the file has it.",
-        ),
+        reading_option("--column", metavar="NAME=COLUMN", help="Column, e.g. text=review. Default: as trained."),
     ] = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
@@ -153,7 +157,7 @@ def read_options(
     from bert_tasks.data.readers import ReadOptions
 
     return ReadOptions(
-        columns=_key_value_pairs("--column", column, expected="TASK=FILE, e.g. text=review"),
+        columns=_key_value_pairs("--column", column, expected="NAME=COLUMN, e.g. text=review"),
         format=format,
         delimiter=delimiter,
         encoding=encoding,
@@ -171,13 +175,17 @@ def _key_value_pairs(option: str, texts: list[str] | None, *, expected: str) -> 
 
 
 def write_options(
-    keep_columns: Annotated[str, typer.Option(help="The input's columns to write too: all, none, or id,text.")] = "all",
+    keep_columns: Annotated[
+        str, output_option(metavar="NAMES", help="Input columns to keep: all, none, or e.g. id,text.")
+    ] = "all",
     on_error: Annotated[
-        Literal["fail", "skip"], typer.Option(help="skip: leave bad rows out and write them, with reasons, to a file.")
+        Literal["fail", "skip"], output_option(help="Action for bad rows. skip: write them to --rejects.")
     ] = "fail",
-    rejects: Annotated[Path | None, typer.Option(help="That file; default: OUTPUT + .rejects.jsonl.")] = None,
+    rejects: Annotated[
+        Path | None, output_option(metavar="FILE", help="File of skipped rows. Default: OUTPUT.rejects.jsonl.")
+    ] = None,
     output_format: Annotated[
-        str | None, typer.Option(help="jsonl, csv, tsv, parquet or npy; default: by the output's extension.")
+        str | None, output_option(metavar="NAME", help="Format of the output, e.g. npy. Default: by its extension.")
     ] = None,
 ) -> "WriteOptions":
     """What a command writes for each row."""

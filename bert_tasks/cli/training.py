@@ -1,6 +1,8 @@
 """The commands around recipes and runs: train, search, check, init, tokenizer, reproduce; and env."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -13,8 +15,10 @@ from bert_tasks.cli.options import (
     Format,
     Header,
     LabelSeparator,
+    NewFolder,
     OutputDir,
     Overrides,
+    Overwrite,
     ProcessTimeout,
     Quiet,
     RecipeFile,
@@ -22,7 +26,7 @@ from bert_tasks.cli.options import (
     read_options,
     shared_options,
 )
-from bert_tasks.errors import DivergedError, UsageError
+from bert_tasks.errors import DataError, DivergedError, UsageError
 
 if TYPE_CHECKING:
     from bert_tasks.data.readers import ReadOptions
@@ -35,37 +39,37 @@ if TYPE_CHECKING:
 
 @app.command("train")
 def train(
-    recipe: RecipeFile,
+    recipe: Annotated[Path, typer.Argument(metavar="FILE", help="Recipe (.toml), or rows such as reviews.csv.")],
     set_: Overrides = None,
     output_dir: OutputDir = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, but train and write nothing.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the folder.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and write nothing.")] = False,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
     report: WithReport = True,
     seeds: Annotated[
-        str | None, typer.Option(metavar="1,2,3", help="Train once per seed, in OUTPUT_DIR/seed-N.")
+        str | None, typer.Option(metavar="NUMBERS", help="Seeds of several runs, e.g. 1,2,3 (in OUTPUT_DIR/seed-N).")
     ] = None,
     folds: Annotated[
-        int | None,
-        typer.Option(min=2, max=1000, metavar="K", help="Cross-validate: train K models, in OUTPUT_DIR/fold-N."),
+        int | None, typer.Option(min=2, max=1000, metavar="NUMBER", help="Number of folds of a cross-validation.")
     ] = None,
     dist_timeout: ProcessTimeout = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe; the best model is saved in OUTPUT_DIR/model. With several seeds the runs are compared.
-    With folds each row is predicted by a model that was trained without it.
+    """Train a recipe and save the best model in OUTPUT_DIR/model.
 
-    Run the command again to resume an interrupted run; a finished run is only reported.
+    For a file of rows, the command first writes the recipe that init would write, as OUTPUT_DIR.toml, by default
+    runs/NAME.toml. Run the command again to resume an interrupted run. A finished run is only reported.
 
     Example: bert-tasks train recipes/quickstart.toml --set optim.epochs=1 --output-dir runs/first
+
+    Example: bert-tasks train reviews.csv
     """
     from bert_tasks.experiments import folds as folded
     from bert_tasks.experiments import seeds as seeded
-    from bert_tasks.recipe.schema import load_recipe
     from bert_tasks.training.run import dry_run as dry_run_once
 
     changes = [*([] if set_ is None else set_), *([] if folds is None else [f"folds.count={folds}"])]
-    loaded = load_recipe(recipe, overrides=changes, output_dir=output_dir)
+    loaded = _load_or_write(recipe, changes, output_dir, dry_run=dry_run, quiet=quiet)
     several = loaded.run.seeds if seeds is None else seeded.parse_seeds(seeds)
     divided = loaded.folds is not None and loaded.folds.fold is None
     if loaded.folds is not None and several is not None:
@@ -89,6 +93,42 @@ def train(
         _print_runs(runs, report=report and bool(trained), as_json=as_json, task=trained[0] if trained else None)
         if runs.failed:
             raise typer.Exit(DivergedError.exit_code)
+
+
+def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, dry_run: bool, quiet: bool) -> "Recipe":
+    """Loads a recipe. For a file of rows it is OUTPUT_DIR.toml, which is written unless an earlier call wrote it."""
+    from bert_tasks.recipe.schema import load_recipe
+
+    if file.suffix.lower() == ".toml":
+        return load_recipe(file, overrides=changes, output_dir=output_dir)
+    from bert_tasks.data.problems import missing_path
+    from bert_tasks.distributed import main_process_first, make_accelerator
+    from bert_tasks.init import init_recipe, run_name
+
+    if not file.exists():
+        raise DataError(f"{file}: {missing_path(file)}")
+    folder = Path("runs", run_name(file)) if output_dir is None else output_dir
+    path = folder.with_name(f"{folder.name}.toml")
+    with TemporaryDirectory() if dry_run and not path.exists() else nullcontext(path.parent) as parent:
+        path = Path(parent, path.name)
+        with main_process_first(make_accelerator()):
+            if path.exists():
+                line = f"note: {path} exists already and is used"
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    draft = init_recipe(file, output=path, output_dir=folder)
+                except DataError as error:
+                    hint = "To name columns or a format, write the recipe with `bert-tasks init`."
+                    raise DataError(f"{error}\n{hint}") from None
+                line = "\n".join([*draft.findings(), *([] if dry_run else [f"recipe: {path}"])])
+        if not quiet:
+            print_err(line)
+        loaded = load_recipe(path, overrides=changes, output_dir=output_dir)
+    train = Path(str(loaded.data.train))
+    if file.absolute() not in (train, *train.parents):
+        raise UsageError(f"{path} trains on {train}, not on {file}. Choose another --output-dir.")
+    return loaded
 
 
 def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool, as_json: bool) -> None:
@@ -140,18 +180,17 @@ def search(
     set_: Overrides = None,
     output_dir: OutputDir = None,
     compare: Annotated[
-        Literal["random"] | None,
-        typer.Option(metavar="random", help="Also try random values in as many trials, for comparison."),
+        Literal["random"] | None, typer.Option(help="Baseline to run as well, with as many trials.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier search in the folder.")] = False,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
     report: WithReport = True,
     dist_timeout: ProcessTimeout = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search for better values of the keys in a recipe's [search]; the best are trained again with fresh seeds.
+    """Search for better values of the keys in a recipe's [search], and train the best again with fresh seeds.
 
-    Run the command again to resume an interrupted search, with the values it would have tried; more search.trials
+    Run the command again to resume an interrupted search, with the values it would have tried. More search.trials
     extend it. Needs the extra `search` (Optuna).
 
     Example: bert-tasks search recipe.toml --set search.trials=12 --output-dir runs/search
@@ -184,37 +223,28 @@ def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -
 @app.command("init")
 def init(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="csv, tsv, jsonl, parquet, CoNLL, SQuAD or txt.")
+        Path | None, typer.Argument(metavar="FILE", help="Rows in csv, tsv, jsonl, parquet, CoNLL, SQuAD or txt.")
     ] = None,
     validation: Annotated[
-        Path | None, typer.Option(help="A validation file; default: a share of the training rows.")
+        Path | None, typer.Option(metavar="FILE", help="Validation rows. Default: a share of the training rows.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="A folder, a hub id, or package:NAME/PATH.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The recipe to write; it must not exist.")] = Path(
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help="Folder, hub id, or package:NAME/PATH.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Recipe to write, a new file.")] = Path(
         "recipe.toml"
     ),
-    task: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Task name. Default: detected from the columns.")
-    ] = None,
+    task: Annotated[str | None, typer.Option(metavar="NAME", help="Task. Default: detected from the columns.")] = None,
     text: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="Column of the texts or words; give it twice for two texts."),
+        list[str] | None, typer.Option(metavar="COLUMN", help="Column of texts or words. Give it twice for two texts.")
     ] = None,
     label: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Column of the labels, numbers, tags or answers; several: labels of 0 and 1, or tasks.",
-        ),
+        list[str] | None, typer.Option(metavar="COLUMN", help="Column of labels, tags or answers. May be repeated.")
     ] = None,
-    label_separator: LabelSeparator = None,
     format: Format = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     header: Header = None,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON schema of recipes, of --task or of all tasks, for editors.")
-    ] = False,
+    label_separator: LabelSeparator = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes (of --task).")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Inspect a data file, detect its task and write a commented recipe for it. Options override what is detected.
@@ -251,19 +281,15 @@ def init(
 @app.command("tokenizer")
 @shared_options(reading=read_options)
 def tokenizer(
-    corpus: Annotated[
-        list[Path], typer.Argument(metavar="CORPUS", help="Files of text: txt, jsonl, csv or parquet; one or more.")
-    ],
+    corpus: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Texts in txt, jsonl, csv or parquet.")],
     type: Annotated[
-        Literal["wordpiece", "bpe", "unigram"],
-        typer.Option(metavar="NAME", help="wordpiece as in BERT, bpe (on bytes) as in RoBERTa, unigram as in ALBERT."),
+        Literal["wordpiece", "bpe", "unigram"], typer.Option(help="Algorithm: as in BERT, RoBERTa, ALBERT.")
     ],
-    vocab_size: Annotated[int, typer.Option(help="The number of tokens, special ones included.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
+    vocab_size: Annotated[int, typer.Option(metavar="TOKENS", help="Size of the vocabulary with special tokens.")],
+    output: NewFolder,
     reading: "ReadOptions",
     lowercase: Annotated[
-        bool | None,
-        typer.Option("--lowercase/--cased", help="Whether letters become lower-case; state one, except for bpe."),
+        bool | None, typer.Option("--lowercase/--cased", help="Whether to lower letters. Needed except for bpe.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -285,9 +311,10 @@ def tokenizer(
 
 @app.command("reproduce")
 def reproduce(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     output_dir: Annotated[
-        Path | None, typer.Option("--output-dir", "-o", help="The folder of the second run; default: RUN-reproduced.")
+        Path | None,
+        typer.Option("--output-dir", "-o", metavar="FOLDER", help="New folder. Default: RUN-reproduced."),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -308,7 +335,7 @@ def reproduce(
 
 @app.command("env")
 def env(as_json: AsJson = False) -> None:
-    """Print versions, devices, folders and environment variables for a bug report; secrets are masked.
+    """Print versions, devices, folders and environment variables for a bug report, with secrets masked.
 
     Example: bert-tasks env --json
     """

@@ -54,6 +54,14 @@ def count_labels(table: RowTable, column: Column) -> LabelCensus:
     return LabelCensus(rows, written, normalized)
 
 
+def most_frequent_label(table: RowTable, columns: Sequence[Column]) -> tuple[str, float] | None:
+    """Returns the most frequent label and its share of rows or words, if exactly one column holds classes."""
+    with_classes = [column for column in columns if column.type.has_classes]
+    counts = count_labels(table, with_classes[0]).written if len(with_classes) == 1 else Counter[str]()
+    whole = len(table) if with_classes and with_classes[0].type.is_set else counts.total()
+    return next(((label, count / whole) for label, count in counts.most_common(1)), None)
+
+
 def named_splits(splits: Splits) -> list[tuple[str, RowTable]]:
     """Returns the tables under the names train, validation and validation_NAME."""
     named = [(f"validation_{name}" if name != "" else "validation", table) for name, table in splits.validation.items()]

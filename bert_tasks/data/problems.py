@@ -120,6 +120,13 @@ def did_you_mean(value: str, names: Iterable[str]) -> str:
     return "" if meant is None else f", did you mean {meant!r}?"
 
 
+def nearest_or_all(word: str, names: Iterable[str]) -> str:
+    """The end of a message: the most similar known word, or all known words."""
+    names = list(names)
+    nearest = did_you_mean(word, names)
+    return f"; known: {', '.join(names)}" if names and not nearest else nearest
+
+
 def missing_path(path: Path, noun: Literal["file", "folder"] = "file", *, pattern: str = "*") -> str:
     """Returns the message for a missing path, with its missing folder or a suggestion.
 

@@ -65,7 +65,7 @@ class UnknownTokens(NamedTuple):
         if self.unknown == 0:
             return ()
         line = f"{self.unknown} of {self.tokens} tokens ({self.unknown / self.tokens:.2%}) are unknown to {vocabulary}"
-        return (f"warning: {line}. {_ADVICE}" if self._are_many else line,)
+        return (f"{line}. {_ADVICE}" if self._are_many else line,)
 
     def warnings(self, vocabulary: str) -> tuple[str, ...]:
         """Returns the line of ``notes`` if it is a warning."""

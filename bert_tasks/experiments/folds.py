@@ -18,10 +18,10 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import plain
 from bert_tasks.data.writers import json_line, whole_file
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError, argument
-from bert_tasks.experiments.group import RunGroup, format_number, format_table
+from bert_tasks.experiments.group import RunGroup, format_table
 from bert_tasks.inference import evaluate_data
 from bert_tasks.inference.output import INPUT
-from bert_tasks.metrics.tables import split_key
+from bert_tasks.metrics.tables import format_number, split_key
 from bert_tasks.recipe.schema import Recipe, load_recipe
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.tasks.shared.calibration import CalibratedFitting

@@ -119,11 +119,6 @@ def with_changes(recipe: Recipe, **sections: Mapping[str, Any]) -> Recipe:
     return recipe.model_copy(update=copies)
 
 
-def format_number(value: float | None) -> str:
-    """Formats a number for people. None and NaN are a dash."""
-    return "-" if value is None or value != value else f"{value:.6g}"
-
-
 def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

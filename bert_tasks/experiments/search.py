@@ -21,14 +21,13 @@ from bert_tasks.distributed import broadcast_from_main, main_process_first, make
 from bert_tasks.errors import DivergedError, RecipeError, UsageError
 from bert_tasks.experiments.group import (
     check_experiment_folder,
-    format_number,
     format_table,
     remove_runs,
     with_changes,
 )
 from bert_tasks.experiments.seeds import SEEDS, SeedsResult, train_seeds
 from bert_tasks.experiments.study import Study, Trial, check_installed
-from bert_tasks.metrics.tables import split_key
+from bert_tasks.metrics.tables import format_number, split_key
 from bert_tasks.recipe.check import LoadedRecipe, prepare
 from bert_tasks.recipe.schema import Recipe, load_recipe, resolved_toml, silent_settings, with_values
 from bert_tasks.recipe.search import Sampler, SearchSection

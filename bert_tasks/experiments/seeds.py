@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from bert_tasks.data.problems import shortened
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
-from bert_tasks.experiments.group import RunGroup, format_number, format_table
-from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
+from bert_tasks.experiments.group import RunGroup, format_table
+from bert_tasks.metrics.tables import MetricTable, format_number, metric_key, metrics_by_set
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.recipe.errors import schema_problems
 from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_class, silent_settings

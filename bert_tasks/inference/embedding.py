@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
-from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import UsageError
 from bert_tasks.inference.output import OutputDestination, Predicted, Progress, WriteOptions
 from bert_tasks.inference.prediction import predict_file
 from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.hf_names import hf_hint
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.precision import DType
 from bert_tasks.model.pretrained import typed_fields
@@ -33,7 +33,7 @@ def load_embedder(
     options = {} if settings is None else dict(settings)
     unknown = next((name for name in options if name not in SETTINGS), None)
     if unknown is not None:
-        raise UsageError(f"{Embedding.name} has no setting {unknown!r}{did_you_mean(unknown, SETTINGS)}")
+        raise UsageError(f"{Embedding.name} has no setting {unknown!r}{hf_hint(unknown, SETTINGS)}")
     return Encoder.from_pretrained(model, revision=revision).embedding_model(**typed_fields(Embedding, options))
 
 

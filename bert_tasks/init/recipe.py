@@ -54,6 +54,7 @@ class RecipeDraft:
         guess: The task, with several tasks in ``settings``.
         tasks: The names of several tasks -> each task. One task has no name.
         labels: Labels that the rows seem to have.
+        output_dir: The folder of the run; None: a folder in ``runs`` beside the recipe.
         rows, left_out: Number of all rows, and of unusable rows, which the recipe skips.
         states_labels: Whether the recipe must set the labels.
         notes: What is wrong with which rows.
@@ -61,6 +62,7 @@ class RecipeDraft:
 
     path: Path
     model: str
+    output_dir: str | None = None
     sample: FileSample
     guess: TaskGuess
     tasks: Mapping[str, TaskGuess]
@@ -86,14 +88,14 @@ class RecipeDraft:
 
     def lines(self) -> list[str]:
         """Returns the lines for a terminal."""
-        return [*self._findings(), f"recipe: {self.path}", "next:", *_indented(_commands(self.path))]
+        return [*self.findings(), f"recipe: {self.path}", "next:", *_indented(_commands(self.path))]
 
     @property
     def text(self) -> str:
         """The recipe."""
         commands = _indented(_commands(self.path))
         usage = "Written by `bert-tasks init`. Change what was detected wrongly, then run:"
-        heading = map(_comment, [usage, "", *commands, "", *self._findings()])
+        heading = map(_comment, [usage, "", *commands, "", *self.findings()])
         return "\n".join([*heading, *self._sections(), *self._hyper_parameters()]) + "\n"
 
     def try_rows(self) -> None:
@@ -140,7 +142,8 @@ class RecipeDraft:
             raise DataError(f"{self.sample.path}: {error}") from error
         return splits
 
-    def _findings(self) -> Iterator[str]:
+    def findings(self) -> Iterator[str]:
+        """Yields what was detected in the rows, for people."""
         sample, guess = self.sample, self.guess
         drawn = f", {len(sample.rows)} of them sampled" if len(sample.rows) < sample.count else ""
         yield f"{sample.path.name}: {counted(sample.count, 'row')}{drawn}"
@@ -236,9 +239,14 @@ class RecipeDraft:
         yield _entry("batch_size", 16 if rows < _SMALL else 32)
         yield from (_entry("warmup_ratio", 0.1), _entry("weight_decay", 0.01), "", "[run]", _entry("seed", _SEED))
         yield _comment("seeds = [1, 2, 3] # one run per seed, to see how much the score varies")
-        stem = uncompressed(self.sample.path).stem
-        name = self.sample.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
-        yield _entry("output_dir", f"runs/{name}")
+        folder = f"runs/{run_name(self.sample.path)}" if self.output_dir is None else self._relative(self.output_dir)
+        yield _entry("output_dir", folder)
+
+
+def run_name(file: Path) -> str:
+    """Returns the name of a run for a file of rows: the file's, or its folder's for names such as train.csv."""
+    stem = uncompressed(file).stem
+    return file.absolute().parent.name if stem in _PLAIN_STEMS else stem
 
 
 def init_recipe(
@@ -247,6 +255,7 @@ def init_recipe(
     validation: str | Path | None = None,
     model: str | None = None,
     output: str | Path = "recipe.toml",
+    output_dir: str | Path | None = None,
     format: str | None = None,
     encoding: str | None = None,
     delimiter: str | None = None,
@@ -267,6 +276,7 @@ def init_recipe(
         model: A hub id, a folder or ``package:NAME/PATH``, or the folder of a tokenizer, for a new model. Default: the
             embedded small model if its package is installed, or bert-base-uncased.
         output: The recipe, which must not exist yet.
+        output_dir: The folder of the run. Default: a folder in ``runs`` beside the recipe.
         format, encoding, delimiter, header, label_separator: See `ReadOptions`.
         task: The name of a built-in task, or of a problem of texts ("regression", "multi-label-classification").
             Default: the task that fits the columns best.
@@ -321,6 +331,7 @@ def init_recipe(
     )
     labels = tuple(dict.fromkeys(class_names.get(name, name) for name in guess.labels))
     draft = RecipeDraft(path=target, model=model, sample=sample, guess=guess, tasks=tasks, spec=spec, labels=labels)
+    draft.output_dir = None if output_dir is None else str(output_dir)
     draft.try_rows()
     content = draft.text
     try:

@@ -101,7 +101,7 @@ class MetricTable:
         """Returns lines for people, with the validation set's ``name`` before metrics."""
         named = [(metric_key(name, metric), value) for metric, value in self.overall.items()]
         width = max((len(metric) for metric, _ in named), default=0)
-        lines = [f"{metric:<{width}}  {value:.6g}" for metric, value in named]
+        lines = [f"{metric:<{width}}  {format_number(value)}" for metric, value in named]
         return [*lines, "", *self.class_lines(), ""] if self.rows else lines
 
     def class_lines(self, count: str = "support") -> list[str]:
@@ -114,9 +114,15 @@ class MetricTable:
 
 
 def _cells(row: ClassRow) -> tuple[str, ...]:
-    scores = ("-" if score is None else f"{score:.6g}" for score in row.scores)
     support = "-" if row.support is None else str(row.support)
-    return (row.name if row.name.isprintable() else repr(row.name), *scores, support)
+    return (row.name if row.name.isprintable() else repr(row.name), *map(format_number, row.scores), support)
+
+
+def format_number(value: float | None) -> str:
+    """Formats a number for people with four digits after the point, except counts. None and NaN are a dash."""
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.0f}" if abs(value) > 1 and float(value).is_integer() else f"{value:.4f}"
 
 
 def metric_table(

@@ -25,6 +25,7 @@ from bert_tasks.families import (
     head_kind,
     label_names,
 )
+from bert_tasks.model.hf_names import hf_hint
 from bert_tasks.tasks import (
     STORED_TASKS,
     TASKS,
@@ -251,9 +252,9 @@ def typed_fields(task: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _build(task: type[Task], entries: Mapping[str, Any]) -> Task:
-    names = {field.name for field in fields(task)}
+    names = [field.name for field in fields(task)]
     if unknown := next((key for key in entries if key not in names), None):
-        raise UsageError(f"{task.name} has no setting {unknown!r}{did_you_mean(unknown, names)}")
+        raise UsageError(f"{task.name} has no setting {unknown!r}{hf_hint(unknown, names)}")
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()}
     construct: Callable[..., Task] = task  # its fields are checked by the task itself
     try:

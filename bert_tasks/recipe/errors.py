@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.problems import nearest_or_all
 from bert_tasks.errors import RecipeError
-from bert_tasks.recipe.hf_names import HF_ARGUMENTS
+from bert_tasks.model.hf_names import hf_hint
 from bert_tasks.recipe.toml import KeyPath, key_lines
 
 # Section -> its keys. The empty string has the keys of the top level.
@@ -57,23 +57,6 @@ def recipe_error(problems: Iterable[Problem], *, file: str, text: str, options: 
         line, name = next((sources[table] for table in tables if table in sources), (0, file))
         lines.append((line, f"{name}: {message}"))
     return RecipeError("\n".join(message for _, message in sorted(lines, key=itemgetter(0))))
-
-
-def nearest_or_all(word: str, names: Iterable[str]) -> str:
-    """Returns the end of a message, with the most similar or all known words."""
-    names = list(names)
-    nearest = did_you_mean(word, names)
-    return f"; known: {', '.join(names)}" if names and not nearest else nearest
-
-
-def hf_hint(name: str, keys: Iterable[str]) -> str:
-    """Returns a hint for an argument of transformers, or the most similar known word."""
-    ours = HF_ARGUMENTS.get(name)
-    if ours is None:
-        return nearest_or_all(name, keys)
-    if ours.startswith("nothing: "):
-        return f"; {ours.removeprefix('nothing: ')}"
-    return f"; transformers' {name} is {ours}"
 
 
 def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known_keys: KnownKeys) -> Iterator[Problem]:
@@ -127,9 +110,7 @@ def unknown_key(path: KeyPath, known_keys: KnownKeys, *, is_table: bool = False)
         return f"'{key}' belongs in [{home}]" if home else f"'{key}' belongs at the top, before the first section"
     if is_table and not section:
         return f"unknown section [{key}]{nearest_or_all(key, filter(None, known_keys))}"
-    ours = HF_ARGUMENTS.get(key, "").partition(",")[0].partition("=")[0]
-    is_argument = any(ours in keys for keys in known_keys.values())
-    hint = hf_hint(key, ()) if is_argument else nearest_or_all(key, known_keys.get(section, ()))
+    hint = hf_hint(key, known_keys.get(section, ()), known_keys)
     return f"unknown key '{key}'{f' in [{section}]' if section else ''}{hint}"
 
 

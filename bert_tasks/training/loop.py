@@ -18,6 +18,7 @@ from accelerate.utils import broadcast
 from torch import nn
 
 from bert_tasks.checkpoints.adapters import no_adapters
+from bert_tasks.data.checks import most_frequent_label
 from bert_tasks.data.problems import counted
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import tokenizer_content
@@ -137,12 +138,14 @@ class Trainer:
             if existing is not None and existing.summary is not None and not existing.changed:
                 return self._reuse(existing.summary)
             self._begin(existing, stack, progress=progress)
-            self._run_steps()
-            return self._finish()
+            return self._finish(self._run_steps())
 
-    def _run_steps(self) -> None:
-        """Runs the steps. Reads a step's numbers while the device computes the next one."""
-        state, steps = self.state, self.steps
+    def _run_steps(self) -> float:
+        """Runs the steps, and returns their tokens per second.
+
+        It reads a step's numbers while the device computes the next one.
+        """
+        state, steps, tokens, before = self.state, self.steps, 0, self.state.seconds
         if state.step and self._evaluation_is_due() and state.evaluated_step != state.step:
             self._evaluate()  # the run was stopped during this evaluation
         pending, self.clock = None, Clock()
@@ -164,6 +167,7 @@ class Trainer:
             if evaluating or _is_multiple(state.step, self.run.save_steps) or (asked and alone):
                 stopping = self._log_step(pending)
                 state.seconds += self.clock.seconds
+                tokens += self.clock.tokens
                 if evaluating:
                     self._evaluate()
                 else:
@@ -171,6 +175,7 @@ class Trainer:
                 if stopping and not state.stopped and state.step < steps.plan.total:
                     self._stop()
                 pending, self.clock = None, Clock()
+        return tokens / (state.seconds - before) if tokens else 0.0
 
     def preflight(self) -> None:
         """Fits the task to the training rows, freezes parameters, and checks the run.
@@ -390,7 +395,7 @@ class Trainer:
             signal_number=received,
         )
 
-    def _finish(self) -> FitResult:
+    def _finish(self, speed: float) -> FitResult:
         """Loads the best weights and writes the summary, which marks the run as finished."""
         state, sets = self.state, tuple(self.splits.validation)
         self.steps.optimizer.release()
@@ -401,8 +406,8 @@ class Trainer:
             event = {"event": "agreement", "step": state.step, "agreement": agreement}
             broadcast_from_main(self.accelerator, self.logger.record, event)
         notes: tuple[str, ...] = ()
+        name, _ = split_key(metric_metadata(state.task, self.run, sets)["best"], sets)
         if state.best_collapse is not None:
-            name, _ = split_key(metric_metadata(state.task, self.run, sets)["best"], sets)
             where = f" of the validation set {name!r}" if name else ""
             remedies = [f"a lower learning_rate (now {self.optim.learning_rate:g})", *Fitting.of(state.task).remedies]
             epochs = self.steps.order.epochs(self.steps.plan.total)
@@ -427,7 +432,13 @@ class Trainer:
         broadcast_from_main(self.accelerator, outputs.write_json, path, result.summary())
         self._remove_checkpoints()
         for note in notes:
-            self.reporter.note(f"note: {note}")
+            self.reporter.note(note)
+        frequent = most_frequent_label(self.splits.validation[name], state.task.columns)
+        self.reporter.line(
+            f"trained for {state.seconds:.0f} s at {speed:,.0f} tokens/s, "
+            f"best epoch {self.steps.order.epochs(state.best_step):.3g} of {self.steps.order.epochs(state.step):.3g}"
+            + ("" if frequent is None else f", most frequent label {frequent[0]!r} ({frequent[1]:.1%})")
+        )
         return result
 
     def _reuse(self, summary: Mapping[str, Any]) -> FitResult:

@@ -83,10 +83,14 @@ class Reporter:
         if self._has_bar:
             self._progress.start()
 
-    def note(self, text: str) -> None:
-        """Shows a message."""
+    def line(self, text: str) -> None:
+        """Shows a line about the progress."""
         if self._is_visible:
             self._console.out(printable(text), highlight=False)
+
+    def note(self, text: str) -> None:
+        """Shows what a reader of the run must know."""
+        self.line(f"note: {text}")
 
     def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
         """Shows a completed step. ``epoch`` counts from 0."""
@@ -97,17 +101,20 @@ class Reporter:
             self._bar, completed=completed, description=description, loss=loss, rate=rate, speed=speed
         )
         if not self._has_bar and (completed % self._every == 0 or completed in (1, self._total)):
-            left = self._progress.tasks[0].time_remaining
-            remaining = "-:--:--" if left is None else timedelta(seconds=round(left))
-            self.note(
+            task = self._progress.tasks[0]
+            elapsed, left = (
+                "-:--:--" if seconds is None else timedelta(seconds=round(seconds))
+                for seconds in (task.elapsed, task.time_remaining)
+            )
+            self.line(
                 f"step {completed}/{self._total}  {description}  loss {loss}  lr {rate}  {speed} tokens/s  "
-                f"ETA {remaining}"
+                f"time {elapsed}  ETA {left}"
             )
 
     def evaluation(self, step: int, metrics: Mapping[str, float], *, best: bool) -> None:
         """Shows the metrics after a number of steps."""
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self.note(f"evaluation after step {step}: {shown}{'  (best so far)' if best else ''}")
+        self.line(f"evaluation after step {step}: {shown}{'  (best so far)' if best else ''}")
 
     def close(self) -> None:
         """Ends the display."""

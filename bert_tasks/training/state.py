@@ -445,10 +445,10 @@ def start_notes(steps: OptimizerSteps, splits: Splits, attention: str) -> Iterat
         processes = int(local) if local.isdecimal() else accelerator.num_processes
         hint = thread_hint(torch.get_num_threads(), processes, usable_cores())
         if hint is not None:
-            yield f"note: {hint}"
+            yield hint
         slow = slow_bfloat16() if steps.optim.mixed_precision == "bf16" else None
         if slow is not None:
-            yield f'note: {slow}; set optim.mixed_precision = "no"'
+            yield f'{slow}; set optim.mixed_precision = "no"'
     if model.load_report is not None:
         yield model.load_report.summary()
     if optimizer.adapters is not None:

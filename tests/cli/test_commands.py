@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import socket
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from bert_tasks.cli import main
 from bert_tasks.cli.models import rows_progress
 from bert_tasks.cli.options import write_options
 from bert_tasks.inference import evaluation, prediction
+from bert_tasks.init import recipe as init_recipe
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SequenceClassification
 from bert_tasks.tasks.base import LossTerm
@@ -90,6 +92,10 @@ def failure(result: Result, code: int) -> str:
     assert 1 <= len(result.err.splitlines()) <= 10
     assert "Traceback" not in result.err
     return result.err
+
+
+def last_line(text: str) -> str:
+    return text.splitlines()[-1]
 
 
 def write_csv(path: Path, rows: list[tuple[str, str]], names: tuple[str, str] = ("text", "label")) -> Path:
@@ -284,7 +290,7 @@ class TestEvaluate:
         metrics = json.loads(result.out)
         assert metrics == inference.evaluate(model, data)
         lines = run("evaluate", model, data).out.splitlines()
-        assert f"{metrics['accuracy']:.6g}" in next(line for line in lines if line.startswith("accuracy"))
+        assert f"{metrics['accuracy']:.4f}" in next(line for line in lines if line.startswith("accuracy"))
 
     def test_digits_are_those_of_training(self, recipe: Path, run: Run) -> None:
         trained = json.loads(run("train", recipe, "--json", "--quiet").out)
@@ -304,7 +310,7 @@ class TestEvaluate:
     @pytest.mark.parametrize("option", ["text", "text=", "=review", "="])
     def test_a_column_that_is_no_pair(self, option: str, model: Path, data: Path, run: Run) -> None:
         message = failure(run("evaluate", model, data, "--column", option), 2)
-        assert "expected TASK=FILE" in message
+        assert "expected NAME=COLUMN" in message
 
 
 class TestPredict:
@@ -424,6 +430,72 @@ class TestInit:
             assert line in text.splitlines()
 
 
+class TestTrainRows:
+    @pytest.fixture
+    def rows(self, base: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """reviews.csv in the current folder, with a small model as the default of init."""
+        monkeypatch.chdir(data.parent)
+        for name in ("EMBEDDED_MODEL", "USUAL_MODEL"):
+            monkeypatch.setattr(init_recipe, name, str(base))
+        return data.rename("reviews.csv")
+
+    def test_writes_the_recipe_of_init_and_resumes(self, rows: Path, run: Run) -> None:
+        command = ("train", rows, "--set", "optim.max_steps=2")
+        result = run(*command)
+        assert result.code == 0, result.err
+        assert "task: sequence-classification" in result.err
+        assert Path("runs/reviews/model/config.json").is_file()
+        assert run("init", rows, "--output", "runs/other.toml").code == 0
+        lines = Path("runs/other.toml").read_text().replace("other.toml", "reviews.toml").splitlines()
+        assert Path("runs/reviews.toml").read_text().splitlines() == [*lines[:-1], 'output_dir = "reviews"']
+        again = run(*command)
+        assert "already complete" in again.out
+        assert again.err.startswith("note: runs/reviews.toml exists already and is used\n")
+
+    def test_the_last_line_has_time_speed_best_epoch_and_the_most_frequent_label(self, rows: Path, run: Run) -> None:
+        result = run("train", rows, "-o", "out/one", "--set", "optim.epochs=1")
+        assert result.code == 0, result.err
+        share = r"most frequent label '(calm|glad)' \([\d.]+%\)"
+        assert re.fullmatch(rf"trained for \d+ s at [\d,]+ tokens/s, best epoch 1 of 1, {share}", last_line(result.err))
+        assert Path("out/one.toml").is_file()
+
+    def test_a_dry_run_writes_nothing(self, rows: Path, run: Run) -> None:
+        before = sorted(Path().iterdir())
+        result = run("train", rows, "--dry-run")
+        assert (result.code, "runs/reviews: a new run" in result.out) == (0, True), result.err
+        assert sorted(Path().iterdir()) == before
+
+    def test_wrong_files(self, rows: Path, run: Run) -> None:
+        assert "did you mean 'reviews.csv'" in failure(run("train", "review.csv"), 3)
+        write_csv(Path("numbers.csv"), [("1", "2"), ("3", "4")])
+        assert "with `bert-tasks init`" in failure(run("train", "numbers.csv"), 3)
+        assert run("train", rows, "--set", "optim.max_steps=1", "--quiet").code == 0
+        message = failure(run("train", rows.rename("others.csv"), "-o", "runs/reviews", "--quiet"), 2)
+        assert "reviews.csv, not on others.csv. Choose another --output-dir" in message
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "hint"),
+    [
+        ("check", "optim.num_train_epochs", "is optim.epochs"),
+        ("train", "per_device_train_batch_size", "is optim.batch_size, which counts samples over all devices"),
+        ("search", "optim.fp16", 'is optim.mixed_precision="fp16"'),
+        ("train", "settings.max_seq_length", "is settings.max_length"),
+        ("train", "run.load_best_model_at_end", "the model ends with the best weights"),
+        ("train", "callbacks", "known: task"),
+        ("predict", "max_seq_length", "is the setting max_length"),
+        ("evaluate", "num_train_epochs", "is epochs"),
+    ],
+)
+def test_names_of_transformers_are_answered_with_ours(
+    command: str, name: str, hint: str, recipe: Path, model: Path, data: Path, run: Run
+) -> None:
+    arguments = (recipe,) if command in ("check", "train", "search") else (model, data)
+    message = failure(run(command, *arguments, "--set", f"{name}=1"), 2)
+    assert f"'{name.rpartition('.')[2]}'" in message
+    assert hint in message
+
+
 TOKENS = ("sequence-classification", "token-classification")
 CRF = ("max_length = 32", "crf = true")
 # What is changed in the recipe, settings, and the message.
@@ -458,7 +530,9 @@ class TestFailures:
         assert "learning_rate" in message
 
     def test_usage(self, run: Run, model: Path) -> None:
-        assert "trian" in failure(run("trian"), 2)
+        assert failure(run("trian"), 2) == (
+            "error: No such command 'trian'. Did you mean 'train'? See 'bert-tasks --help'.\n"
+        )
         assert "FILE" in failure(run("evaluate", model), 2)
         assert "--speed" in failure(run("evaluate", model, "--speed", "3"), 2)
 
@@ -496,7 +570,7 @@ class TestFailures:
 
         monkeypatch.setattr(inference, "evaluate_data", broken)
         message = failure(run("evaluate", model, data), 1)
-        assert message.startswith("internal error: RuntimeError: wheel of https://***@host came off\n")
+        assert message.startswith("error: internal error RuntimeError (wheel of https://***@host came off)\n")
         assert "--debug" in message
         (file,) = tmp_path.glob("bert-tasks-crash-*.txt")
         assert str(file) in message

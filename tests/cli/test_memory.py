@@ -48,7 +48,7 @@ def with_note(error: Exception, note: str) -> Exception:
 def test_an_error_about_memory_ends_with_4(
     error: Exception, command: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(arguments: list[str]) -> None:
+    def fail(arguments: list[str], *, standalone_mode: bool) -> None:
         raise error
 
     monkeypatch.setattr(entry, "app", fail)
@@ -64,14 +64,14 @@ def test_an_error_about_memory_ends_with_4(
 def test_a_text_about_memory_in_another_error_stays_an_internal_error(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(arguments: list[str]) -> None:
+    def fail(arguments: list[str], *, standalone_mode: bool) -> None:
         raise KeyError("out of memory")
 
     monkeypatch.setattr(entry, "app", fail)
     monkeypatch.setattr(entry, "write_crash_file", lambda error: None)
     with pytest.raises(SystemExit) as ended:
         entry.main()
-    assert (ended.value.code, "internal error: KeyError" in capfd.readouterr().err) == (1, True)
+    assert (ended.value.code, "internal error KeyError" in capfd.readouterr().err) == (1, True)
 
 
 @pytest.mark.slow

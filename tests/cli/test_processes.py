@@ -95,9 +95,13 @@ def test_module_and_console_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "said", "traced"),
     [
-        (RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1"), "lost the connection to process 0,", False),
-        (RuntimeError("Timed out waiting 8000ms for recv"), "lost the connection to process 0,", False),
-        (ArithmeticError("the barometer fell"), "internal error: ArithmeticError: the barometer fell", True),
+        (
+            RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1"),
+            "error: lost the connection to process 0,",
+            False,
+        ),
+        (RuntimeError("Timed out waiting 8000ms for recv"), "error: lost the connection to process 0,", False),
+        (ArithmeticError("the barometer fell"), "error: internal error ArithmeticError (the barometer fell)", True),
         (TimeoutError("timed out"), "error: timed out", True),
         (MemoryError(), "error: out of memory.", False),
     ],
@@ -105,7 +109,7 @@ def test_module_and_console_script(tmp_path: Path) -> None:
 def test_only_the_process_that_failed_prints_a_traceback(
     error: Exception, said: str, traced: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(arguments: list[str]) -> None:
+    def fail(arguments: list[str], *, standalone_mode: bool) -> None:
         raise error
 
     monkeypatch.setattr(entry, "app", fail)

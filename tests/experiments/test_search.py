@@ -155,7 +155,7 @@ def test_lines_for_people(searched):
     _, result = searched
     text = "\n".join(result.lines())
     spread = result.studies[0].fresh.metrics[result.metric]
-    assert re.search(rf"tpe, 3 trials +{result.studies[0].best.score:.6g} +{spread.mean:.6g} ", text)
+    assert re.search(rf"tpe, 3 trials +{result.studies[0].best.score:.4f} +{spread.mean:.4f} ", text)
     assert "the recipe as it is" in text
     assert "too good on average" in text
     assert f"model: {result.studies[0].run / 'model'}" in result.lines()

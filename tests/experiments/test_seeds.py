@@ -300,7 +300,7 @@ def test_collapsed_runs_are_told_apart():
     assert lines[0].split() == ["seed", "accuracy", "best", "step"]
     assert "collapsed: predicts 'calm' for every row" in lines[2]
     assert ["metric", "mean", "std", "median", "best", "of", "seed"] in [line.split() for line in lines]
-    assert "1 of 4 runs (seed 2) collapsed; accuracy of the others: mean 0.85, std 0.0707107" in lines
+    assert "1 of 4 runs (seed 2) collapsed; accuracy of the others: mean 0.8500, std 0.0707" in lines
     assert "try more epochs" in lines
     alone = replace(result, runs=(collapsed,))
     assert "1 of 1 runs (seed 2) collapsed; no other is left" in alone.lines()

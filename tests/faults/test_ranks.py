@@ -23,9 +23,9 @@ def faulty(recipe: Path) -> Path:
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("raise", "process 1 of 2: internal error: ArithmeticError: the barometer fell"),
+        ("raise", "process 1 of 2: error: internal error ArithmeticError (the barometer fell)"),
         ("kill", "exitcode  : -9"),
-        ("exit", "process 0 of 2: lost the connection to process 1, which failed first"),
+        ("exit", "process 0 of 2: error: lost the connection to process 1, which failed first"),
     ],
 )
 def test_a_failing_process_ends_the_job(faulty: Path, fault: str, told: str) -> None:
@@ -53,6 +53,8 @@ def test_a_hanging_process_ends_the_job_after_the_timeout(faulty: Path) -> None:
     command = [*runs.TORCHRUN, "train", faulty, "--dist-timeout", "8"]
     ended = runs.run(command, folder=faulty.parent, ROW_ERROR="hang", FAULTY_RANK="1")
     assert ended.code != 0
-    assert "process 0 of 2: lost the connection to process 1, which failed first or does not respond" in ended.err
+    assert (
+        "process 0 of 2: error: lost the connection to process 1, which failed first or does not respond" in ended.err
+    )
     assert TRACEBACK not in ended.err
     assert newest_checkpoint(faulty.parent / "run" / "checkpoints") is not None

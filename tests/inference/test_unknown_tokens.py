@@ -18,7 +18,7 @@ from support.small_checkpoints import save_checkpoint, tokenizer_of
 
 THAI = "\u0e01\u0e02\u0e04 \u0e07\u0e08"  # two words, each an unknown token
 ENGLISH = "the ferry leaves home"
-WARNING = "warning: {} of {} tokens ({}) are unknown to {}. Choose a multilingual model or a model for the language of"
+WARNING = "{} of {} tokens ({}) are unknown to {}. Choose a multilingual model or a model for the language of"
 
 
 def rows_of(count: int, *texts: str) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Metrics for people: each number once, and one row for each class with its support."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from bert_tasks.metrics.classification import classification_metrics, multilabel_metrics
 from bert_tasks.metrics.squad import squad_v2_metrics
-from bert_tasks.metrics.tables import MetricTable, metric_table
+from bert_tasks.metrics.tables import MetricTable, format_number, metric_table
 from bert_tasks.metrics.tagging import tagging_metrics
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
 from bert_tasks.tasks.shared.report import Report
@@ -90,14 +91,21 @@ def test_the_lines_of_a_table_are_aligned_with_a_column_for_the_support() -> Non
     }
     table = metric_table(metrics, ["calm", "a\tb", "absent"], lambda name, score: f"{score}_{name}", word="label")
     assert table.lines("dev") == [
-        "dev/accuracy  0.75",
-        "dev/macro_f1  0.5",
+        "dev/accuracy  0.7500",
+        "dev/macro_f1  0.5000",
         "",
-        "label   precision  recall   f1  support",
-        "calm            1   0.625  0.5       30",
-        "'a\\tb'          0       0    0        4",
+        "label   precision  recall      f1  support",
+        "calm       1.0000  0.6250  0.5000       30",
+        "'a\\tb'     0.0000  0.0000  0.0000        4",
         "",
     ]
     assert table.class_lines("rows")[0].endswith("   f1  rows")
-    assert MetricTable(overall={"accuracy": 1.0}).lines() == ["accuracy  1"]
+    assert MetricTable(overall={"accuracy": 1.0}).lines() == ["accuracy  1.0000"]
+    assert [format_number(number) for number in (None, math.nan, 50.0, 12.5, 0.00001)] == [
+        "-",
+        "-",
+        "50",
+        "12.5000",
+        "0.0000",
+    ]
     assert MetricTable(overall={"accuracy": 1.0}).class_lines() == []

@@ -21,7 +21,7 @@ import bert_tasks
 import bert_tasks.errors as errors
 from bert_tasks.cards.card import write_card
 from bert_tasks.cards.push import push
-from bert_tasks.cli.app import app
+from bert_tasks.cli.app import GROUPS, app
 from bert_tasks.data.columns import Column
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.splits import DataSpec
@@ -341,7 +341,8 @@ def cli_page() -> str:
         "control characters. `NO_COLOR=1` disables colours.",
     ]
     parts += ["", "## bert-tasks", "", f"{group.help}", ""]
-    parts.append(_parameters(group))
+    parts += [_parameters(group), ""]
+    parts += [f"- {panel}: {', '.join(f'`{name}`' for name in names)}" for panel, names in GROUPS.items()]
     for name, command in commands(group).items():
         parts += ["", f"## bert-tasks {name}", "", _command_text(command.help), ""]
         parts.append(_parameters(command))
@@ -351,7 +352,8 @@ def cli_page() -> str:
 def commands(group: Any) -> dict[str, Any]:
     """Every command that is shown, those of groups with the group's name before theirs."""
     found: dict[str, Any] = {}
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.commands[name]
         if command.hidden:
             continue
         below = commands(command) if hasattr(command, "commands") else {}
@@ -378,7 +380,8 @@ def _parameter(item: Any) -> tuple[str, ...]:
         return f"`{metavar}`", "", "needed" if item.required else "", _text(item.help)
     value = "" if getattr(item, "is_flag", False) else _value(item)
     default = "needed" if item.required else toml_value(getattr(item, "default", None) or None)
-    return names, value, default, _text(item.help) + (" May be repeated." if item.multiple else "")
+    is_told = re.search("repeated|twice", item.help) is not None
+    return names, value, default, _text(item.help) + (" May be repeated." if item.multiple and not is_told else "")
 
 
 def _text(text: str | None) -> str:

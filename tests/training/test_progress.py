@@ -31,7 +31,7 @@ def test_plain_lines_come_at_the_first_step_every_few_and_the_last():
     lines = stream.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/12", "5/12", "10/12", "12/12"]
     assert lines[0].endswith("ETA -:--:--")
-    assert lines[1] == "step 5/12  epoch 1  loss 0.5124  lr 4.20e-05  12,346 tokens/s  ETA 0:00:14"
+    assert lines[1] == "step 5/12  epoch 1  loss 0.5124  lr 4.20e-05  12,346 tokens/s  time 0:00:10  ETA 0:00:14"
     assert lines[-1].endswith("ETA 0:00:00")
 
 
@@ -41,7 +41,9 @@ def test_plain_output_has_no_control_characters():
     reporter.note("done")
     reporter.close()
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", stream.getvalue())
-    assert stream.getvalue().endswith("\nevaluation after step 3: loss 0.2500  HasAns_f1 0.4000  (best so far)\ndone\n")
+    assert stream.getvalue().endswith(
+        "\nevaluation after step 3: loss 0.2500  HasAns_f1 0.4000  (best so far)\nnote: done\n"
+    )
 
 
 @pytest.mark.parametrize(("per_step", "text"), [(0.1, "0:00:05"), (36.0, "0:30:00"), (1000, "13:53:20")])

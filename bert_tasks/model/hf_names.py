@@ -1,7 +1,10 @@
 """The arguments of transformers' `TrainingArguments` and `Trainer`, and our keys."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
+
+from bert_tasks.data.problems import nearest_or_all
 
 # A text that begins with "nothing: " says why there is no such argument.
 HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(
@@ -42,3 +45,19 @@ HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(
         "optimizers": "optimizer",
     }
 )
+
+
+def hf_hint(name: str, keys: Iterable[str], sections: Mapping[str, Collection[str]] = MappingProxyType({})) -> str:
+    """The end of a message: what does the same as an argument of transformers, or the most similar known word.
+
+    With ``sections``, the sections of a recipe and their keys, the hint is ``section.key``.
+    """
+    ours = HF_ARGUMENTS.get(name, "")
+    key = re.split(r"\W", ours.removeprefix("the setting "))[0]
+    home = next((f"{section}.{key}" for section, known_keys in sections.items() if key in known_keys), None)
+    if ours.startswith("nothing: "):
+        return f"; {ours.removeprefix('nothing: ')}"
+    if ours == "" or (sections and home is None):
+        return nearest_or_all(name, keys)
+    details = "" if ours.startswith("the setting ") else ours.removeprefix(key)
+    return f"; transformers' {name} is {ours if home is None else home + details}"
