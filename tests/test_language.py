@@ -38,13 +38,13 @@ PHRASES = {
 }
 FORBIDDEN = re.compile("|".join(f"(?:{pattern})" for pattern in PHRASES), re.IGNORECASE)
 # Docstrings of the whole package: semicolons, and colons that precede no list, example or code. Both may only fall.
-MAX_SEMICOLONS = 26
-MAX_PROSE_COLONS = 72
+MAX_SEMICOLONS = 21
+MAX_PROSE_COLONS = 52
 # Text of docstrings that is no part of a sentence.
 NO_PROSE = re.compile(
     r"""``.*?``|`[^`]*`|"[^"]*"                     # code and quotations
     |^\s*>>>.*?(?=\n\s*\n|\Z)|^\w+::?$            # doctests and headings
-    |^\ {4}\w+(?:,\s+\w+)*:\ |\b(?:Default|Shape\ legend|Sources?):  # names of arguments and labels
+    |^\ {4}\w+(?:,\s+\w+)*:\ |\b(?:Default|Shape\ legend|Sources?|Example):  # names of arguments and labels
     """,
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
