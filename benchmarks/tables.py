@@ -196,9 +196,9 @@ def speed(train: Result, predict: Result, card: Result) -> list[str]:
     bert_base = span([value for cell, value in gpu_ratios(card, "training").items() if cell[0] == "bert-base"])
     fitting = span(list(training_ratios(train).values()))
     return [
-        f"  Fine-tuning runs {fitting} times as fast as transformers' Trainer at its best ({processor(train)}),",
-        f"  on a GPU {bert_base} times ({processor(card)}, BERT-base), and prediction {pipeline} times as fast as",
-        f"  `pipeline()` ({processor(predict)}).",
+        f"  Fine-tuning in float32 runs {fitting} times as fast as transformers' Trainer at its best",
+        f"  ({processor(train)}), on a GPU {bert_base} times ({processor(card)}, BERT-base),",
+        f"  and prediction {pipeline} times as fast as `pipeline()` ({processor(predict)}).",
     ]
 
 

@@ -67,7 +67,7 @@ def test_new_result_is_a_new_table(pages: Path, script: dict[str, Any]) -> None:
     text = (pages / "docs/performance.md").read_text(encoding="utf-8")
     assert "[Test, Zen 4, 3 threads, 2027-01-02, 0123abc]" in text
     assert "| STS-B | 500 | 3.0 |" in text
-    assert "Fine-tuning runs 3.0 times" in (pages / "README.md").read_text(encoding="utf-8")
+    assert "Fine-tuning in float32 runs 3.0 times" in (pages / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

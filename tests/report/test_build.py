@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from bert_tasks.cli.app import app
 from bert_tasks.errors import UsageError
+from bert_tasks.metrics.tables import format_number
 from bert_tasks.report import make_report
 from bert_tasks.report.charts import drawn_metrics
 from bert_tasks.report.collect import gather
@@ -267,7 +268,7 @@ def test_commands_and_page_show_each_number_once_and_the_same_classes(copy_of, n
     assert {one: known[one] for one in scores_of(reported)[2]} == scores_of(reported)[2]
     shown = set(overall)
     assert not {"f1", "macro_f1"} <= shown or len(report.runs[0].task.labels) == 2
-    assert overall.items() <= {key: f"{value:.6g}" for key, value in metrics.items()}.items()
+    assert overall.items() <= {key: format_number(value) for key, value in metrics.items()}.items()
     html = report.output.read_text("utf-8")
     recorded = html.partition("as recorded by the run")[2].partition("</table>")[0]
     assert set(re.findall(r'<th scope="row">([^<]*)<', recorded)) == shown | ({"untuned_f1"} & metrics.keys())
