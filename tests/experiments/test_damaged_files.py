@@ -127,7 +127,7 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(("folder", "file"), FILES)
+@pytest.mark.parametrize(("folder", "file"), [("run", "run.json"), ("resumed", STATE), ("folds", "folds.json")])
 def test_edits_of_a_field_are_read_or_refused(folder: str, file: str, finished: Experiments, tmp_path: Path) -> None:
     codes = outcomes(finished, folder, file, ({},), tmp_path / "copy")
     assert {name: code for name, code in codes.items() if code not in (0, *REFUSED)} == {}
@@ -140,7 +140,7 @@ def test_edits_of_a_field_are_read_or_refused(folder: str, file: str, finished: 
 def test_all_edits_of_a_field_are_read_or_refused(
     folder: str, file: str, finished: Experiments, tmp_path: Path
 ) -> None:
-    codes = outcomes(finished, folder, file, (None, 0, "x", [], 1e308, "\ud800"), tmp_path / "copy")
+    codes = outcomes(finished, folder, file, (None, 0, "x", [], {}, 1e308, "\ud800"), tmp_path / "copy")
     assert {name: code for name, code in codes.items() if code not in (0, *REFUSED)} == {}
 
 
