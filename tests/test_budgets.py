@@ -27,7 +27,7 @@ LINES = {
     "inference": (1809, 1150),
     "recipe": (1547, 1000),
     "init": (790, 650),
-    "model": (2770, 1950),
+    "model": (2771, 1950),
     "export": (878, 700),
     "tasks": (9126, 4900),
     "checkpoints": (2214, 1450),
@@ -40,8 +40,8 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_401  # of 29,000
-TOTAL_STATEMENTS = 25_590  # of 15,800
+TOTAL_LINES = 45_402  # of 29,000
+TOTAL_STATEMENTS = 25_591  # of 15,800
 TASK_MEMBERS = 14
 
 

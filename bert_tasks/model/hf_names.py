@@ -1,7 +1,7 @@
 """The arguments of transformers' `TrainingArguments` and `Trainer`, and our keys."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from bert_tasks.data.problems import nearest_or_all
@@ -47,8 +47,8 @@ HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def hf_hint(name: str, keys: Iterable[str], sections: Mapping[str, Collection[str]] = MappingProxyType({})) -> str:
-    """The end of a message: what does the same as an argument of transformers, or the most similar known word.
+def hf_hint(name: str, keys: Collection[str], sections: Mapping[str, Collection[str]] = MappingProxyType({})) -> str:
+    """Returns the end of a message, with the key for an argument of transformers or the most similar known key.
 
     With ``sections``, the sections of a recipe and their keys, the hint is ``section.key``.
     """
@@ -57,7 +57,8 @@ def hf_hint(name: str, keys: Iterable[str], sections: Mapping[str, Collection[st
     home = next((f"{section}.{key}" for section, known_keys in sections.items() if key in known_keys), None)
     if ours.startswith("nothing: "):
         return f"; {ours.removeprefix('nothing: ')}"
-    if ours == "" or (sections and home is None):
+    is_setting = ours.startswith("the setting ") and not sections
+    if ours == "" or (home is None and not is_setting and (sections or key not in keys)):
         return nearest_or_all(name, keys)
     details = "" if ours.startswith("the setting ") else ours.removeprefix(key)
     return f"; transformers' {name} is {ours if home is None else home + details}"

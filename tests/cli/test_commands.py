@@ -484,7 +484,7 @@ class TestTrainRows:
         ("train", "run.load_best_model_at_end", "the model ends with the best weights"),
         ("train", "callbacks", "known: task"),
         ("predict", "max_seq_length", "is the setting max_length"),
-        ("evaluate", "num_train_epochs", "is epochs"),
+        ("evaluate", "num_train_epochs", "has no setting 'num_train_epochs'; known: "),
     ],
 )
 def test_names_of_transformers_are_answered_with_ours(
