@@ -1,17 +1,22 @@
 """CUDA graphs of the layers: shapes that hold a batch, padding that changes nothing, and gradients that add up.
 
-What is captured needs a GPU (tests/gpu). Here a graph computes its passes anew.
+Capturing needs a GPU (tests/gpu). Here a graph repeats its recorded operations on the CPU.
 """
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from bert_tasks.encoder import attention, graphs
 from bert_tasks.encoder.graphs import GraphShape, LayerGraphs
@@ -37,50 +42,53 @@ def test_a_shape_holds_its_batch_and_follows_from_the_lengths(lengths: list[int]
     assert 0 <= min(sizes) <= max(sizes) <= shape.longest
 
 
-class _Eager:
-    """A graph without capturing: the forward pass runs on the static inputs, and so does the backward pass."""
+class _Recording(TorchDispatchMode):
+    """Stands for ``torch.cuda.graph``: notes the operations that run inside it."""
 
-    def __init__(self, layers: Any, shape: GraphShape, *, embedded: Tensor, starts: Tensor, **options: Any) -> None:
-        self.layers, self.shape = layers, shape
-        self.trained, self.gradients = options["trained"], options["gradients"]
-        self.embedded = torch.full((shape.rows, embedded.shape[1]), 7.0, dtype=embedded.dtype)
-        self.position_ids, self.starts = torch.zeros(shape.rows, dtype=torch.long), starts
+    def __init__(self, graph: "_RecordedGraph", **_: Any) -> None:
+        super().__init__()
+        self.calls = graph.calls
 
-    def forward(self, embedded: Tensor, position_ids: Tensor, starts: Tensor) -> Tensor:
-        rows = len(embedded)
-        self.embedded = self.embedded.detach().clone()
-        self.embedded[:rows] = embedded.detach()
-        self.position_ids[:rows] = position_ids
-        with torch.enable_grad():
-            self.embedded.requires_grad_()
-            self.output = self.layers(self.embedded, self.position_ids, self.shape.layout(starts))
-        return self.output.detach()[:rows]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = {} if kwargs is None else kwargs
+        result = func(*args, **options)
+        self.calls.append((partial(func, *args, **options), result))
+        return result
 
-    def backward(self, gradient: Tensor) -> Tensor:
-        outer = torch.zeros_like(self.output)
-        outer[: len(gradient)] = gradient
-        of_embedded, *added = torch.autograd.grad(self.output, (self.embedded, *self.trained), outer)
-        for total, part in zip(self.gradients, added, strict=True):
-            total += part
-        return of_embedded[: len(gradient)]
+
+class _RecordedGraph:
+    """Stands for ``torch.cuda.CUDAGraph``: repeats operations on the tensors that they had when they were recorded."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Callable[[], Any], Any]] = []
+
+    def replay(self) -> None:
+        with torch.no_grad():
+            for call, result in self.calls:
+                for old, new in zip(tree_leaves(result), tree_leaves(call()), strict=True):
+                    if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
 
 
 def plain_flash(qkv: Tensor, starts: Tensor, longest: int, dropout: float, window: int | None) -> Tensor:
-    """Attention within each sequence, one after another."""
-    contexts = []
-    for rows in qkv.split(starts.diff().tolist()):
-        assert len(rows) <= longest
-        query, key, value = rows.permute(1, 2, 0, 3).unbind(0)
-        places = torch.arange(len(rows))
-        far = (places[:, None] - places).abs() > (len(rows) if window is None else window)
-        weights = (query @ key.transpose(1, 2) / qkv.shape[-1] ** 0.5).masked_fill(far, -torch.inf).softmax(-1)
-        contexts.append((weights @ value).transpose(0, 1))
-    return torch.cat(contexts)
+    """Attention within each sequence, which reads the starts on the device as the kernel does."""
+    places = torch.arange(len(qkv))
+    sequence = torch.searchsorted(starts, places, right=True)
+    distance = (places[:, None] - places).abs()
+    hidden = (sequence[:, None] != sequence) | (distance > (longest if window is None else window))
+    query, key, value = qkv.permute(1, 2, 0, 3).unbind(0)
+    weights = (query @ key.transpose(1, 2) / qkv.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+    return (weights @ value).transpose(0, 1)
 
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "_Graph", _Eager)
+    """Replaces what captures on a GPU."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", _RecordedGraph)
+    monkeypatch.setattr(torch.cuda, "graph", _Recording)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", MagicMock())
+    monkeypatch.setattr(graphs, "_capture_stream", MagicMock())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.random, "fork_rng", lambda **_: nullcontext())
     monkeypatch.setattr(attention, "attention_backend", lambda **_: "flash")
@@ -103,18 +111,14 @@ def batch_of(*lengths: int) -> PackedBatch:
 
 
 def gradients_of(encoder: TransformerEncoder, batches: list[PackedBatch]) -> dict[str, Tensor]:
-    """The sums over batches of the gradients of a function of the first tokens."""
+    """The sums over batches of the gradients of a function of all tokens, in one batch of the first tokens."""
     encoder.zero_grad(set_to_none=True)
     if encoder.graphs is not None:
         encoder.graphs.begin_step()
     for batch in batches:
-        output = encoder(
-            batch.input_ids,
-            batch.position_ids,
-            batch.token_type_ids,
-            batch.layout,
-            selection=Selection(rows=batch.layout.first_rows),
-        )
+        selection = Selection(rows=batch.layout.first_rows) if batch is BATCHES[1] else None
+        inputs = (batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout)
+        output = encoder(*inputs, selection=selection)
         torch.autograd.backward((output * torch.arange(output.shape[1])).sin().sum())
     gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
     return {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
