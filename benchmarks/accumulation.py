@@ -84,8 +84,8 @@ def step_of_theirs(folder: Path, parts: int) -> dict[str, float]:
     inputs = []
     for feature in masked(TaskModel.from_pretrained(folder)):
         labels = [-100] * len(feature["input_ids"])
-        for place, label in zip(feature["gather_positions"] or (), feature["labels"] or (), strict=True):
-            labels[place] = int(label)
+        for position, label in zip(feature["gather_positions"] or (), feature["labels"] or (), strict=True):
+            labels[position] = int(label)
         inputs.append({"input_ids": feature["input_ids"], "labels": labels})
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     with tempfile.TemporaryDirectory() as run:
@@ -118,11 +118,11 @@ def measured(side: str, way: str, folder: Path, scratch: Path) -> dict[str, floa
     command = [sys.executable, *launcher, __file__, "--one", side, str(parts), str(folder), str(output)]
     shared = tempfile.mkdtemp(dir=scratch)
     subprocess.run(command, check=True, env={**os.environ, "SHARED_FOLDER": shared, "OMP_NUM_THREADS": "1"})
-    found: dict[str, float] = json.loads(output.read_text(encoding="utf-8"))
-    return found
+    step: dict[str, float] = json.loads(output.read_text(encoding="utf-8"))
+    return step
 
 
-def one(side: str, parts: int, folder: Path, output: Path) -> None:
+def run_side(side: str, parts: int, folder: Path, output: Path) -> None:
     torch.set_num_threads(1)
     step: dict[str, Any] = (step_of_ours if side == "bert_tasks" else step_of_theirs)(folder, parts)
     if os.environ.get("RANK", "0") == "0":
@@ -133,23 +133,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--one", nargs=4, metavar=("SIDE", "PARTS", "MODEL", "OUTPUT"), help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
-    if chosen.one is not None:
-        side, parts, folder, output = chosen.one
-        one(side, int(parts), Path(folder), Path(output))
+    options = parser.parse_args()
+    if options.one is not None:
+        side, parts, folder, output = options.one
+        run_side(side, int(parts), Path(folder), Path(output))
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         save_model(folder)
         counts = [len(feature["labels"] or ()) for feature in masked(TaskModel.from_pretrained(folder))]
-        found = {side: {way: measured(side, way, folder, Path(scratch)) for way in WAYS} for side in SIDES}
+        steps = {side: {way: measured(side, way, folder, Path(scratch)) for way in WAYS} for side in SIDES}
     print(f"masked tokens of the {ROWS} texts: {', '.join(map(str, counts))}")
-    for side, ways in found.items():
+    for side, ways in steps.items():
         for way, step in ways.items():
             print(f"{side:14}{way:18}loss {step['loss']:8.4f}   gradient norm {step['grad_norm']:8.4f}")
-    if chosen.json is not None:
-        content = {"environment": environment(), "masked_tokens": counts, "steps": found}
-        write_results(chosen.json, content)
+    if options.json is not None:
+        content = {"environment": environment(), "masked_tokens": counts, "steps": steps}
+        write_results(options.json, content)
 
 
 if __name__ == "__main__":

@@ -116,10 +116,10 @@ def main() -> None:
         print(json.dumps(train_steps(json.loads(options.job))))
         return
     job = {name: getattr(options, name) for name in ("steps", "threads", "layers", "width")}
-    found = in_turns(options.side or list(SIDES), job, options.repeats)
-    print("\n".join(report(found, COLUMNS, baseline="full")))
+    figures = in_turns(options.side or list(SIDES), job, options.repeats)
+    print("\n".join(report(figures, COLUMNS, baseline="full")))
     if options.json is not None:
-        write_figures(options.json, found)
+        write_figures(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -69,21 +69,27 @@ def main() -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all but squad128")
     parser.add_argument("--share", type=float, default=0.2, help="of the rows")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     options = Options(
-        threads=1, repeats=1, shape="embedded", bf16=False, attention_dropout=True, share=given.share, clock="processor"
+        threads=1,
+        repeats=1,
+        shape="embedded",
+        bf16=False,
+        attention_dropout=True,
+        share=arguments.share,
+        clock="processor",
     )
-    chosen = given.workload if given.workload else [name for name in WORKLOADS if name != "squad128"]
-    found = [measure(workload, options) for workload in chosen]
-    for row in found:
+    workloads = arguments.workload if arguments.workload else [name for name in WORKLOADS if name != "squad128"]
+    figures = [measure(workload, options) for workload in workloads]
+    for row in figures:
         print(
             "{workload:<10} {steps:>4} steps  {step_ms:>9} ms a step, {data_ms} of data ({share_percent} %)".format(
                 **row
             )
         )
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ def main() -> None:
     cases = {f"hidden {rows} x {width}": hidden_sides(rows, width) for rows, width in HIDDEN}
     cases |= {f"attention {batch} x {length}": attention_sides(batch, length) for batch, length in SEQUENCES}
     for name, sides in cases.items():
-        found = milliseconds(sides, repeats)
-        print(f"{name:22}", *(f"{side} {value:.2f} ms" for side, value in found.items()), sep="   ")
+        medians = milliseconds(sides, repeats)
+        print(f"{name:22}", *(f"{side} {value:.2f} ms" for side, value in medians.items()), sep="   ")
 
 
 if __name__ == "__main__":

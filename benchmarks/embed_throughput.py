@@ -88,25 +88,25 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=None, help="of the dev set; default: all")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--json", type=Path, default=None)
-    given = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(given.threads)
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
     path = Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "SST-2" / "dev.tsv"
-    texts = tuple(row["text"] for row in labelled(path)[: given.rows])
+    texts = tuple(row["text"] for row in labelled(path)[: options.rows])
     with ExitStack() as stack:
         pools = workers(stack, (OURS, DEFAULT, FASTEST))
-        seconds, vectors = rounds(pools, given.model, given.threads, texts, given.repeats)
-    found = {}
+        seconds, vectors = rounds(pools, options.model, options.threads, texts, options.repeats)
+    figures = {}
     for side, times in seconds.items():
         quartiles = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
         slow, median, quick = (len(texts) / value for value in reversed(quartiles))
         ratio = statistics.median(a / b for a, b in zip(times, seconds[OURS], strict=True))
         difference = float(np.abs(vectors[side] - vectors[OURS]).max())
-        found[side] = {"texts_per_second": [slow, median, quick], "ours_is": ratio, "largest_difference": difference}
+        figures[side] = {"texts_per_second": [slow, median, quick], "ours_is": ratio, "largest_difference": difference}
         print(f"{side:30} {median:8.1f} ({slow:.1f} to {quick:.1f}) ours is {ratio:5.2f}x, differs by {difference:.1e}")
-    result = {"machine": machine(), "texts": len(texts), "threads": given.threads, "sides": found}
+    result = {"machine": machine(), "texts": len(texts), "threads": options.threads, "sides": figures}
     print(result["machine"])
-    if given.json is not None:
-        write_results(given.json, result)
+    if options.json is not None:
+        write_results(options.json, result)
 
 
 if __name__ == "__main__":

@@ -350,12 +350,12 @@ def run(
     bf16 = device.type == "cuda"
     kinds = {"training": TRAINING, "prediction": PREDICTION}
     for cell in cells:
-        for kind, known in kinds.items():
-            for side, function in known.items():
-                if (kind == "training" and side not in sides) or time.monotonic() > deadline:
+        for phase, functions in kinds.items():
+            for side, function in functions.items():
+                if (phase == "training" and side not in sides) or time.monotonic() > deadline:
                     continue
-                figures = measured(function, cell, device, bf16=bf16, training=kind == "training")
-                results.append({**asdict(cell), "kind": kind, "side": side, **figures})
+                figures = measured(function, cell, device, bf16=bf16, training=phase == "training")
+                results.append({**asdict(cell), "kind": phase, "side": side, **figures})
                 print(_line(results[-1]), flush=True)
                 if path is not None:
                     write_results(path, {"machine": machine(device), "results": results})
@@ -384,15 +384,15 @@ def main() -> None:
     parser.add_argument("--shape", action="append", choices=CONFIGS, help="default: all but tiny; may be repeated")
     parser.add_argument("--side", action="append", choices=TRAINING, help="of training; default: ours, dynamic, padded")
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
-    cells = [cell for cell in (*CELLS, *TINY_CELLS) if cell.shape in (chosen.shape or [*CONFIGS][1:])]
-    device = torch.device(chosen.device)
+    options = parser.parse_args()
+    cells = [cell for cell in (*CELLS, *TINY_CELLS) if cell.shape in (options.shape or [*CONFIGS][1:])]
+    device = torch.device(options.device)
     if device.type == "cpu":
         cells = [replace(cell, steps=min(cell.steps, 4)) for cell in cells]
     torch.set_float32_matmul_precision("high")
     print(machine(device))
-    deadline = time.monotonic() + 60 * chosen.minutes
-    run(cells, chosen.side or ["ours", "dynamic", "padded"], device, deadline=deadline, path=chosen.json)
+    deadline = time.monotonic() + 60 * options.minutes
+    run(cells, options.side or ["ours", "dynamic", "padded"], device, deadline=deadline, path=options.json)
 
 
 if __name__ == "__main__":

@@ -105,17 +105,17 @@ def in_fresh_process(side: str, folder: Path, options: argparse.Namespace) -> di
     command = [sys.executable, __file__, "--side", side, "--folder", str(folder)]
     command += ["--tokens", str(options.tokens), "--threads", str(options.threads)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
-def report(found: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
+def report(figures: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
     lines = []
-    for side, runs in found.items():
+    for side, runs in figures.items():
         names = ("seconds", "processor_seconds", "mib")
         seconds, processor, mib = (statistics.median(run[name] for run in runs) for name in names)
         lines.append(f"{side:<14}{seconds:8.2f} s ({processor:.2f} s of processors)  {mib:8.0f} MiB above the model")
-    ours, theirs = (found[side][0]["logits"] for side in SIDES)
+    ours, theirs = (figures[side][0]["logits"] for side in SIDES)
     apart = max(abs(one - other) for one, other in zip(ours, theirs, strict=True))
     return [*lines, f"logits apart by at most {apart:.1e}; load average {os.getloadavg()[0]:.1f}"]
 
@@ -130,22 +130,22 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--side", choices=SIDES, help="measure this side in this process, and print JSON")
     parser.add_argument("--folder", type=Path, help="the saved model, for --side")
-    given = parser.parse_args()
-    if given.side is not None:
-        print(json.dumps(measure(given.side, given.folder, tokens=given.tokens, threads=given.threads)))
+    options = parser.parse_args()
+    if options.side is not None:
+        print(json.dumps(measure(options.side, options.folder, tokens=options.tokens, threads=options.threads)))
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_model(folder, layers=given.layers, width=given.width, tokens=given.tokens)
-        found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
-        for _ in range(given.repeats):
-            for side, runs in found.items():
-                runs.append(in_fresh_process(side, folder, given))
-    print("\n".join(report(found)))
-    if given.json is not None:
-        sizes = {name: getattr(given, name) for name in ("tokens", "layers", "width", "threads", "repeats")}
-        content = {"options": sizes, "environment": environment(), "sides": found}
-        write_results(given.json, content)
+        save_model(folder, layers=options.layers, width=options.width, tokens=options.tokens)
+        figures: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+        for _ in range(options.repeats):
+            for side, runs in figures.items():
+                runs.append(in_fresh_process(side, folder, options))
+    print("\n".join(report(figures)))
+    if options.json is not None:
+        sizes = {name: getattr(options, name) for name in ("tokens", "layers", "width", "threads", "repeats")}
+        content = {"options": sizes, "environment": environment(), "sides": figures}
+        write_results(options.json, content)
 
 
 if __name__ == "__main__":

@@ -115,12 +115,12 @@ class Products:
 
 def _seconds_of(call: Call) -> float:
     """The shortest of a few tries."""
-    found = []
+    times = []
     for _ in range(_TRIES):
         started = time.process_time()
         call()
-        found.append(time.process_time() - started)
-    return min(found)
+        times.append(time.process_time() - started)
+    return min(times)
 
 
 def _wait(device: torch.device) -> None:

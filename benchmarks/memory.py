@@ -58,13 +58,13 @@ def sst2_rows(data: Path) -> list[dict[str, str]]:
 
 def write_sentences(data: Path, count: int, path: Path) -> Path:
     """Rows of one to three sentences, drawn anew for each size, so that all sizes have the same lengths."""
-    given, chance = sst2_rows(data), random.Random(0)
+    rows, chance = sst2_rows(data), random.Random(0)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["text", "label"], lineterminator="\n")
         writer.writeheader()
         for _ in range(count):
-            chosen = chance.choices(given, k=chance.choice((1, 1, 1, 2, 3)))
-            writer.writerow({"text": "".join(row["text"] for row in chosen), "label": chosen[0]["label"]})
+            sentences = chance.choices(rows, k=chance.choice((1, 1, 1, 2, 3)))
+            writer.writerow({"text": "".join(row["text"] for row in sentences), "label": sentences[0]["label"]})
     return path
 
 
@@ -278,7 +278,7 @@ def main() -> None:
     if options.job is not None:
         run_job(json.loads(options.job))
         return
-    data, found = Path(os.environ["BERT_TASKS_DATA"]), []
+    data, rows = Path(os.environ["BERT_TASKS_DATA"]), []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         jobs = train_jobs(data, folder, options.batch_sizes, options.train_rows) if "train" in options.parts else []
@@ -287,10 +287,10 @@ def main() -> None:
         print(f"{'':24}" + "".join(f"{name:>10}" for name in COLUMNS.values()))
         for job in jobs:
             figures = measured({**job, "threads": options.threads}, folder)
-            found.append(figures)
+            rows.append(figures)
             print(f"{figures['work']:24}" + "".join(f"{figures.get(name, '-'):>10}" for name in COLUMNS), flush=True)
     if options.output is not None:
-        content = {"command": ["python", *sys.argv], "processor": cpu_name(), "figures": found}
+        content = {"command": ["python", *sys.argv], "processor": cpu_name(), "figures": rows}
         write_results(options.output, content)
 
 

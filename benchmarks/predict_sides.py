@@ -134,15 +134,15 @@ def openvino_of(folder: Path, *, precision: str, int8: bool = False) -> Predict:
 def sorted_batches(folder: Path, id2label: dict[int, str], logits: Callable[[dict[str, torch.Tensor]], Any]) -> Predict:
     """The loop around a model, with the fastest of ``BATCH_TOKENS`` on the first texts it gets."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    chosen: list[int] = []
+    sizes: list[int] = []
 
     def run(texts: Sequence[str], tokens: int) -> list[str]:
         encoded = tokenizer(list(texts), truncation=True, max_length=128)["input_ids"]
         labels = [""] * len(texts)
-        for part in longest_first([len(ids) for ids in encoded], max_tokens=tokens):
-            inputs = tokenizer.pad({"input_ids": [encoded[i] for i in part]}, return_tensors="pt")
+        for indices in longest_first([len(ids) for ids in encoded], max_tokens=tokens):
+            inputs = tokenizer.pad({"input_ids": [encoded[i] for i in indices]}, return_tensors="pt")
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
-            for i, best in zip(part, np.argmax(logits(dict(inputs)), axis=1), strict=True):
+            for i, best in zip(indices, np.argmax(logits(dict(inputs)), axis=1), strict=True):
                 labels[i] = id2label[int(best)]
         return labels
 
@@ -153,9 +153,9 @@ def sorted_batches(folder: Path, id2label: dict[int, str], logits: Callable[[dic
         return time.perf_counter() - started
 
     def predict(texts: Sequence[str]) -> list[str]:
-        if not chosen:
-            chosen.append(min(BATCH_TOKENS, key=lambda tokens: seconds(texts, tokens)))
-        return run(texts, chosen[0])
+        if not sizes:
+            sizes.append(min(BATCH_TOKENS, key=lambda tokens: seconds(texts, tokens)))
+        return run(texts, sizes[0])
 
     return predict
 

@@ -81,8 +81,8 @@ def share(left: Sequence[str], right: Sequence[str]) -> float:
 
 def machine() -> dict[str, str]:
     """The processor, the instructions that matter here, and the library of our float32 products."""
-    known = torch.cpu.get_capabilities()
-    further = [name for name in ("avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16") if known.get(name)]
+    capabilities = torch.cpu.get_capabilities()
+    further = [name for name in ("avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16") if capabilities.get(name)]
     instructions = " ".join([torch.backends.cpu.get_cpu_capability(), *further])
     return {"processor": cpu_name(), "instructions": instructions, "matmul_library": matmul_library()}
 
@@ -95,28 +95,28 @@ def workers(stack: ExitStack, names: Sequence[str]) -> dict[str, ProcessPoolExec
 def results(
     seconds: Mapping[str, Sequence[float]], labels: Mapping[str, Sequence[str]], truth: Sequence[str], tokens: int
 ) -> dict[str, Result]:
-    found = {}
+    figures = {}
     for name, times in seconds.items():
         slow, median, quick = (len(truth) / value for value in reversed(statistics.quantiles(times, n=4)))
         ours = seconds[BF16] if name.endswith(" bf16") and name != BF16 and BF16 in seconds else seconds[OURS]
-        found[name] = Result(
+        figures[name] = Result(
             rows_per_second=(slow, median, quick),
             tokens_per_second=median * tokens / len(truth),
             ours_is=statistics.median(a / b for a, b in zip(times, ours, strict=True)),
             accuracy=share(labels[name], truth),
             equal_labels=share(labels[name], labels[OURS]),
         )
-    return found
+    return figures
 
 
-def show(found: Mapping[str, Result]) -> None:
+def show(figures: Mapping[str, Result]) -> None:
     print(f"{'':18} {'rows/s':>8} {'quartiles':>18} {'tokens/s':>9} {'ours is':>8} {'accuracy':>9} {'equal':>7}")
-    for name, one in found.items():
-        slow, median, quick = one.rows_per_second
+    for name, result in figures.items():
+        slow, median, quick = result.rows_per_second
         spread = f"{slow:.1f} to {quick:.1f}"
         print(
-            f"{name:18} {median:8.1f} {spread:>18} {one.tokens_per_second:9.0f} {one.ours_is:7.2f}x "
-            f"{one.accuracy:9.4f} {one.equal_labels:7.2%}"
+            f"{name:18} {median:8.1f} {spread:>18} {result.tokens_per_second:9.0f} {result.ours_is:7.2f}x "
+            f"{result.accuracy:9.4f} {result.equal_labels:7.2%}"
         )
 
 
@@ -131,45 +131,45 @@ def main() -> None:
         "--clock", choices=list(CLOCKS), default="wall", help="processor: on a busy machine, one thread"
     )
     parser.add_argument("--json", type=Path, default=None)
-    given = parser.parse_args()
+    options = parser.parse_args()
     data = Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "SST-2"
-    dev = labelled(data / "dev.tsv")[: given.rows]
+    dev = labelled(data / "dev.tsv")[: options.rows]
     texts, truth = [row["text"] for row in dev], [row["label"] for row in dev]
     more = [row["sentence"] for row in table_of(data / "test.tsv", ("sentence",))]
-    names = [OURS, *(name for name in given.sides if name != OURS)]
+    names = [OURS, *(name for name in options.sides if name != OURS)]
     with ExitStack() as stack:
-        folder = given.model
+        folder = options.model
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run" / "model"
             (trainer,) = workers(stack, ["train"]).values()
             rows = labelled(data / "train.tsv")[:TRAINING_ROWS]
-            trainer.submit(train, folder.parent, rows, given.threads).result()
+            trainer.submit(train, folder.parent, rows, options.threads).result()
         pools = workers(stack, names)
 
         def run(name: str, texts: Sequence[str]) -> tuple[float, list[str]]:
-            return pools[name].submit(measured, name, folder, given.threads, texts, given.clock).result()
+            return pools[name].submit(measured, name, folder, options.threads, texts, options.clock).result()
 
         labels = {name: run(name, texts)[1] for name in names}
         seconds: dict[str, list[float]] = {name: [] for name in names}
-        for _ in range(given.repeats):
+        for _ in range(options.repeats):
             for name in names:
                 seconds[name].append(run(name, texts)[0])
         compared = [*texts, *more][:COMPARED_ROWS]
         reference = run(OURS, compared)[1]
         equal = {name: share(reference, run(name, compared)[1]) for name in names if name.endswith("int8")}
-        found = results(seconds, labels, truth, count_tokens(folder, texts))
+        figures = results(seconds, labels, truth, count_tokens(folder, texts))
     about = machine()
     print("; ".join(f"{name}: {value}" for name, value in about.items()))
-    show(found)
+    show(figures)
     for name, labels_kept in equal.items():
         print(f"{name}: {labels_kept:.2%} of {len(compared)} labels equal ours in float32")
     if MISSING:
         print(f"not measured here: {', '.join(dict.fromkeys(MISSING))}")
-    if given.json is not None:
-        runs = {"threads": given.threads, "clock": given.clock, "rows": len(texts), "repeats": given.repeats}
-        sides = {name: asdict(one) for name, one in found.items()}
+    if options.json is not None:
+        runs = {"threads": options.threads, "clock": options.clock, "rows": len(texts), "repeats": options.repeats}
+        sides = {name: asdict(one) for name, one in figures.items()}
         content = {**about, **runs, "seconds": seconds, "sides": sides, "equal_int8_labels": equal}
-        write_results(given.json, content)
+        write_results(options.json, content)
 
 
 if __name__ == "__main__":

@@ -85,8 +85,8 @@ def trainer_parts(*, sparse: bool) -> tuple[Any, Any]:
     class SparseMaskedLM(BertForMaskedLM):
         def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> Any:
             hidden = self.bert(input_ids, attention_mask=attention_mask)[0]
-            chosen = labels != -100
-            return {"loss": functional.cross_entropy(self.cls(hidden[chosen]), labels[chosen])}
+            is_masked = labels != -100
+            return {"loss": functional.cross_entropy(self.cls(hidden[is_masked]), labels[is_masked])}
 
     folder = resolve(WEIGHTS, revision=None)
     model = (SparseMaskedLM if sparse else BertForMaskedLM).from_pretrained(folder)
@@ -140,7 +140,7 @@ def peak_mib() -> float:
 def measure(sides: list[str], options: Options) -> dict[str, dict[str, Any]]:
     """Tokens, seconds of each turn and peak of every side."""
     pools = {side: ProcessPoolExecutor(1, mp_context=get_context("spawn")) for side in sides}
-    found: dict[str, dict[str, Any]] = {side: {"seconds": []} for side in sides}
+    figures: dict[str, dict[str, Any]] = {side: {"seconds": []} for side in sides}
     warm_up = WARM_UP_BATCHES * BATCH_SIZE * LENGTH / 280_000  # tokens of the file
     try:
         for side, pool in pools.items():
@@ -148,26 +148,26 @@ def measure(sides: list[str], options: Options) -> dict[str, dict[str, Any]]:
         for _ in range(options.repeats):
             for side, pool in pools.items():
                 tokens, seconds = pool.submit(timed, side, options.share, options).result()
-                found[side]["tokens"] = tokens
-                found[side]["seconds"].append(seconds)
+                figures[side]["tokens"] = tokens
+                figures[side]["seconds"].append(seconds)
         for side, pool in pools.items():
-            found[side]["peak_mib"] = pool.submit(peak_mib).result()
+            figures[side]["peak_mib"] = pool.submit(peak_mib).result()
     finally:
         for pool in pools.values():
             pool.shutdown()
-    return found
+    return figures
 
 
-def report(found: dict[str, dict[str, Any]]) -> list[str]:
+def report(figures: dict[str, dict[str, Any]]) -> list[str]:
     """A line for each side: tokens a second with quartiles, how many times ours is as fast, and the peak."""
-    rates = {side: [one["tokens"] / seconds for seconds in one["seconds"]] for side, one in found.items()}
+    rates = {side: [one["tokens"] / seconds for seconds in one["seconds"]] for side, one in figures.items()}
     lines = []
     for side, values in rates.items():
         low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
         ratio = statistics.median(ours / other for ours, other in zip(rates.get("ours", values), values, strict=True))
         lines.append(
             f"{side:9}{middle:8.0f} tokens/s ({low:.0f} to {high:.0f})  ours is {ratio:.2f} times as fast"
-            f"  peak {found[side]['peak_mib']:.0f} MiB"
+            f"  peak {figures[side]['peak_mib']:.0f} MiB"
         )
     return lines
 
@@ -183,24 +183,24 @@ def main() -> None:
         "--clock", choices=list(CLOCKS), default="wall", help="processor: on a busy machine, one thread"
     )
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     options = Options(
-        threads=chosen.threads,
-        repeats=chosen.repeats,
+        threads=arguments.threads,
+        repeats=arguments.repeats,
         shape="embedded",
-        bf16=chosen.bf16,
+        bf16=arguments.bf16,
         attention_dropout=True,
-        share=chosen.share,
-        clock=chosen.clock,
+        share=arguments.share,
+        clock=arguments.clock,
     )
     torch.set_num_threads(options.threads)
     machine = environment()
     print(f"{machine['cpu']}, {machine['threads']} threads, float32 matrix library {machine['matmul_library']}")
-    found = measure(chosen.side if chosen.side is not None else list(SIDES), options)
-    print("\n".join(report(found)))
-    if chosen.json is not None:
-        content = {"options": vars(options), "environment": machine, "sides": found}
-        write_results(chosen.json, content)
+    figures = measure(arguments.side if arguments.side is not None else list(SIDES), options)
+    print("\n".join(report(figures)))
+    if arguments.json is not None:
+        content = {"options": vars(options), "environment": machine, "sides": figures}
+        write_results(arguments.json, content)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def run_one(side: str, task: str, seed: int, options: Options) -> None:
     outcome = _run_side(side, COMPARISONS[task], seed, options)
     line: dict[str, Any] = {"side": side, "task": task, "seed": seed, "metrics": outcome.metrics}
     line |= {"train_seconds": round(outcome.train_seconds, 1), "threads": options.threads}
+    line |= {"peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}  # of the whole process
     line |= {"versions": {name.replace("-", "_"): version(name) for name in VERSIONS}}
     if options.limit is not None:
         line["limit"] = options.limit
@@ -91,8 +93,8 @@ def run_one(side: str, task: str, seed: int, options: Options) -> None:
         file.write(json.dumps(line) + "\n")
     if options.predictions is not None and outcome.predictions:
         options.predictions.mkdir(parents=True, exist_ok=True)
-        place = options.predictions / f"{side}-{task}-{seed}.json"
-        place.write_text(json.dumps(outcome.predictions), encoding="utf-8")
+        path = options.predictions / f"{side}-{task}-{seed}.json"
+        path.write_text(json.dumps(outcome.predictions), encoding="utf-8")
 
 
 def _run_side(side: str, task: Comparison, seed: int, options: Options) -> Outcome:
@@ -112,12 +114,14 @@ def report(tasks: Sequence[str], seeds: Sequence[int] | None, options: Options) 
     """Prints for every score each seed, both means and the verdict."""
     done = finished(options.results, options.limit)
     for task in tasks:
-        wanted = _seeds(task, seeds)
+        expected = _seeds(task, seeds)
         for side in SIDES:
-            seconds = [round(done[side, task, seed]["train_seconds"]) for seed in wanted if (side, task, seed) in done]
+            seconds = [
+                round(done[side, task, seed]["train_seconds"]) for seed in expected if (side, task, seed) in done
+            ]
             print(f"{task:9} {side:13} seconds {seconds}")
         for score in COMPARISONS[task].scores:
-            _report_score(task, score, wanted, done)
+            _report_score(task, score, expected, done)
 
 
 def _report_score(task: str, score: Score, seeds: Sequence[int], done: dict[Key, dict[str, float]]) -> None:

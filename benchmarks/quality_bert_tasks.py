@@ -50,7 +50,7 @@ def run_bert_tasks(task: Comparison, data: Path, *, weights: str, seed: int, thr
     with tempfile.TemporaryDirectory() as folder:
         run = Run(task=task, data=data / task.folder, folder=Path(folder), threads=threads)
         last, seconds = _train(run, weights=weights, seed=seed)
-        metrics, predictions = SCORERS[task.kind](run, last)
+        metrics, predictions = SCORERS[task.task_type](run, last)
     return Outcome(metrics=metrics, train_seconds=seconds, predictions=predictions)
 
 
@@ -69,7 +69,7 @@ def _train(run: Run, *, weights: str, seed: int) -> tuple[dict[str, float], floa
         "run.seed": seed,
         "run.eval_steps": AFTER_LAST_STEP,
     }
-    settings |= _span_settings(run) if task.kind == "span-extraction" else {"data.dir": run.data}
+    settings |= _span_settings(run) if task.task_type == "span-extraction" else {"data.dir": run.data}
     options = [option for key, value in settings.items() for option in ("--set", f"{key}={value}")]
     run.command("train", str(REPOSITORY / task.recipe), *options, "--output-dir", str(run.folder / "run"), "--quiet")
     lines = (run.folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -83,8 +83,8 @@ def _train(run: Run, *, weights: str, seed: int) -> tuple[dict[str, float], floa
 def _span_settings(run: Run) -> dict[str, Any]:
     """Writes the two splits as SQuAD files of their own."""
     places = {name: run.folder / f"{name}.json" for name in ("train", "validation")}
-    for place, articles in zip(places.values(), squad_splits(run.data), strict=True):
-        place.write_text(json.dumps({"version": "v2.0", "data": articles}), encoding="utf-8")
+    for path, articles in zip(places.values(), squad_splits(run.data), strict=True):
+        path.write_text(json.dumps({"version": "v2.0", "data": articles}), encoding="utf-8")
     settings = {f"data.{name}": place for name, place in places.items()}
     return settings | {
         "settings.doc_stride": run.task.doc_stride,

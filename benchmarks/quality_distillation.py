@@ -105,14 +105,14 @@ def rows_of(task: str, data: Path, count: int | None) -> dict[str, list[Row]]:
     if task == "sst2":
         for name in ("train", "dev"):
             (texts,), labels = glue_rows(folder / f"{name}.tsv", COMPARISONS[task])
-            known = PLANS[task].labels
-            sets[name] = [{"text": t, "label": known[int(label)]} for t, label in zip(texts, labels, strict=True)]
+            classes = PLANS[task].labels
+            sets[name] = [{"text": t, "label": classes[int(label)]} for t, label in zip(texts, labels, strict=True)]
         shuffled = random.Random(0).sample(sets["train"], len(sets["train"]))
         sets["train"], sets["held_out"] = shuffled[HELD_OUT_ROWS:], shuffled[:HELD_OUT_ROWS]
     else:
         for name, file in (("train", "train.txt"), ("dev", "valid.txt"), ("test", "test.txt")):
-            found = conll_sentences(folder / file)
-            sets[name] = [{"words": words, "tags": tags} for words, tags in found]
+            sentences = conll_sentences(folder / file)
+            sets[name] = [{"words": words, "tags": tags} for words, tags in sentences]
     rest = sets["train"][len(sets["train"]) if count is None else count :]
     sets["unlabelled"] = [{name: row[name] for name in ("text", "words") if name in row} for row in rest]
     return sets | {"train": sets["train"][:count]}
@@ -205,11 +205,11 @@ def results(options: argparse.Namespace) -> Iterator[tuple[tuple[str, int, str],
 
 def report(task: str, seeds: Sequence[int], options: argparse.Namespace) -> None:
     """Prints every seed, the means and the verdicts."""
-    plan, found = PLANS[task], dict(results(options))
+    plan, figures = PLANS[task], dict(results(options))
     means: dict[str, float] = {}
     speed: dict[str, float] = {}
     for side in SIDES:
-        lines = [found[task, seed, side] for seed in seeds if (task, seed, side) in found]
+        lines = [figures[task, seed, side] for seed in seeds if (task, seed, side) in figures]
         for name in lines[0]["metrics"] if lines else ():
             points = [100 * line["metrics"][name] for line in lines]
             print(f"{task:9} {side:8} {name:9} {plan.metric:10} {[round(value, 2) for value in points]}")

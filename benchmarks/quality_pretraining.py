@@ -87,23 +87,23 @@ def main() -> None:
     parser.add_argument("--sections", type=int, default=300, help="of the held-out text")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-    rows = held_out(chosen.sections)
-    for seed in chosen.seeds:
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    metrics: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    rows = held_out(arguments.sections)
+    for seed in arguments.seeds:
         for side, train in zip(SIDES, (train_ours, train_theirs), strict=True):
             with tempfile.TemporaryDirectory() as folder:
-                train(Path(folder), chosen.steps, seed)
+                train(Path(folder), arguments.steps, seed)
                 settings = {"max_length": LENGTH, "fill": "document"}
-                found[side].append(evaluate(Path(folder) / "model", rows, task=TASK, settings=settings))
-            print(f"seed {seed}  {side:14}{found[side][-1]}", flush=True)
-    ours, theirs = (statistics.mean(one["loss"] for one in found[side]) for side in SIDES)
+                metrics[side].append(evaluate(Path(folder) / "model", rows, task=TASK, settings=settings))
+            print(f"seed {seed}  {side:14}{metrics[side][-1]}", flush=True)
+    ours, theirs = (statistics.mean(one["loss"] for one in metrics[side]) for side in SIDES)
     print(f"mean loss {ours:.4f} and {theirs:.4f}: {'holds' if ours <= theirs + MARGIN else 'does not hold'}")
-    if chosen.json is not None:
-        options = {name: value for name, value in vars(chosen).items() if name != "json"}
-        content = {"options": options, "environment": environment(), "metrics": found}
-        write_results(chosen.json, content)
+    if arguments.json is not None:
+        options = {name: value for name, value in vars(arguments).items() if name != "json"}
+        content = {"options": options, "environment": environment(), "metrics": metrics}
+        write_results(arguments.json, content)
 
 
 if __name__ == "__main__":

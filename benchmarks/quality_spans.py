@@ -64,10 +64,10 @@ def _max_context(offsets: Sequence[Offsets], owners: Sequence[int]) -> list[froz
             key = (owner, span)
             if key not in best or score > best[key][0]:
                 best[key] = (score, window, token)
-    chosen: list[set[int]] = [set() for _ in offsets]
+    tokens_by_window: list[set[int]] = [set() for _ in offsets]
     for _, window, token in best.values():
-        chosen[window].add(token)
-    return [frozenset(tokens) for tokens in chosen]
+        tokens_by_window[window].add(token)
+    return [frozenset(tokens) for tokens in tokens_by_window]
 
 
 def gold_tokens(window: Window, question: Question) -> tuple[int, int]:
@@ -95,7 +95,7 @@ def answers_of(
     groups: list[list[int]] = [[] for _ in questions]
     for index, window in enumerate(windows):
         groups[window.question].append(index)
-    found: list[Answer] = []
+    answers: list[Answer] = []
     for question, group in zip(questions, groups, strict=True):
         null = min(float(starts[index][0] + ends[index][0]) for index in group)
         spans = [span for index in group for span in _candidates(windows[index], starts[index], ends[index], task)]
@@ -104,8 +104,8 @@ def answers_of(
             text = question.context[begin:end]
         else:
             score, text = 0.0, NO_CANDIDATE
-        found.append(Answer(key=question.key, text=text, null_odds=null - score))
-    return found
+        answers.append(Answer(key=question.key, text=text, null_odds=null - score))
+    return answers
 
 
 def _candidates(window: Window, start: np.ndarray, end: np.ndarray, task: Comparison) -> list[tuple[float, int, int]]:

@@ -31,7 +31,7 @@ class Score:
 class Comparison:
     """One data set with the hyper-parameters that both sides use; ``scores`` name metrics of either side."""
 
-    kind: Kind
+    task_type: Kind
     recipe: str
     folder: str
     scores: tuple[Score, ...]
@@ -50,14 +50,14 @@ class Comparison:
 
 COMPARISONS = {
     "sst2": Comparison(
-        kind="sequence-classification",
+        task_type="sequence-classification",
         recipe="recipes/glue/sst2.toml",
         folder="glue/SST-2",
         scores=(Score(metric="accuracy"),),
         epochs=1,
     ),
     "cola": Comparison(
-        kind="sequence-classification",
+        task_type="sequence-classification",
         recipe="recipes/glue/cola.toml",
         folder="glue/CoLA",
         scores=(Score(metric="matthews_correlation"),),
@@ -65,7 +65,7 @@ COMPARISONS = {
         epochs=3,
     ),
     "stsb": Comparison(
-        kind="regression",
+        task_type="regression",
         recipe="recipes/glue/stsb.toml",
         folder="glue/STS-B",
         scores=(Score(metric="pearson"), Score(metric="spearmanr")),
@@ -74,7 +74,7 @@ COMPARISONS = {
         epochs=3,
     ),
     "conll2003": Comparison(
-        kind="token-classification",
+        task_type="token-classification",
         recipe="recipes/conll2003.toml",
         folder="conll2003",
         scores=(Score(metric="test/overall_f1"),),
@@ -83,7 +83,7 @@ COMPARISONS = {
         max_length=256,
     ),
     "squad": Comparison(
-        kind="span-extraction",
+        task_type="span-extraction",
         recipe="recipes/squad/v2.toml",
         folder="squad",
         scores=tuple(

@@ -65,7 +65,7 @@ def run_transformers(
     torch.set_num_threads(threads)
     set_seed(seed)
     job = Job(task=task, data=data, weights=_installed(weights), seed=seed, limit=limit)
-    return RUNNERS[task.kind](job)
+    return RUNNERS[task.task_type](job)
 
 
 def _installed(weights: str) -> Path:
@@ -78,7 +78,7 @@ def _installed(weights: str) -> Path:
 
 def run_sequence(job: Job) -> Outcome:
     """Classification of one text, or a number for one or two texts; scored on dev."""
-    regression = job.task.kind == "regression"
+    regression = job.task.task_type == "regression"
     tokenizer = AutoTokenizer.from_pretrained(job.weights)
     model = AutoModelForSequenceClassification.from_pretrained(job.weights, num_labels=1 if regression else 2)
 

@@ -68,8 +68,8 @@ class Result:
 
 def texts(count: int) -> list[str]:
     with (REPOSITORY / "recipes/data/feedback/train.csv").open(encoding="utf-8", newline="") as file:
-        known = [row["text"] for row in csv.DictReader(file)]
-    return [f"{known[number % len(known)]} ({number})" for number in range(count)]
+        rows = [row["text"] for row in csv.DictReader(file)]
+    return [f"{rows[number % len(rows)]} ({number})" for number in range(count)]
 
 
 @contextmanager
@@ -79,9 +79,9 @@ def server(model: str, options: Sequence[str]) -> Iterator[int]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        found = re.search(r"http://[^:]+:(\d+)", process.stdout.readline())
-        assert found is not None, "the server did not start"
-        yield int(found[1])
+        match = re.search(r"http://[^:]+:(\d+)", process.stdout.readline())
+        assert match is not None, "the server did not start"
+        yield int(match[1])
     finally:
         process.terminate()
         process.wait(LONGEST_WAIT)
@@ -156,42 +156,42 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=300.0)
     options.add_argument("--results", type=Path)
-    given = options.parse_args()
-    rows = texts(given.requests)
-    expected = expected_scores(given.model, rows)
-    end, load = time.monotonic() + given.seconds, os.getloadavg()
-    found: dict[tuple[str, int], list[Round]] = {}
+    arguments = options.parse_args()
+    rows = texts(arguments.requests)
+    expected = expected_scores(arguments.model, rows)
+    end, load = time.monotonic() + arguments.seconds, os.getloadavg()
+    rounds_by_load: dict[tuple[str, int], list[Round]] = {}
     with ExitStack() as stack:
-        ports = {name: stack.enter_context(server(given.model, extra)) for name, extra in OPTIONS.items()}
+        ports = {name: stack.enter_context(server(arguments.model, extra)) for name, extra in OPTIONS.items()}
         for port in ports.values():
             asyncio.run(one_round(port, 8, rows[:64], expected))  # warm
-        for _ in range(given.rounds):
-            if found and time.monotonic() > end:
+        for _ in range(arguments.rounds):
+            if rounds_by_load and time.monotonic() > end:
                 break
-            for clients in given.clients:
+            for clients in arguments.clients:
                 for name, port in ports.items():
                     measured = asyncio.run(one_round(port, clients, rows, expected))
-                    found.setdefault((name, clients), []).append(measured)
-    results = [summary(name, clients, rounds) for (name, clients), rounds in found.items()]
+                    rounds_by_load.setdefault((name, clients), []).append(measured)
+    results = [summary(name, clients, rounds) for (name, clients), rounds in rounds_by_load.items()]
     faster = {
         clients: round(
             statistics.median(
                 ours.requests_per_second / theirs.requests_per_second
-                for ours, theirs in zip(found[BATCHING, clients], found[ALONE, clients], strict=True)
+                for ours, theirs in zip(rounds_by_load[BATCHING, clients], rounds_by_load[ALONE, clients], strict=True)
             ),
             2,
         )
-        for clients in given.clients
+        for clients in arguments.clients
     }
     for result in results:
         print(json.dumps(asdict(result)))
     print("batching is faster by", faster)
-    if given.results is not None:
+    if arguments.results is not None:
         machine = {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "machine": platform.machine()}
         loads = {"load_before": load, "load_after": os.getloadavg()}
         versions = {"python": platform.python_version(), "torch": torch.__version__}
         content = {"results": [asdict(r) for r in results], "batching_is_faster": faster} | machine | loads | versions
-        write_results(given.results, content)
+        write_results(arguments.results, content)
 
 
 if __name__ == "__main__":

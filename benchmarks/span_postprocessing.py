@@ -103,8 +103,8 @@ def peaked_logits(work: Predictor, generator: np.random.Generator) -> list[Forwa
     """Up to 10 more near one token of the context, the end two tokens behind the start."""
     logits = random_logits(work, generator)
     for values, feature in zip(logits, work.features, strict=True):
-        place = generator.choice(np.flatnonzero(_table(feature)[:, 2] != NOT_CONTEXT))
-        distance = np.abs(np.arange(values.shape[1]) - np.array([[place], [place + 2]]))
+        position = generator.choice(np.flatnonzero(_table(feature)[:, 2] != NOT_CONTEXT))
+        distance = np.abs(np.arange(values.shape[1]) - np.array([[position], [position + 2]]))
         values += (10 * np.exp(-distance / 8)).astype(np.float32)
     return logits
 
@@ -133,14 +133,14 @@ def answered(
     work: Predictor, batches: Sequence[Sequence[torch.Tensor]], *, with_null: bool = True
 ) -> list[RankedSpans]:
     """Ours. ``batches``: the logits ``[T, 2]`` of the windows of each of the work's batches."""
-    found: dict[int, torch.Tensor] = {}
+    candidates: dict[int, torch.Tensor] = {}
     limits = {"n_best": SETTINGS.n_best_size, "max_answer_length": SETTINGS.max_answer_length}
     with torch.inference_mode():
         for numbers, logits in zip(work.batches, batches, strict=True):
             roles = [bytes(work.offsets[number][2::3]) for number in numbers]
-            found |= zip(numbers, window_candidates(logits, roles, **limits).unbind(), strict=True)
+            candidates |= zip(numbers, window_candidates(logits, roles, **limits).unbind(), strict=True)
     return merge_windows(
-        [found[number] for number in range(len(work.features))],
+        [candidates[number] for number in range(len(work.features))],
         work.offsets,
         work.windows,
         [given.context for given in work.questions],
@@ -171,12 +171,12 @@ def compare(work: Predictor, logits: Sequence[ForwardFn], theirs: Callable[..., 
     with tempfile.TemporaryDirectory() as folder:
         answers = theirs(version_2_with_negative=with_null, output_dir=folder)
         lists = json.loads((Path(folder) / "nbest_predictions.json").read_text(encoding="utf-8"))
-    for given, found in zip(work.questions, ours, strict=True):
-        assert found.answer(0.0).text == answers[given.key], given
-        expected = lists[given.key]
-        assert [span.text for span in found.n_best] == [entry["text"] for entry in expected], given
-        pairs = zip(found.n_best, expected, strict=True)
-        assert all(abs(span.score - entry["probability"]) < 1e-6 for span, entry in pairs), given
+    for question, prediction in zip(work.questions, ours, strict=True):
+        assert prediction.answer(0.0).text == answers[question.key], question
+        expected = lists[question.key]
+        assert [span.text for span in prediction.n_best] == [entry["text"] for entry in expected], question
+        pairs = zip(prediction.n_best, expected, strict=True)
+        assert all(abs(span.score - entry["probability"]) < 1e-6 for span, entry in pairs), question
 
 
 def processor_seconds(call: Callable[[], Any]) -> float:

@@ -1,4 +1,4 @@
-"""Writes the tables of two pages and the README's sentence on speed, from the files in benchmarks/results.
+"""Writes the tables of two pages, and the README's figures and chart of speed, from the files in benchmarks/results.
 
     python benchmarks/tables.py
     python benchmarks/tables.py --check   # exits with 1 if a page is not what the results say
@@ -18,20 +18,28 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/performance.md", "docs/quality.md")
+CHART = "docs/images/speed.svg"
 FILES = {
-    "training": ("train_throughput_epyc_zen5.json", "train_throughput_epyc_zen5_bf16.json"),
-    "pre-training": ("pretrain_throughput_epyc_zen5.json",),
-    "prediction": ("predict_throughput_epyc_zen5.json", "embed_throughput_epyc_avx512.json"),
-    "memory": ("vocabulary_rows_epyc_avx512.json", "long_inputs_epyc_avx512.json"),
+    "training": (
+        "train_throughput_epyc_zen4_bert_base.json",
+        "train_throughput_epyc_zen4.json",
+    ),
+    "pre-training": ("pretrain_throughput_epyc_zen4.json",),
+    "prediction": ("predict_throughput_epyc_zen4.json", "embed_throughput_epyc_zen4.json"),
+    "memory": ("vocabulary_rows_epyc_zen4.json", "long_inputs_epyc_zen4.json"),
+    "accumulation": ("accumulation.json",),
     "gpu": ("gpu_h100.json",),
     "quality": ("quality.jsonl", "quality_rounded.jsonl", "quality_pretraining.json"),
     "distillation": ("quality_distillation.jsonl",),
 }
-FILES["quality"] += (FILES["training"][0], *FILES["pre-training"])
+FILES["quality"] += (FILES["training"][1], *FILES["pre-training"])
 FILES["speed"] = (FILES["training"][0], FILES["prediction"][0], *FILES["gpu"])
+WITHOUT_CAPTION = ("speed", "accumulation")
 GENERATIONS = {"family 25, model 17": "Zen 4", "family 26, model 2": "Zen 5"}  # of processors with the same name
 DATA = {"stsb": "STS-B", "rte": "RTE", "sst2": "SST-2", "conll2003": "CoNLL-2003", "squad": "SQuAD"}
+MODELS = {"embedded": "MiniLM", "bert-base": "BERT-base"}
 PRE_TRAINING = {"sparse": "Trainer, masked tokens only", "grouped": "Trainer, run_mlm.py"}
+WAYS = {"1 x 16": "1 batch of 16", "4 x 4": "4 micro-batches of 4", "2 processes x 8": "2 processes with 8 each"}
 LIBRARIES = {"pipeline()": "`pipeline()`", "openvino": "OpenVINO"}
 EMBEDDING = ("sentence-transformers", "the same, fastest batch size")
 QUALITY_SIDES = ("transformers", "bert_tasks")
@@ -74,52 +82,61 @@ def table(*rows: Sequence[str]) -> list[str]:
 
 def facts(result: Result) -> Result:
     """Returns what a file says of the machine, together with what it says of the run."""
-    known = dict(result)
-    for part in ("environment", "machine", "options"):
-        known |= result.get(part, {})
-    return known
+    values = dict(result)
+    for section in ("environment", "machine", "options"):
+        values |= result.get(section, {})
+    return values
 
 
 def processor(result: Result) -> str:
-    known = facts(result)
-    name: str = next(known[name] for name in ("device", "cpu", "processor") if name in known).partition(" (AVX")[0]
-    is_named = "device" not in known and known.get("cpu_model") in GENERATIONS
-    return f"{name}, {GENERATIONS[known['cpu_model']]}" if is_named else name
+    values = facts(result)
+    name: str = next(values[name] for name in ("device", "cpu", "processor") if name in values).partition(" (AVX")[0]
+    is_named = "device" not in values and values.get("cpu_model") in GENERATIONS
+    return f"{name}, {GENERATIONS[values['cpu_model']]}" if is_named else name
 
 
 def caption(result: Result | Lines) -> str:
     """Returns the processor, the threads, the date and the commit, as far as the file records them."""
     if isinstance(result, list):
         return f"{len(result)} runs"
-    known = facts(result)
+    fields = facts(result)
     templates = {"threads": "{} threads", "date": "{}", "commit": "{}"}
-    values = [text.format(known[name]) for name, text in templates.items() if name in known]
+    values = [text.format(fields[name]) for name, text in templates.items() if name in fields]
     return ", ".join([processor(result), *values])
 
 
-def training_ratios(result: Result) -> dict[str, float]:
-    seconds = {row["workload"]: row["seconds"] for row in result["results"]}
-    return {name: ratio(sides["grouped"], sides["ours"]) for name, sides in seconds.items()}
+def training_cells(result: Result) -> dict[str, dict[str, float]]:
+    """Returns tokens/s, the speed-up and the share of the limit, if it was measured, by data set."""
+    cells: dict[str, dict[str, float]] = {}
+    for row in result["results"]:
+        seconds = row["seconds"]
+        tokens = row["tokens"] / statistics.median(seconds["ours"])
+        values = {"tokens/s": tokens, "speed-up": ratio(seconds["grouped"], seconds["ours"])}
+        if "limit" in seconds:
+            values["limit"] = ratio(seconds["limit"], seconds["ours"])
+        cells[row["workload"]] = values
+    return cells
 
 
 def training(*results: Result) -> list[str]:
-    """Returns a row for each data set, and two columns for each file: in float32, then in bf16."""
-    rows = {name: [label, *["", ""] * len(results)] for name, label in DATA.items()}
-    for column, result in enumerate(results):
-        for row in result["results"]:
-            tokens = row["tokens"] / statistics.median(row["seconds"]["ours"])
-            values = (tokens, training_ratios(result)[row["workload"]])
-            rows[row["workload"]][2 * column + 1 : 2 * column + 3] = map(number, values)
-    head = [title for precision in ("float32", "bf16")[: len(results)] for title in (precision, "speed-up")]
-    return table(["tokens/s", *head], *rows.values())
+    """Returns a row for each data set, and a group of columns for each file."""
+    head, rows = ["tokens/s"], {name: [label] for name, label in DATA.items()}
+    for result in results:
+        cells = training_cells(result)
+        titles = list(next(iter(cells.values())))
+        options = result["options"]
+        head += [f"{MODELS[options['shape']]}{', bf16' if options['bf16'] else ''}", *titles[1:]]
+        for name, row in rows.items():
+            row += [number(cells[name][title]) if name in cells else "" for title in titles]
+    return table(head, *rows.values())
 
 
 def pre_training(result: Result) -> list[str]:
     rows, ours = [], result["sides"]["ours"]
     for name, label in {"ours": "bert_tasks", **PRE_TRAINING}.items():
         side = result["sides"][name]
-        speeds, own = ([one["tokens"] / seconds for seconds in one["seconds"]] for one in (side, ours))
-        factors = [ratio(own, speeds), ours["peak_mib"] / side["peak_mib"]]
+        speeds, baseline = ([one["tokens"] / seconds for seconds in one["seconds"]] for one in (side, ours))
+        factors = [ratio(baseline, speeds), ours["peak_mib"] / side["peak_mib"]]
         factor, share = ["", ""] if side is ours else map(number, factors)
         rows.append([label, number(statistics.median(speeds)), factor, share])
     return table(["", "tokens/s", "speed-up", "memory"], *rows)
@@ -132,9 +149,9 @@ def prediction(result: Result, embedding: Result) -> list[str]:
     for name in names:
         cells = [LIBRARIES.get(name, name)]
         for precision in precisions:
-            side, own = result["sides"].get(name + precision), result["seconds"].get(ours + precision)
+            side, baseline = result["sides"].get(name + precision), result["seconds"].get(ours + precision)
             times = result["seconds"].get(name + precision)
-            factor = "" if name == ours or not own or not times else f" ({number(ratio(times, own))})"
+            factor = "" if name == ours or not baseline or not times else f" ({number(ratio(times, baseline))})"
             cells.append("" if side is None else number(side["rows_per_second"][1]) + factor)
         rows.append(cells)
     sides = [result["sides"].get(ours + precision) for precision in precisions[1:]]
@@ -160,11 +177,11 @@ def memory(vocabulary: Result, long_text: Result) -> list[str]:
     return table(["peak MiB", "bert_tasks", "transformers", "memory", "speed-up"], *rows)
 
 
-def gpu_cells(result: Result, kind: str) -> dict[tuple[str, str, int], tuple[Result, Result]]:
+def gpu_cells(result: Result, workload: str) -> dict[tuple[str, str, int], tuple[Result, Result]]:
     """Returns our side and the fastest other one by shape, lengths and batch size."""
     sides: dict[tuple[str, str, int], dict[str, Result]] = {}
     for row in result["results"]:
-        if row["kind"] == kind and "error" not in row and row["side"] != "ours eager":
+        if row["kind"] == workload and "error" not in row and row["side"] != "ours eager":
             sides.setdefault((row["shape"], row["lengths"], row["batch_size"]), {})[row["side"]] = row
     return {
         cell: (rows.pop("ours"), max(rows.values(), key=lambda row: float(row["tokens_per_second"])))
@@ -173,8 +190,8 @@ def gpu_cells(result: Result, kind: str) -> dict[tuple[str, str, int], tuple[Res
     }
 
 
-def gpu_ratios(result: Result, kind: str) -> dict[tuple[str, str, int], float]:
-    cells = gpu_cells(result, kind).items()
+def gpu_ratios(result: Result, workload: str) -> dict[tuple[str, str, int], float]:
+    cells = gpu_cells(result, workload).items()
     return {cell: ours["tokens_per_second"] / theirs["tokens_per_second"] for cell, (ours, theirs) in cells}
 
 
@@ -194,12 +211,49 @@ def speed(train: Result, predict: Result, card: Result) -> list[str]:
     """Returns the README's sentences, as lines of a list item."""
     pipeline = number(ratio(predict["seconds"]["pipeline()"], predict["seconds"]["bert_tasks"]))
     bert_base = span([value for cell, value in gpu_ratios(card, "training").items() if cell[0] == "bert-base"])
-    fitting = span(list(training_ratios(train).values()))
+    fitting = span([cells["speed-up"] for cells in training_cells(train).values()])
     return [
-        f"  Fine-tuning in float32 runs {fitting} times as fast as transformers' Trainer at its best",
-        f"  ({processor(train)}), on a GPU {bert_base} times ({processor(card)}, BERT-base),",
-        f"  and prediction {pipeline} times as fast as `pipeline()` ({processor(predict)}).",
+        f"Fine-tuning BERT-base runs {fitting} times as fast as transformers' Trainer at its best ({processor(train)},",
+        f"float32), on a GPU {bert_base} times ({processor(card)}, bfloat16), and MiniLM predicts {pipeline}",
+        "times as fast as `pipeline()`. [Performance](docs/performance.md) has the measurements.",
     ]
+
+
+def accumulation(result: Result) -> list[str]:
+    """Returns the loss and the norm of the gradient of each way to make a step."""
+    steps = [result["steps"][side] for side in ("bert_tasks", "transformers")]
+    rows = [
+        [label, *("{loss:.2f}, {grad_norm:.2f}".format(**side[name]) for side in steps)] for name, label in WAYS.items()
+    ]
+    return table(["loss, gradient norm", "bert_tasks", "Trainer"], *rows)
+
+
+def chart(result: Result) -> str:
+    """Returns an SVG image with two bars for each data set: tokens/s of bert_tasks and of the Trainer."""
+    bars = []
+    for row in result["results"]:
+        for side, label in (("ours", "bert_tasks"), ("grouped", "Trainer")):
+            speed = row["tokens"] / statistics.median(row["seconds"][side])
+            bars.append((DATA[row["workload"]] if side == "ours" else "", label, speed))
+    longest = max(speed for *_, speed in bars)
+    lines = []
+    for i, (name, label, speed) in enumerate(bars):
+        top = 46 + 20 * i + 12 * (i // 2)
+        width = round(360 * speed / longest)
+        colour = "#2563eb" if label == "bert_tasks" else "#9ca3af"
+        lines += [
+            f'<text x="8" y="{top + 13}" font-weight="bold">{name}</text>' if name else "",
+            f'<text x="178" y="{top + 13}" text-anchor="end">{label}</text>',
+            f'<rect x="186" y="{top}" width="{width}" height="17" fill="{colour}"/>',
+            f'<text x="{192 + width}" y="{top + 13}">{number(speed)}</text>',
+        ]
+    height = 52 + 20 * len(bars) + 6 * len(bars)
+    title = f"Fine-tuning {MODELS[result['options']['shape']]}, tokens/s ({processor(result)}, float32)"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{height}" viewBox="0 0 640 {height}"'
+    head += ' font-family="sans-serif" font-size="13" fill="#111827">'
+    background = f'<rect width="640" height="{height}" fill="#ffffff"/>'
+    heading = f'<text x="8" y="24" font-size="15">{title}</text>'
+    return "\n".join([head, background, heading, *filter(None, lines), "</svg>\n"])
 
 
 def seeds(values: Sequence[float]) -> str:
@@ -232,7 +286,12 @@ def quality(runs: Lines, rounded: Lines, masked: Result, train: Result, pretrain
         workload = workloads.get(task, {"seconds": {}})
         times = [workload["seconds"][side] for side in ("grouped", "ours") if side in workload["seconds"]]
         tokens = [number(workload["tokens"] / statistics.median(seconds)) for seconds in times]
-        rows.append([*quality_row(label, sides), " and ".join(tokens), ""])
+        measured = [
+            [line["peak_mib"] for line in lines if line["side"] == name and "peak_mib" in line]
+            for name in QUALITY_SIDES
+        ]
+        peaks = [number(statistics.median(values)) for values in measured if values]
+        rows.append([*quality_row(label, sides), " and ".join(tokens), " and ".join(peaks)])
     losses = [[run["loss"] for run in masked["metrics"][side]] for side in QUALITY_SIDES]
     peers = [pretrain["sides"][side] for side in ("sparse", "ours")]
     tokens = [number(side["tokens"] / statistics.median(side["seconds"])) for side in peers]
@@ -265,6 +324,7 @@ RENDERERS: dict[str, Callable[..., list[str]]] = {
     "quality": quality,
     "distillation": distillation,
     "speed": speed,
+    "accumulation": accumulation,
 }
 MARKED = re.compile(r"(<!--table:([\w-]+)-->\s).*?(\s<!--end-->)", re.DOTALL)
 
@@ -279,7 +339,7 @@ def rendered(name: str) -> str:
     paths = [ROOT / "benchmarks" / "results" / file for file in FILES[name]]
     results = [read_result(path) for path in paths]
     lines = RENDERERS[name](*results)
-    if name != "speed":
+    if name not in WITHOUT_CAPTION:
         links: dict[str, str] = {}
         for result, path in zip(results, paths, strict=True):
             links.setdefault(caption(result), path.name)
@@ -297,13 +357,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="exit with 1 if a page is out of date")
     options = parser.parse_args()
-    for page in (ROOT / name for name in PAGES):
-        text = page.read_text(encoding="utf-8")
-        if updated(text) == text:
+    for path in (ROOT / name for name in (*PAGES, CHART)):
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        measured = read_result(ROOT / "benchmarks" / "results" / FILES["training"][0])
+        expected = chart(measured) if path.suffix == ".svg" else updated(text)
+        if expected == text:
             continue
         if options.check:
-            raise SystemExit(f"{page} is not what the results say. Run `python benchmarks/tables.py`.")
-        page.write_text(updated(text), encoding="utf-8")
+            raise SystemExit(f"{path} is not what the results say. Run `python benchmarks/tables.py`.")
+        path.write_text(expected, encoding="utf-8")
 
 
 if __name__ == "__main__":

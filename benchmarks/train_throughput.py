@@ -2,15 +2,16 @@
 
     BERT_TASKS_DATA=DIR python benchmarks/train_throughput.py --repeats 5 --json throughput.json
 
-Sides: our ``fit``; Trainer with the padding of its example scripts (``padded``); Trainer with dynamic padding
-(``dynamic``); Trainer at its best (``grouped``: dynamic padding, batches of like lengths), all with
-scaled_dot_product_attention and fused AdamW, without evaluation, saving or logging; ``routed``: Trainer at its best
-with its linear layers in the matrix library that ours chooses, for information; and ``limit``: the matrix products of
-our steps alone, each in its fastest library, and a copy of as many bytes as AdamW and the norm of the gradients read
-and write. The share of the limit depends on the processor less than a speed does. Every side lives in a process of its own and warms up before it is timed;
-the sides take turns. What is timed is an epoch over sampled rows that are tokenized already: batches, forward,
-backward, clipping and AdamW. Dropout is the checkpoint's on both sides; ``--no-attention-dropout`` sets that of
-attention weights to 0 on both.
+Sides are our ``fit``; the Trainer with the padding of its example scripts (``padded``), with dynamic padding
+(``dynamic``) and at its best (``grouped``: dynamic padding, batches of like lengths), all with
+scaled_dot_product_attention and fused AdamW, without evaluation, saving or logging; and, for information, the Trainer
+at its best with linear layers in the matrix library that ours chooses (``routed``). ``limit`` is the least time of our
+own steps: their matrix products, each in its fastest library, and a copy of as many bytes as AdamW and the norm of the
+gradients read and write. The share of the limit depends less on the processor than a speed does.
+
+Every side lives in a process of its own and warms up before it is timed. The sides take turns. What is timed is an
+epoch over sampled rows that are tokenized already: batches, forward, backward, clipping and AdamW. Dropout is the
+checkpoint's on both sides; ``--no-attention-dropout`` sets the dropout of attention weights to 0 on both.
 
 On a GPU, with transformers' ``torch_compile`` as one more side:
 
@@ -62,7 +63,7 @@ class Options:
 
     Attributes:
         attention_dropout: that of the checkpoint, or 0 on both sides.
-        share: of the workloads' rows.
+        share: of the workload's batches.
         clock: a name of ``CLOCKS``.
     """
 
@@ -144,7 +145,7 @@ def train_theirs(
         work.trainer_collator(to_max_length=padding),
         options,
         batch_size=work.workload.batch_size,
-        sampling=sampling,
+        sampling="sequential" if options.share < 1 and sampling == "group_by_length" else sampling,
         compiled=compiled,
     )
 
@@ -278,8 +279,8 @@ def library(side: str, workload: str, options: Options) -> str:
         return options.device.type
     if side == "limit":
         return f"onednn {_products(options.work(workload), options).onednn_share:.0%}"
-    chosen = matmul_library() if side in ("ours", "routed") else "mkl"
-    return "onednn" if options.bf16 else chosen
+    default = matmul_library() if side in ("ours", "routed") else "mkl"
+    return "onednn" if options.bf16 else default
 
 
 def measure(workload: str, sides: Sequence[str], options: Options) -> dict[str, Any]:
@@ -298,17 +299,17 @@ def measure(workload: str, sides: Sequence[str], options: Options) -> dict[str, 
     return {"workload": workload, "tokens": tokens[0], "seconds": seconds, "matmul_library": libraries}
 
 
-def report(found: dict[str, Any]) -> list[str]:
+def report(result: dict[str, Any]) -> list[str]:
     """A line for each side: median time with quartiles, real tokens a second, its time over ours, and its library."""
-    medians = {side: statistics.median(values) for side, values in found["seconds"].items()}
+    medians = {side: statistics.median(values) for side, values in result["seconds"].items()}
     lines = []
-    for side, values in found["seconds"].items():
+    for side, values in result["seconds"].items():
         low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-        turns = [theirs / ours for theirs, ours in zip(values, found["seconds"].get("ours", values), strict=True)]
+        turns = [theirs / ours for theirs, ours in zip(values, result["seconds"].get("ours", values), strict=True)]
         lines.append(
-            f"{found['workload']:10}{side:9}{medians[side]:8.2f} s ({low:.2f} to {high:.2f})"
-            f"{found['tokens'] / medians[side]:10.0f} tokens/s{statistics.median(turns):7.2f} x ours"
-            f"  {found['matmul_library'][side]}"
+            f"{result['workload']:10}{side:9}{medians[side]:8.2f} s ({low:.2f} to {high:.2f})"
+            f"{result['tokens'] / medians[side]:10.0f} tokens/s{statistics.median(turns):7.2f} x ours"
+            f"  {result['matmul_library'][side]}"
         )
     return lines
 
@@ -323,32 +324,32 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--share", type=float, default=1.0, help="of the rows, for a quick look")
+    parser.add_argument("--share", type=float, default=1.0, help="of the batches, for a quick look or a large model")
     parser.add_argument(
         "--clock", choices=list(CLOCKS), default="wall", help="processor: on a busy machine, one thread"
     )
     parser.add_argument("--no-attention-dropout", action="store_true")
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     options = Options(
-        threads=chosen.threads,
-        repeats=chosen.repeats,
-        shape=chosen.shape,
-        bf16=chosen.bf16,
-        attention_dropout=not chosen.no_attention_dropout,
-        share=chosen.share,
-        clock=chosen.clock,
+        threads=arguments.threads,
+        repeats=arguments.repeats,
+        shape=arguments.shape,
+        bf16=arguments.bf16,
+        attention_dropout=not arguments.no_attention_dropout,
+        share=arguments.share,
+        clock=arguments.clock,
     )
     torch.set_num_threads(options.threads)
     machine = environment()
     print(f"{machine['cpu']}, {machine['threads']} threads, float32 matrix library {machine['matmul_library']}")
-    found = []
-    for workload in chosen.workload if chosen.workload is not None else [w for w in WORKLOADS if w != "squad128"]:
-        found.append(measure(workload, chosen.side if chosen.side is not None else ON_EVERY_DEVICE, options))
-        print("\n".join(report(found[-1])), flush=True)
-    if chosen.json is not None:
-        content = {"options": vars(options), "environment": machine, "results": found}
-        write_results(chosen.json, content)
+    results = []
+    for workload in arguments.workload if arguments.workload is not None else [w for w in WORKLOADS if w != "squad128"]:
+        results.append(measure(workload, arguments.side if arguments.side is not None else ON_EVERY_DEVICE, options))
+        print("\n".join(report(results[-1])), flush=True)
+    if arguments.json is not None:
+        content = {"options": vars(options), "environment": machine, "results": results}
+        write_results(arguments.json, content)
 
 
 if __name__ == "__main__":

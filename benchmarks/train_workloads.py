@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from datasets import Dataset
 
 from bert_tasks import TaskModel
@@ -122,9 +123,9 @@ class Predictor:
         from transformers import AutoTokenizer, DataCollatorForTokenClassification, DataCollatorWithPadding
 
         tagging = self.workload.task == "token-classification"
-        kind = DataCollatorForTokenClassification if tagging else DataCollatorWithPadding
+        collator = DataCollatorForTokenClassification if tagging else DataCollatorWithPadding
         shape: dict[str, Any] = {"padding": "max_length", "max_length": self.workload.max_length}
-        return kind(AutoTokenizer.from_pretrained(self.weights), **(shape if to_max_length else {}))
+        return collator(AutoTokenizer.from_pretrained(self.weights), **(shape if to_max_length else {}))
 
 
 def _model(workload: Workload, weights: Path, labels: Sequence[str]) -> TaskModel:
@@ -150,7 +151,7 @@ def _weights(folder: Path, shape: str, *, attention_dropout: bool) -> Path:
 
 @cache
 def prepared(name: str, *, shape: str, attention_dropout: bool, share: float) -> Predictor:
-    """The rows and features of a workload; read once in each process."""
+    """Reads the rows and features of a workload, once in each process. A share below 1 has the Trainer's order."""
     workload = WORKLOADS[name]
     holder = tempfile.TemporaryDirectory()
     atexit.register(holder.cleanup)
@@ -159,11 +160,31 @@ def prepared(name: str, *, shape: str, attention_dropout: bool, share: float) ->
     path = Path(os.environ["BERT_TASKS_DATA"]) / workload.file
     table = load_table(path, task, reading=ReadOptions(format=workload.format))
     labels = infer_labels(table, task.columns)
-    chosen = np.random.default_rng(0).permutation(len(table))[: round(workload.rows * share)]
-    rows = [table[int(i)] for i in sorted(chosen)]
+    indices = np.random.default_rng(0).permutation(len(table))[: workload.rows]
+    rows: Sequence[Row] = [table[int(i)] for i in sorted(indices)]
     model = _model(workload, weights, labels)
     features = model.task.features(rows, model.require_tokenizer())
+    if share < 1:
+        rows = _share_of_batches(rows, [len(feature["input_ids"]) for feature in features], workload.batch_size, share)
+        features = model.task.features(rows, model.require_tokenizer())
     return Predictor(workload=workload, weights=weights, labels=labels, rows=rows, features=features)
+
+
+def _share_of_batches(rows: Sequence[Row], lengths: Sequence[int], batch_size: int, share: float) -> list[Row]:
+    """Returns the rows of some of the batches that the Trainer makes of all rows, batch after batch.
+
+    The Trainer groups the lengths of at most a quarter of the rows. So batches of a share of the rows would have more
+    padding than batches of all rows.
+    """
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+
+    if len(lengths) != len(rows):
+        raise SystemExit("--share needs texts of one window")
+    generator = torch.Generator().manual_seed(0)
+    order = get_length_grouped_indices(lengths, batch_size, generator=generator)  # type: ignore[no-untyped-call]
+    step = round(1 / share)
+    starts = range(batch_size * (step // 2), len(order), batch_size * step)  # not always the longest of a group
+    return [rows[i] for start in starts for i in order[start : start + batch_size]]
 
 
 def trainer_dataset(work: Predictor) -> Dataset:

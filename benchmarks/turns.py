@@ -25,11 +25,11 @@ Figures = dict[str, float]
 
 def in_turns(sides: Sequence[str], job: Job, repeats: int) -> dict[str, list[Figures]]:
     """The figures of each side, turn by turn."""
-    found: dict[str, list[Figures]] = {side: [] for side in sides}
+    figures: dict[str, list[Figures]] = {side: [] for side in sides}
     for _ in range(repeats):
         for side in sides:
-            found[side].append(_measured({**job, "side": side}))
-    return found
+            figures[side].append(_measured({**job, "side": side}))
+    return figures
 
 
 def _measured(job: Job) -> Figures:
@@ -46,25 +46,25 @@ def _measured(job: Job) -> Figures:
     return {**figures, "peak_rss_mib": usage.ru_maxrss * 1024 / MIB, "peak_anonymous_mib": anonymous / MIB}
 
 
-def report(found: Mapping[str, Sequence[Figures]], columns: Mapping[str, str], *, baseline: str) -> list[str]:
+def report(figures: Mapping[str, Sequence[Figures]], columns: Mapping[str, str], *, baseline: str) -> list[str]:
     """A line for each side: medians over the turns, in brackets of the baseline in the same turn.
 
     Args:
         columns: names of figures and their titles.
     """
     lines = [f"{'':10}" + "".join(f"{title:>20}" for title in columns.values())]
-    for side, turns in found.items():
+    for side, turns in figures.items():
         cells = []
         for name in columns:
             cell = f"{statistics.median(turn[name] for turn in turns):,.2f}".removesuffix(".00")
-            if baseline in found and side != baseline:
-                pairs = zip(turns, found[baseline], strict=True)
+            if baseline in figures and side != baseline:
+                pairs = zip(turns, figures[baseline], strict=True)
                 cell += f" ({statistics.median(one[name] / other[name] for one, other in pairs):.3f})"
             cells.append(f"{cell:>20}")
         lines.append(f"{side:10}" + "".join(cells))
     return lines
 
 
-def write_figures(path: Path, found: Mapping[str, Sequence[Figures]]) -> None:
-    content = {"command": ["python", *sys.argv], "environment": environment(), "figures": found}
+def write_figures(path: Path, figures: Mapping[str, Sequence[Figures]]) -> None:
+    content = {"command": ["python", *sys.argv], "environment": environment(), "figures": figures}
     write_results(path, content)

@@ -71,8 +71,8 @@ def rows_of(data: Path, count: int) -> list[dict[str, Any]]:
     from bert_tasks.tasks import TokenClassification
 
     table = load_table(data / "conll2003" / "train.txt", TokenClassification(), reading=ReadOptions(format="conll"))
-    chosen = range(0, len(table), max(1, len(table) // count))[:count]
-    return [{"words": row["words"], "tags": row["tags"]} for row in (table[i] for i in chosen)]
+    indices = range(0, len(table), max(1, len(table) // count))[:count]
+    return [{"words": row["words"], "tags": row["tags"]} for row in (table[i] for i in indices)]
 
 
 # What the fresh processes run.
@@ -111,16 +111,16 @@ def train_steps(job: Job, *, vocabulary_rows: Literal["in_data", "all"]) -> Figu
         seed=0,
         accelerator=make_accelerator(precision),
     )
-    found = {"steps": steps.order.first_step(1), "tokens": int(steps.samples.lengths.sum())}
+    figures = {"steps": steps.order.first_step(1), "tokens": int(steps.samples.lengths.sum())}
     started = time.perf_counter()
     for step, batch in steps.batches():
-        if step == found["steps"]:
+        if step == figures["steps"]:
             started = time.perf_counter()
         result = steps.update(step, batch, steps.backward(step, batch))
         read_step_metrics(result, overflows=0, mixed_precision=precision)
     steps.optimizer.update_weights()
     trained = model.config.vocab_size if steps.optimizer.vocabulary is None else len(steps.optimizer.vocabulary.ids)
-    return {**found, "seconds": time.perf_counter() - started, "vocabulary_rows": trained}
+    return {**figures, "seconds": time.perf_counter() - started, "vocabulary_rows": trained}
 
 
 def train_fit(job: Job) -> Figures:
@@ -240,10 +240,10 @@ def main() -> None:
         (folder / "rows.json").write_text(json.dumps(rows_of(Path(os.environ["BERT_TASKS_DATA"]), options.rows)))
         files = {"model": str(folder / "model"), "file": str(folder / "rows.json")}
         job = {**files, "threads": options.threads, "bf16": options.bf16}
-        found = in_turns(options.side or list(SIDES), job, options.repeats)
-    print("\n".join(report(found, COLUMNS, baseline="trainer")))
+        figures = in_turns(options.side or list(SIDES), job, options.repeats)
+    print("\n".join(report(figures, COLUMNS, baseline="trainer")))
     if options.json is not None:
-        write_figures(options.json, found)
+        write_figures(options.json, figures)
 
 
 if __name__ == "__main__":

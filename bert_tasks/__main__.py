@@ -1,6 +1,6 @@
-"""``python -m bert_tasks``, which launchers such as torchrun start: the console script, with the same import path.
+"""``python -m bert_tasks``, which launchers such as torchrun start. It is the console script with the same import path.
 
-Python puts the working directory first for ``-m``; a ``torch.py`` lying there would run instead of the library.
+For ``-m``, Python puts the working directory first, so a ``torch.py`` in it would run instead of the library.
 """
 
 import sys

@@ -73,10 +73,10 @@ def fit(
             ``weight_decay``) and returns a torch optimizer.
         callback: A function that is called with each record of metrics.jsonl, or a `TrainerCallback`. A true return
             value for an evaluation ends the run.
-        report: Whether to write ``output_dir/report.html`` at the end.
-        overwrite: Whether to replace an earlier run in ``output_dir`` instead of resuming it.
-        progress: Whether to show progress on standard error.
-        settings: Keys of a recipe: all keys of ``[optim]`` and ``[run]``, ``gradient_checkpointing``, ``document``,
+        report: True to write ``output_dir/report.html`` at the end.
+        overwrite: True to replace an earlier run in ``output_dir`` instead of resuming it.
+        progress: True to show progress on standard error.
+        settings: Keys of a recipe, namely all of ``[optim]`` and ``[run]``, ``gradient_checkpointing``, ``document``,
             ``validation_share``, ``on_error``, keys of ``[teacher]`` after ``teacher_``, and fields of `ReadOptions`.
 
     Raises:
@@ -124,8 +124,8 @@ def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: boo
 
     Args:
         recipe: A recipe, or the path of its TOML file.
-        overwrite: Whether to replace an earlier run. Otherwise the result of a finished run is returned.
-        progress: Whether to show progress on standard error.
+        overwrite: True to replace an earlier run. Otherwise the result of a finished run is returned.
+        progress: True to show progress on standard error.
 
     Raises:
         RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: See ``fit``.
@@ -145,7 +145,7 @@ def write_after_run(folder: Path, *, report: bool, **options: Any) -> Path | Non
 
     Args:
         folder: The output folder of a run, of seeds, of folds or of a search.
-        report: Whether to write the report.
+        report: True to write the report.
         options: Options of ``make_report``.
 
     Returns:
@@ -168,7 +168,7 @@ def _failures_logged(file: str) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001  # outer boundary: files about a finished run
         reason = str(error) if isinstance(error, BertTasksError) else f"{type(error).__name__}: {error}"
-        _LOG.warning("no %s was written (%s); the run itself is complete", file, reason)
+        _LOG.warning("the run is complete, but writing the %s failed (%s)", file, reason)
 
 
 def _teacher_names(teacher: Teacher | None) -> Any:
@@ -187,9 +187,9 @@ def _split_arguments(settings: Mapping[str, object]) -> tuple[ReadOptions, dict[
     """
     keys, options = fit_keys(), ReadingArguments.__annotations__
     names = [*inspect.signature(fit).parameters, *keys, *options]
-    unknown = [f"unknown argument '{name}'{hf_hint(name, names)}" for name in settings if name not in {*keys, *options}]
+    unknown = [name for name in settings if name not in {*keys, *options}]
     if unknown:
-        raise UsageError(f"fit: {'; '.join(unknown)}")
+        raise UsageError("\n".join(f"fit: unknown argument '{name}'{hf_hint(name, names)}" for name in unknown))
     reading: dict[str, Any] = {name: value for name, value in settings.items() if name in {*options, "document"}}
     return ReadOptions(**reading), {name: value for name, value in settings.items() if name in keys}
 
@@ -222,13 +222,13 @@ def _splits_of_tasks(
 ) -> Splits:
     """Returns the rows of all tasks, read from the data of each."""
     if not isinstance(task, MultiTask):
-        raise UsageError("fit: train has rows by the names of tasks, and the model has one task; pass the rows")
+        raise UsageError("fit: train has rows by the names of tasks, but the model has one task. Pass the rows")
     if reading.columns:
         check_one_task(task)  # the names of columns belong to a task
     names, sets = list(task.tasks), {} if validation is None else validation
     for label, data in (("train", train), ("validation", sets)):
         if (data or label == "train") and not (isinstance(data, Mapping) and sorted(data) == names):
-            raise UsageError(f"fit: {label}: expected the rows of each of the tasks {', '.join(names)}, by their names")
+            raise UsageError(f"fit: {label} needs the rows of each of the tasks {', '.join(names)}, by their names")
     splits = []
     for name in names:
         of_task = replace(task, heads={name: task.heads[name]}, max_length=task.tasks[name].max_length)

@@ -41,30 +41,30 @@ def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = Non
     """
     cuda = torch.cuda.is_available()
     if mixed_precision == "fp16" and not cuda:
-        raise UsageError("mixed_precision = 'fp16' needs a GPU; on a CPU use 'bf16' or 'no'")
+        raise UsageError("mixed_precision = 'fp16' needs a GPU. On a CPU use 'bf16' or 'no'")
     stored = AcceleratorState._shared_state
     if stored.get("_mixed_precision", mixed_precision) != mixed_precision:
         # Accelerate keeps its first choice and has no public way to change it. The process group is stored elsewhere.
         stored.clear()
     if timeout is not None and not 1 <= timeout <= _LONGEST_TIMEOUT:
-        raise UsageError(f"a timeout of {timeout:g} s: expected 1 to {_LONGEST_TIMEOUT:,} seconds (--dist-timeout)")
+        raise UsageError(f"a timeout of {timeout:g} s, expected 1 to {_LONGEST_TIMEOUT:,} seconds (--dist-timeout)")
     group = [] if timeout is None else [InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))]
     # Without cpu=True every process that torchrun starts would run alone.
     accelerator = Accelerator(cpu=not cuda, mixed_precision=mixed_precision, kwargs_handlers=group)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != launched:
         raise UsageError(
-            f"the launcher started {launched} processes, but {accelerator.num_processes} take part; "
-            "start with: torchrun --nproc_per_node N -m bert_tasks ..."
+            f"the launcher started {launched} processes, but accelerate uses {accelerator.num_processes}. "
+            "Start with `torchrun --nproc_per_node N -m bert_tasks ...`"
         )
     if launched > 1:
         atexit.unregister(leave_process_group)
         atexit.register(leave_process_group)
-    mode = accelerator.distributed_type.name
-    if accelerator.gradient_accumulation_steps != 1 or mode not in _PLAIN:
+    mode, steps = accelerator.distributed_type.name, accelerator.gradient_accumulation_steps
+    if steps != 1 or mode not in _PLAIN:
         raise UsageError(
-            f"accelerate is configured for {mode} with {accelerator.gradient_accumulation_steps} accumulation steps; "
-            "change the configuration: here optim.micro_batch_tokens decides about accumulation, on plain processes"
+            f"accelerate is configured for {mode} with gradient_accumulation_steps = {steps}. "
+            "Configure plain processes without accumulation, because optim.micro_batch_tokens decides about it"
         )
     return accelerator
 
@@ -160,7 +160,7 @@ def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]
     if differing:
         error_type = DataError if all(name.startswith(found_in_data) for name in differing) else UsageError
         error = error_type(
-            f"the {len(gathered)} processes of this run were given different things: {'; '.join(differing.values())}. "
+            f"the {len(gathered)} processes of this run disagree on {', '.join(differing.values())}. "
             "Start all processes with the same recipe, the same arguments and the same files"
         )
         error.collective = True
@@ -168,7 +168,7 @@ def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]
 
 
 def disagreements(gathered: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Returns a sentence about the processes' values for each name that differs."""
+    """Returns the processes' values in words for each name that differs."""
     names = dict.fromkeys(name for values in gathered for name in values)
     differing: dict[str, str] = {}
     for name in names:
@@ -181,7 +181,7 @@ def disagreements(gathered: Sequence[Mapping[str, str]]) -> dict[str, str]:
                 f"on process{'es' if len(on) > 1 else ''} {', '.join(on)}"
                 for value, on in processes.items()
             )
-            differing[name] = f"{name} is {'; '.join(shown)}"
+            differing[name] = f"{name} ({', but '.join(shown)})"
     return differing
 
 
@@ -217,9 +217,9 @@ def thread_hint(threads: int, processes: int, cores: float) -> str | None:
         return None
     share = f"{processes} x {threads} threads share {cores:g} cores"
     if threads == 1:
-        return f"{share}, which slows training down: start at most {int(cores)} processes"
+        return f"{share}, which slows training down. Start at most {int(cores)} process{'es' if cores >= 2 else ''}"
     variable = f"OMP_NUM_THREADS={max(1, int(cores) // processes)}"
-    return f"{share}, which can slow training down many times: set the environment variable {variable}"
+    return f"{share}, which can slow training down many times. Set the environment variable {variable}"
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:

@@ -104,7 +104,7 @@ def check_libraries(names: Iterable[str], *, extra: str, purpose: str) -> None:
     """Raises UsageError with an install command if a library of an extra is missing."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
-        raise UsageError(f"{', '.join(missing)} not installed, needed for {purpose}: pip install '.[{extra}]'")
+        raise UsageError(f"{', '.join(missing)} not installed, needed for {purpose}. Run `pip install '.[{extra}]'`")
 
 
 def cpu_name() -> str:

@@ -69,7 +69,7 @@ def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
     """
     run, folder = Path(run), Path(folder)
     if not (run / "metrics.json").is_file():
-        raise UsageError(f"{run} holds no finished run: no metrics.json")
+        raise UsageError(f"{run} holds no finished run (no metrics.json)")
     spec = load_recipe(run / "recipe.toml").data
     if spec.format is None or spec.format not in TEST_SETS:
         raise UsageError(f"{run}: its data has the format {spec.format!r}, expected one of {', '.join(TEST_SETS)}")
@@ -102,7 +102,7 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable 
         )
     if spec.dir is None:
         raise DataError(
-            "the run was trained on single files; train it with data.dir or data.dataset, which include test rows"
+            "the run was trained on single files. Train it with data.dir or data.dataset, which include test rows"
         )
     paths = [Path(spec.dir, file) for file in test_set.files]
     path = next((path for path in paths if path.exists()), paths[0])
@@ -110,7 +110,7 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable 
         return None
     table = read_table(path, columns=columns, reading=ReadOptions(format=test_set.format), require_labels=False)
     if table.notes:
-        raise DataError(f"{path}: every test row needs a prediction, but {'; '.join(table.notes)}")
+        raise DataError(f"{path}: every test row needs a prediction, but {' and '.join(table.notes)}")
     return table
 
 

@@ -98,7 +98,7 @@ def new_folder(target: Path, *, suffix: str) -> Iterator[Path]:
 def check_new_folder(target: Path) -> None:
     """Raises UsageError if a folder is not empty or its parent is not writable."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} exists and is not an empty folder: choose another one")
+        raise UsageError(f"{target} exists and is not an empty folder. Choose another one")
     check_writable(target.absolute().parent)
 
 
@@ -149,16 +149,16 @@ def explained_disk_full(error: OSError, partial: Path) -> OSError:
         return error
     written = partial.stat().st_size if partial.exists() else 0
     free = shutil.disk_usage(partial.absolute().parent).free
-    return OSError(error.errno, f"no space left: {written} bytes written, more needed, {free} bytes free")
+    return OSError(error.errno, f"no space left after {written} bytes, {free} bytes free")
 
 
 def weights_write_error(error: Exception, folder: Path, size: int) -> str:
     """Returns why safetensors or the system could not write ``size`` bytes."""
     text = str(error)
     if (error.errno == errno.ENOSPC) if isinstance(error, OSError) else (f"os error {errno.ENOSPC}" in text):
-        return f"no space left: {size} bytes of weights needed, {shutil.disk_usage(folder).free} free"
+        return f"no space left for {size} bytes of weights, {shutil.disk_usage(folder).free} bytes free"
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return "a file is in the way; expected a folder"
+        return "a file is in the way of the folder"
     return text
 
 
@@ -199,11 +199,11 @@ def locked(folder: Path) -> Iterator[None]:
     except Timeout:
         holder = file.read_text("utf-8").strip() if file.exists() else ""
         raise UsageError(
-            f"{folder} is in use by another run ({holder}): wait until it ends, or choose another folder"
+            f"{folder} is in use by another run ({holder}). Wait until it ends, or choose another folder"
         ) from None
     except OSError as error:
         if error.errno != errno.ENOLCK:
-            raise UsageError(f"{folder}: cannot be created ({error.strerror}): choose another output folder") from error
+            raise UsageError(f"{folder}: cannot be created ({error.strerror}). Choose another output folder") from error
     try:
         with suppress(OSError):  # a full disk, so the lock's file does not name the process
             file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", "utf-8")
@@ -220,9 +220,9 @@ def check_writable(folder: Path) -> None:
     """Raises UsageError if a folder, which need not exist yet, is not writable."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
-        raise UsageError(f"{existing} is a file, expected a folder: choose another output folder")
+        raise UsageError(f"{existing} is a file, expected a folder. Choose another output folder")
     if not os.access(existing, os.W_OK):
-        raise UsageError(f"{existing} is not writable: choose another output folder")
+        raise UsageError(f"{existing} is not writable. Choose another output folder")
 
 
 def os_error_message(error: OSError) -> str:

@@ -19,7 +19,7 @@ _PRIMITIVE_CACHES: Mapping[str, str] = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 
 
 def disable_telemetry() -> None:
-    """Disables the telemetry of libraries; they read these variables when they are imported or first used."""
+    """Disables the telemetry of libraries, which read these variables when they are imported or first used."""
     _set(TELEMETRY_OFF)
 
 

@@ -32,9 +32,9 @@ def test_contrast_formula() -> None:
 
 def test_low_contrast_is_found_with_alpha_opacity_and_svg(browser: Browser, page: Path) -> None:
     browser.open(page)
-    found = {problem.text: problem for problem in browser.low_contrast()}
-    assert set(found) == {"faded", "dark on dark glass", "in svg"}
-    glass = found["dark on dark glass"]
+    problems = {problem.text: problem for problem in browser.low_contrast()}
+    assert set(problems) == {"faded", "dark on dark glass", "in svg"}
+    glass = problems["dark on dark glass"]
     assert glass.behind == pytest.approx((25.5, 25.5, 25.5), abs=1)
     assert glass.ratio == pytest.approx(contrast(glass.colour, glass.behind), abs=0.02)
 

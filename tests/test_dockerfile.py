@@ -16,9 +16,9 @@ class Instruction(NamedTuple):
 def instructions(repository: Path) -> list[Instruction]:
     text = (repository / "Dockerfile").read_text("utf-8")
     lines = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)).splitlines()
-    found = [Instruction(*line.split(maxsplit=1)) for line in lines if line.strip()]
-    assert {one.name for one in found} <= {"FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}
-    return found
+    result = [Instruction(*line.split(maxsplit=1)) for line in lines if line.strip()]
+    assert {one.name for one in result} <= {"FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}
+    return result
 
 
 def last_stage(instructions: list[Instruction]) -> list[Instruction]:
@@ -42,14 +42,14 @@ def test_it_runs_the_command_as_nobody_special(instructions: list[Instruction]) 
 
 
 def test_no_secrets_and_no_copy_of_everything(instructions: list[Instruction], repository: Path) -> None:
-    for one in instructions:
-        if one.name in ("ARG", "ENV"):
-            assert not re.search(r"token|secret|password|api_?key", one.value, flags=re.IGNORECASE), one
-        if one.name == "COPY" and not one.value.startswith("--from="):
-            *sources, target = one.value.split()
+    for instruction in instructions:
+        if instruction.name in ("ARG", "ENV"):
+            assert not re.search(r"token|secret|password|api_?key", instruction.value, flags=re.IGNORECASE), instruction
+        if instruction.name == "COPY" and not instruction.value.startswith("--from="):
+            *sources, target = instruction.value.split()
             assert target.startswith("./")
             assert "." not in sources
-            assert all((repository / source).exists() for source in sources), one
+            assert all((repository / source).exists() for source in sources), instruction
 
 
 def test_the_ignore_file_lets_through_what_is_copied(instructions: list[Instruction], repository: Path) -> None:

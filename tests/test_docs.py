@@ -145,8 +145,8 @@ def _wrong_keys(arguments: list[str]) -> Iterator[str]:
     group, named = command_line()
     words = next((n for n in (2, 1) if " ".join(arguments[:n]) in named), 0)
     if not words:
-        known = {"-h", "--help", *(name for option in group.params for name in option.opts)}
-        if arguments and arguments[0] not in known:
+        options = {"-h", "--help", *(name for option in group.params for name in option.opts)}
+        if arguments and arguments[0] not in options:
             yield f"bert-tasks {shlex.join(arguments)}: no such command"
         return
     name = " ".join(arguments[:words])
@@ -166,18 +166,18 @@ def keys() -> dict[str, set[str]]:
     schema = Recipe.model_json_schema()
     sections = {"model": "ModelSection", "data": "DataSpec", "optim": "OptimSection", "run": "RunSection"}
     sections |= {"teacher": "TeacherSection", "folds": "FoldsSection"}
-    found = {name: set(schema["$defs"][kind]["properties"]) for name, kind in sections.items()}
+    names = {name: set(schema["$defs"][kind]["properties"]) for name, kind in sections.items()}
     settings = {field.name for task in TASKS.values() for field in dataclasses.fields(task)}
-    found["search"] = found["optim"] | set(schema["$defs"]["SearchSection"]["properties"])
-    return {**found, "settings": settings, "task": set()}
+    names["search"] = names["optim"] | set(schema["$defs"]["SearchSection"]["properties"])
+    return {**names, "settings": settings, "task": set()}
 
 
 def is_key(path: str) -> bool:
     section, _, rest = path.partition(".")
-    known = keys()
+    names = keys()
     if section == "tasks":  # its keys are the names of tasks; reading the recipe checks what is below
         return True
-    return section in known and (not rest or rest.split(".")[0] in known[section])
+    return section in names and (not rest or rest.split(".")[0] in names[section])
 
 
 KEY = re.compile(r"(?<![\w./\-])((?:model|data|optim|run|settings|teacher|folds|search)\.([a-z]\w*))(?![\w(/]|\.\w+\()")
@@ -385,10 +385,10 @@ def test_comparison_of_outputs(printed: str, expected: str, verdict: bool) -> No
 
 def test_after_several_commands_the_last_ones_may_be_shown() -> None:
     several = Block(language="sh", text="a\nb\n", line=1, following="2\n")
-    one = Block(language="sh", text="a\n", line=1, following="2\n")
+    block = Block(language="sh", text="a\n", line=1, following="2\n")
     assert shows(several, "1\n2\n")
     assert not shows(several, "2\n1\n")
-    assert not shows(one, "1\n2\n")
+    assert not shows(block, "1\n2\n")
     assert shows(Block(language="sh", text="a\n", line=1), "anything")
 
 

@@ -68,7 +68,7 @@ def test_secrets_are_masked_and_the_rest_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"),
+    ("arguments", "shown"),
     [
         (["train", "a.toml", "--set", "optim.epochs=1"], ["train", "a.toml", "--set", "optim.epochs=1"]),
         (["push", "--token", "hf_x"], ["push", "--token", "***"]),
@@ -84,8 +84,8 @@ def test_secrets_are_masked_and_the_rest_is_shown() -> None:
         (["--data=https://u:p@h/x"], ["--data=https://***@h/x"]),
     ],
 )
-def test_a_command_line_without_secrets(given: list[str], shown: list[str]) -> None:
-    assert masked_arguments(given) == shown
+def test_a_command_line_without_secrets(arguments: list[str], shown: list[str]) -> None:
+    assert masked_arguments(arguments) == shown
 
 
 _SAFE = string.ascii_letters + string.digits
@@ -130,16 +130,16 @@ def test_ordinary_text_is_left_alone() -> None:
 def test_it_says_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("TRANSFORMERS_OFFLINE", "yes")
-    found = environment()
-    assert found["versions"]["torch"] == version("torch")
-    assert found["torch"]["threads"] == 1
-    assert found["torch"]["devices"] == ["cpu"] or found["torch"]["devices"][0].startswith("cuda:0 ")
-    assert found["offline"] is True
-    assert found["folders"]["HF_HOME"].startswith(f"{tmp_path / 'hub'} (does not exist yet, ")
-    assert found["cpu"]["usable_cores"] <= found["cpu"]["cores"]
-    assert found["memory"]["total"].endswith(" GiB")
-    assert {"tokenizers", "typer", "fastapi"} <= found["versions"].keys()
-    lines = [line.split() for line in environment_lines({**found, "unknown": None})]
+    facts = environment()
+    assert facts["versions"]["torch"] == version("torch")
+    assert facts["torch"]["threads"] == 1
+    assert facts["torch"]["devices"] == ["cpu"] or facts["torch"]["devices"][0].startswith("cuda:0 ")
+    assert facts["offline"] is True
+    assert facts["folders"]["HF_HOME"].startswith(f"{tmp_path / 'hub'} (does not exist yet, ")
+    assert facts["cpu"]["usable_cores"] <= facts["cpu"]["cores"]
+    assert facts["memory"]["total"].endswith(" GiB")
+    assert {"tokenizers", "typer", "fastapi"} <= facts["versions"].keys()
+    lines = [line.split() for line in environment_lines({**facts, "unknown": None})]
     for line in (["versions:"], ["torch", version("torch")], ["offline", "yes"], ["unknown", "-"]):
         assert line in lines
 
@@ -151,10 +151,10 @@ def test_missing_pieces_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(module, "_torch", broken)
     monkeypatch.setattr(module, "_memory", broken)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = environment()
-    assert found["torch"] == "not known (OSError: libcudart.so: cannot open shared object file)"
-    assert found["memory"] == found["torch"]
-    assert environment_lines(found)
+    facts = environment()
+    assert facts["torch"] == "not known (OSError: libcudart.so: cannot open shared object file)"
+    assert facts["memory"] == facts["torch"]
+    assert environment_lines(facts)
 
 
 def test_the_command_prints_no_secret() -> None:

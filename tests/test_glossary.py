@@ -85,15 +85,15 @@ def forbidden_identifiers(source: Source) -> Iterator[str]:
     for line, name in identifiers(source.tree):
         if name in NAMES:
             yield f"{source.name}:{line}: {name}, use {NAMES[name]}"
-        for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name):
-            if part.lower() in IDENTIFIERS:
-                yield f"{source.name}:{line}: {name}, use {IDENTIFIERS[part.lower()]}"
+        for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name):
+            if word.lower() in IDENTIFIERS:
+                yield f"{source.name}:{line}: {name}, use {IDENTIFIERS[word.lower()]}"
 
 
 def forbidden_phrases(name: str, text: str, line: int) -> Iterator[str]:
     for phrase, plain in PHRASES.items():
-        for found in re.finditer(phrase, text):
-            yield f"{name}:{line + text.count(chr(10), 0, found.start())}: {found[0]!r}, use {plain}"
+        for match in re.finditer(phrase, text):
+            yield f"{name}:{line + text.count(chr(10), 0, match.start())}: {match[0]!r}, use {plain}"
 
 
 def forbidden_words(source: Source) -> Iterator[str]:

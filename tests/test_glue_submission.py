@@ -39,14 +39,14 @@ def make_run(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreT
         if run.exists():
             return run
         labels = tuple(named_format(RUNS[name]).label_names.values())
-        kind = "sequence-classification" if name == "CoLA" else "pair-classification"
+        task = "sequence-classification" if name == "CoLA" else "pair-classification"
         settings = {"labels": labels} if labels else {"problem_type": "regression"}
-        model = TaskModel.from_pretrained(folder / "base", task=TASKS[kind](max_length=32, **settings))
+        model = TaskModel.from_pretrained(folder / "base", task=TASKS[task](max_length=32, **settings))
         run.mkdir(parents=True)
         model.save_pretrained(run / "model")
         (run / "metrics.json").write_text("{}")
         (run / "recipe.toml").write_text(
-            f'task = "{kind}"\n[model]\nname = "unused"\n[data]\ndir = "{folder / name}"\nformat = "{RUNS[name]}"\n'
+            f'task = "{task}"\n[model]\nname = "unused"\n[data]\ndir = "{folder / name}"\nformat = "{RUNS[name]}"\n'
         )
         return run
 

@@ -63,13 +63,13 @@ def within(module: str, homes: tuple[str, ...]) -> bool:
     return any(module == home or module.startswith(f"{home}.") for home in homes)
 
 
-def imported_unit(found: Import, submodules: set[str]) -> str | None:
+def imported_unit(statement: Import, submodules: set[str]) -> str | None:
     """The unit that an import reaches (``from bert_tasks import x`` may name one), or None for a library."""
-    if found.module.split(".")[0] != "bert_tasks":
+    if statement.module.split(".")[0] != "bert_tasks":
         return None
-    below = found.module.removeprefix("bert_tasks").removeprefix(".")
-    if below == "" and found.name in submodules:
-        return unit_of(str(found.name))
+    below = statement.module.removeprefix("bert_tasks").removeprefix(".")
+    if below == "" and statement.name in submodules:
+        return unit_of(str(statement.name))
     return unit_of(below)
 
 
@@ -79,13 +79,13 @@ def violations(sources: list[Source]) -> Iterator[str]:
         if unit_of(source.name) not in RANK:
             yield f"{source.name}: not in LAYERS, say where it belongs"
             continue
-        for found in imports(source):
-            where = f"{source.name}:{found.line}: imports {found.module}"
-            unit = imported_unit(found, submodules)
+        for statement in imports(source):
+            where = f"{source.name}:{statement.line}: imports {statement.module}"
+            unit = imported_unit(statement, submodules)
             if unit is not None:
                 yield from layer_violations(where, unit_of(source.name), unit)
             else:
-                yield from library_violations(where, source.name, found)
+                yield from library_violations(where, source.name, statement)
 
 
 def layer_violations(where: str, importer: str, imported: str) -> Iterator[str]:
@@ -95,11 +95,11 @@ def layer_violations(where: str, importer: str, imported: str) -> Iterator[str]:
         yield f"{where}: {importer!r} must not import {imported!r}"
 
 
-def library_violations(where: str, module: str, found: Import) -> Iterator[str]:
-    library = found.module.split(".")[0]
+def library_violations(where: str, module: str, statement: Import) -> Iterator[str]:
+    library = statement.module.split(".")[0]
     if library in CONFINED and not within(module, CONFINED[library]):
         yield f"{where}: only in {', '.join(CONFINED[library]) or 'no module'}"
-    if library == "transformers" and (found.module != "transformers" or found.name not in TOKENIZER_NAMES):
+    if library == "transformers" and (statement.module != "transformers" or statement.name not in TOKENIZER_NAMES):
         yield f"{where}: only {sorted(TOKENIZER_NAMES)} of transformers"
     if unit_of(module) == "encoder" and library != "torch" and library not in sys.stdlib_module_names:
         yield f"{where}: encoder imports torch and the standard library only"

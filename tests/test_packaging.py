@@ -39,9 +39,9 @@ def project(repository: Path) -> dict[str, Any]:
 def imported_distributions(sources: Iterable[Source]) -> set[str]:
     """The distributions of every library that any of the modules imports."""
     libraries = {found.module.split(".")[0] for source in sources for found in imports(source)}
-    known = packages_distributions()
+    distributions = packages_distributions()
     third_party = libraries - set(sys.stdlib_module_names) - {"bert_tasks"}
-    return {canonical(name) for library in third_party for name in known.get(library, [library])}
+    return {canonical(name) for library in third_party for name in distributions.get(library, [library])}
 
 
 @made_by_make
@@ -71,8 +71,8 @@ def test_make_builds_the_wheel_anew_when_any_of_its_files_changes(repository: Pa
     if make is None:
         pytest.skip("no make on the path")
     command = [make, "--print-data-base", "--question", "--directory", str(repository), "help"]
-    known = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
-    (sources,) = re.findall(r"^SOURCES := (.*)$", known, re.MULTILINE)
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+    (sources,) = re.findall(r"^SOURCES := (.*)$", output, re.MULTILINE)
     packaged = (file for file in (repository / "bert_tasks").rglob("*") if file.suffix in PACKAGED)
     assert {str(file.relative_to(repository)) for file in packaged} - set(sources.split()) == set()
 
@@ -101,11 +101,11 @@ def test_every_import_of_the_tests_is_declared(project: dict[str, Any], reposito
     # One module also writes files with libraries that nothing else here needs; its docstring names them.
     files = sorted(set((repository / "tests").rglob("*.py")) - {repository / "tests/support/tf1_checkpoints.py"})
     sources = [Source(f"tests.{file.stem}", file.read_text("utf-8")) for file in files]
-    own = {"campaigns", "support"}
+    packages = {"campaigns", "support"}
     extras = project["optional-dependencies"]
     needed = project["dependencies"] + [name for extra in extras.values() for name in extra]
     declared = {requirement_name(requirement) for requirement in needed}
-    assert imported_distributions(sources) - declared - own == set()
+    assert imported_distributions(sources) - declared - packages == set()
 
 
 def test_constraints_pin_every_direct_dependency_at_its_floor_or_above(

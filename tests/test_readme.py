@@ -141,17 +141,17 @@ def type_errors(
     code = "\n".join(block.text for block in readme if block.language == "python")
     (folder / "readme.py").write_text(code, encoding="utf-8")
     (folder / "program.py").write_text(TYPED_PROGRAM, encoding="utf-8")
-    place = Path(bert_tasks.__file__).parents[1]
-    environment = os.environ if place.name == "site-packages" else os.environ | {"MYPYPATH": str(place)}
+    root = Path(bert_tasks.__file__).parents[1]
+    environment = os.environ if root.name == "site-packages" else os.environ | {"MYPYPATH": str(root)}
     options = ["--strict", "--config-file", str(repository / "pyproject.toml"), "--no-error-summary"]
     options += ["--cache-dir", str(repository / "build" / "mypy")]
     command = [sys.executable, "-m", "mypy", *options, "readme.py", "program.py"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    found: dict[str, list[str]] = {"readme.py": [], "program.py": []}
+    errors: dict[str, list[str]] = {"readme.py": [], "program.py": []}
     for file, line, error in re.findall(r"^([\w.]+):(\d+): error: .*\[(.*)\]$", done.stdout, re.MULTILINE):
-        found[file].append(f"{line}: {error}")
-    return found
+        errors[file].append(f"{line}: {error}")
+    return errors
 
 
 def test_python_blocks_pass_mypy(type_errors: dict[str, list[str]]) -> None:

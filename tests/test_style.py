@@ -61,9 +61,9 @@ def storage_only(source: Source) -> Iterator[str]:
     """Files are renamed, flushed, hashed and locked in ``storage`` only."""
     if source.name == "storage":
         return
-    for found in imports(source):
-        if found.module in STORAGE_MODULES:
-            yield f"{source.name}:{found.line}: imports {found.module}, use bert_tasks.storage"
+    for statement in imports(source):
+        if statement.module in STORAGE_MODULES:
+            yield f"{source.name}:{statement.line}: imports {statement.module}, use bert_tasks.storage"
     for node in ast.walk(source.tree):
         if (isinstance(node, ast.Attribute) and ast.unparse(node) in STORAGE_FUNCTIONS) or (
             isinstance(node, ast.Call)
@@ -251,5 +251,5 @@ def test_allowed_code_passes(rule: Callable[[Source], Iterator[str]], name: str,
 
 
 def test_no_exemption_is_left_over() -> None:
-    found = {(source.name, code) for source in package_sources() for _, code in advanced_indexing(source)}
-    assert set(EXEMPT) - found == set()
+    pairs = {(source.name, code) for source in package_sources() for _, code in advanced_indexing(source)}
+    assert set(EXEMPT) - pairs == set()

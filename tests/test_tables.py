@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 PAGES = ("README.md", "docs/performance.md", "docs/quality.md")
+CHART = "docs/images/speed.svg"
 MAX_WORDS = {"performance": 500, "quality": 600}
 
 
@@ -30,8 +31,8 @@ def pages(repository: Path, tmp_path: Path) -> Path:
     """A folder with the script, the results and the pages."""
     shutil.copytree(repository / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
     shutil.copy(repository / "benchmarks" / "tables.py", tmp_path / "benchmarks")
-    (tmp_path / "docs").mkdir()
-    for name in PAGES:
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    for name in (*PAGES, CHART):
         shutil.copy(repository / name, tmp_path / name)
     return tmp_path
 
@@ -54,6 +55,16 @@ def test_changed_number_fails_and_is_corrected(pages: Path, name: str) -> None:
     assert page.read_text(encoding="utf-8") == text
 
 
+def test_changed_bar_fails_and_is_corrected(pages: Path) -> None:
+    text = (pages / CHART).read_text(encoding="utf-8")
+    assert text.count("<rect") == 1 + 2 * text.count('font-weight="bold"')  # the background, two bars for each data set
+    (pages / CHART).write_text(text.replace('width="360"', 'width="36"'), encoding="utf-8")
+    done = tables(pages, "--check")
+    assert (done.returncode, CHART in done.stderr) == (1, True)
+    assert tables(pages).returncode == 0
+    assert (pages / CHART).read_text(encoding="utf-8") == text
+
+
 def test_new_result_is_a_new_table(pages: Path, script: dict[str, Any]) -> None:
     file = pages / "benchmarks" / "results" / script["FILES"]["training"][0]
     result = json.loads(file.read_text(encoding="utf-8"))
@@ -67,7 +78,9 @@ def test_new_result_is_a_new_table(pages: Path, script: dict[str, Any]) -> None:
     text = (pages / "docs/performance.md").read_text(encoding="utf-8")
     assert "[Test, Zen 4, 3 threads, 2027-01-02, 0123abc]" in text
     assert "| STS-B | 500 | 3.0 |" in text
-    assert "Fine-tuning in float32 runs 3.0 times" in (pages / "README.md").read_text(encoding="utf-8")
+    assert "Fine-tuning BERT-base runs 3.0 times" in (pages / "README.md").read_text(encoding="utf-8")
+    chart = (pages / CHART).read_text(encoding="utf-8")
+    assert ('width="360"' in chart, 'width="103"' in chart, ">500</text>" in chart) == (True, True, True)  # 500 and 143
 
 
 @pytest.mark.parametrize(
@@ -79,7 +92,8 @@ def test_numbers_have_two_digits(script: dict[str, Any], value: float, text: str
 
 @pytest.mark.parametrize("name", MAX_WORDS)
 def test_page_is_one_screen(repository: Path, name: str) -> None:
-    assert len((repository / f"docs/{name}.md").read_text(encoding="utf-8").split()) <= MAX_WORDS[name]
+    text = (repository / f"docs/{name}.md").read_text(encoding="utf-8")
+    assert len([word for word in text.split() if word.strip("|-")]) <= MAX_WORDS[name]
 
 
 def test_difference_of_means_has_an_interval(script: dict[str, Any]) -> None:

@@ -23,9 +23,9 @@ _ACCOMPANYING = (CARD, "LICENSE*", "NOTICE*", "onnx/model*.onnx*")
 _MAIN = "main"
 _REFUSALS = {  # by the status of the hub's response
     401: REFUSED_TOKEN,
-    403: "the token may not write there (403): use one with write permission, and check the owner's name",
-    404: "the hub knows no such owner or repository, or hides it from this token (404): check the spelling",
-    413: "the hub refuses files of this size (413)",
+    403: "The token may not write there (403). Use one with write permission, and check the owner's name",
+    404: "The hub knows no such owner or repository, or hides it from this token (404). Check the spelling",
+    413: "The hub rejects files of this size (413)",
 }
 
 
@@ -58,7 +58,7 @@ class Push:
             lines.append(f"left out: {', '.join(self.left_out)}")
         visibility = "public" if self.public else "private"
         if self.url is None:
-            return [*lines, f"dry run: nothing was sent; would go to {self.repo} ({visibility}), branch {self.branch}"]
+            return [*lines, f"dry run, which sent nothing to {self.repo} ({visibility}), branch {self.branch}"]
         return [*lines, f"{self.repo} ({visibility}), branch {self.branch}: {self.url}"]
 
 
@@ -78,8 +78,8 @@ def push(
     Args:
         model: The folder of a model or of a finished run.
         repo: ``OWNER/NAME``. It is created if it does not exist.
-        dry_run: Whether to only list the files, without contacting the hub.
-        public: Whether a new repository is public, and an existing one may be.
+        dry_run: True to only list the files, without contacting the hub.
+        public: True if a new repository is public, and an existing one may be.
         branch: Branch of the repository, which is created if it does not exist. Default: main.
         message: Message of the commit.
         languages, licence: Write the card of the run again, as ``write_card`` does. Default: the card is not changed.
@@ -115,17 +115,17 @@ def push(
 def _model_folder(path: Path) -> Path:
     """Returns the folder of the model, after a check that the model can be loaded."""
     if not path.is_dir():
-        problem = "a file" if path.exists() else missing_path(path, "folder")
-        raise UsageError(f"{path}: {problem}; expected the folder of a model or of a finished run")
+        problem = "this is a file. Expected the folder of a model or of a finished run"
+        raise UsageError(f"{path}: {problem if path.exists() else missing_path(path, 'folder')}")
     if not (path / CONFIG).is_file():
         if (path / outputs.RUN).is_file() and outputs.read_summary(path) is None:
-            raise UsageError(f"{path}: the run is not finished; train it to its end, or push {path / outputs.MODEL}")
+            raise UsageError(f"{path}: the run is not finished. Train it to its end, or push {path / outputs.MODEL}")
         path = model_folder(path)
     if not (path / CONFIG).is_file():
-        raise UsageError(f"{path} is no model: it has no config.json; expected a folder that save_pretrained wrote")
+        raise UsageError(f"{path} has no config.json. Expected a folder that save_pretrained wrote")
     problems = inspect_checkpoint(path).problems
     if problems:
-        raise CheckpointError(f"{path}: the model would not load: {problems[0]}")
+        raise CheckpointError(f"{path} cannot be loaded ({problems[0]})")
     return path
 
 
@@ -140,9 +140,9 @@ def _files_to_upload(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
     ]
     for name in names_to_upload:
         if (folder / name).is_symlink():
-            raise UsageError(f"{folder / name} is a link; push a copy of the folder: cp -rL {folder} COPY")
+            raise UsageError(f"{folder / name} is a link. Push a copy of the folder (`cp -rL {folder} COPY`)")
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in PICKLES):
-            raise UsageError(f"{folder / name} holds pickled weights; load the model and save it with save_pretrained")
+            raise UsageError(f"{folder / name} holds pickled weights. Load the model and save it with save_pretrained")
     files = {name: (folder / name).stat().st_size for name in names_to_upload if (folder / name).is_file()}
     return files, tuple(name for name in names if name not in files)
 
@@ -151,14 +151,14 @@ def _upload(plan: Push, message: str) -> Push:
     from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 
     if constants.HF_HUB_OFFLINE:
-        raise UsageError("HF_HUB_OFFLINE is set: unset it to push, or use --dry-run")
+        raise UsageError("HF_HUB_OFFLINE is set. Unset it to push, or use --dry-run")
     if get_token() is None:
-        raise UsageError("there is no token: run `hf auth login` with a token that may write, or set HF_TOKEN")
+        raise UsageError("there is no token. Run `hf auth login` with a token that may write, or set HF_TOKEN")
     api = HfApi(library_name="bert-tasks")
     with _hub_errors(plan):
         api.create_repo(plan.repo, private=not plan.public, exist_ok=True)
         if not plan.public and api.model_info(plan.repo).private is False:
-            raise UsageError(f"{plan.repo} exists and is public: pass --public to push to it, or choose another name")
+            raise UsageError(f"{plan.repo} exists and is public. Pass --public to push to it, or choose another name")
         if plan.branch != _MAIN:
             api.create_branch(plan.repo, branch=plan.branch, exist_ok=True)
         operations = [CommitOperationAdd(name, plan.folder / name) for name in plan.files]
@@ -178,10 +178,10 @@ def _hub_errors(plan: Push) -> Iterator[None]:
         refused = error if isinstance(error, errors.HfHubHTTPError) else error.__cause__
         status, hub = getattr(getattr(refused, "response", None), "status_code", None), masked(constants.ENDPOINT)
         if status is not None:
-            reason = _REFUSALS.get(status, f"the hub ({hub}) answered {status}; try again later")
+            reason = _REFUSALS.get(status, f"The hub ({hub}) answered {status}. Try again later")
         else:  # not the library's message, which may be long, or quote what was sent
             reason = (
-                f"the upload to {hub} failed ({type(error).__name__}): check the network and the proxy, then push "
+                f"The upload to {hub} failed ({type(error).__name__}). Check the network and the proxy, then push "
                 "again (HF_HUB_DISABLE_XET=1 sends files by plain HTTP)"
             )
-        raise CheckpointError(f"{plan.repo}: nothing was published: {reason}") from None
+        raise CheckpointError(f"{plan.repo}: bert_tasks published nothing. {reason}") from None

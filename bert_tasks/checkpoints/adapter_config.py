@@ -31,7 +31,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     config = read_json(path, max_bytes=MAX_CONFIG_BYTES)
     for name, value in _SUPPORTED.items():
         if config.get(name, value) != value:
-            refuse(path, f"{name} = {config[name]!r}; adapters with {name} = {value!r} are supported")
+            refuse(path, f"{name} = {config[name]!r} is not supported, expected {value!r}")
     if not isinstance(config.get("base_model_name_or_path"), str):
         refuse(path, "base_model_name_or_path does not name the model that the adapters belong to")
     factors = config.get("alpha_pattern", {})

@@ -32,7 +32,7 @@ def adapter_folder(name: str | Path, base: Path) -> Path:
         UsageError: The base is a folder of adapters, too.
     """
     if _has_only_adapters(base):
-        raise UsageError(f"{base} has adapters, too: name the model that they were trained on, or no other adapters")
+        raise UsageError(f"{base} has adapters, too. Name the model that they were trained on, or no other adapters")
     folder = resolve(name)
     if not is_adapter(folder):
         raise CheckpointError(f"{name}: no {ADAPTER_CONFIG}. Name a folder of adapters, such as RUN/adapter")
@@ -78,7 +78,7 @@ def with_adapters(weights: Mapping[str, Tensor], folder: Path, base: str) -> dic
         lora_b = tensors.get(module + _LORA_B)
         target = _key_of(f"{module}.weight", weights)
         if target is None or lora_b is None or not _fit(lora_a, lora_b, weights[target]):
-            refuse(path, f"{name} fits no weight of {base}: it is another model's")
+            refuse(path, f"{name} fits no weight of {base}, so it belongs to another model")
         rank = len(lora_a)
         alpha = config["alpha_pattern"].get(module, config["lora_alpha"])
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
@@ -165,4 +165,4 @@ def adapter_files(
 
 def no_adapters(task: str) -> UsageError:
     """Returns the error of a model that has no adapters which peft could open."""
-    return UsageError(f"{task}: the model has no adapters to save: train it with lora_rank, on a head of transformers")
+    return UsageError(f"{task}: the model has no adapters to save. Train it with lora_rank, on a head of transformers")

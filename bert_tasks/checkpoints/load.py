@@ -35,7 +35,7 @@ _BROKEN_PICKLE = (
     *(OverflowError, MemoryError, struct.error, zipfile.BadZipFile),
 )
 _NOT_FINITE = (
-    "{name} holds NaN or infinite values, or values too large for {dtype}: the checkpoint is damaged or training "
+    "{name} holds NaN or infinite values, or values too large for {dtype}. The checkpoint is damaged or training "
     "diverged"
 )
 _OTHER_FORMATS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.gguf")
@@ -60,17 +60,17 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         reason = str(error).partition("\n")[0][:200]
         raise CheckpointError(
             f"{folder}: out of memory while the weights were read ({reason}). Choose a smaller model or a larger "
-            "machine. If the files are not that large, they are damaged: download them again"
+            "machine. If the files are not that large, download them again, because they are damaged"
         ) from error
     if (folder / "export.json").exists():
         raise CheckpointError(
-            f"{folder}: an exported model, which predict and evaluate run; it has no weights to train, inspect or "
-            "export again: use the model that it was made from"
+            f"{folder}: an exported model, which predict and evaluate run. It has no weights to train, inspect or "
+            "export again. Use the model that it was made from"
         )
     looked_for = ", ".join(file for name in _FORMATS for file in (name, f"{name}.index.json"))
     other = [name for name in _OTHER_FORMATS if (folder / name).exists()]
-    hint = f"; {other[0]} is not supported, save the model with transformers first" if other else ""
-    raise CheckpointError(f"{folder}: no weights; looked for {looked_for}{hint}")
+    hint = f". Save the model with transformers first, because {other[0]} is not supported" if other else ""
+    raise CheckpointError(f"{folder}: no weights. Expected one of {looked_for}{hint}")
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -86,13 +86,13 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        refuse(path, f"damaged or truncated ({error}); download it again")
+        refuse(path, f"damaged or truncated ({error}). Download it again")
     digest = None if metadata is None else metadata.get(DIGEST)
     if digest is not None and digest != tensors_digest(tensors):
         refuse(
             path,
-            f"its tensors are not those that it was saved with (their sha256 is not {DIGEST} of its metadata): it is "
-            "damaged, or was changed by a program that kept the metadata; download or save it again",
+            f"its tensors are not those that it was saved with (their sha256 is not {DIGEST} of its metadata). It is "
+            "damaged, or was changed by a program that kept the metadata. Download or save it again",
         )
     return tensors
 
@@ -119,7 +119,7 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tens
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(weight_map.values())):
         if shard != os.path.basename(shard) or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
-            refuse(path, f"{shard!r} is not a plain file name; shards must be in the folder of the index")
+            refuse(path, f"{shard!r} is not a plain file name. Shards must be in the folder of the index")
         root = Path(os.path.realpath(folder))
         if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
             root = root.parent.parent  # in the hub's cache, snapshots link to the model's ``blobs``
@@ -142,25 +142,25 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
             with zipfile.ZipFile(path) as archive:
                 size = sum(entry.file_size for entry in archive.infolist())
             if size > path.stat().st_size:
-                refuse(path, f"compressed, which torch.save never does: it expands to {size} bytes; save it again")
+                refuse(path, f"compressed, which torch.save never does. It expands to {size} bytes. Save it again")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the pickle's protocol, because the result is checked below
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
     except pickle.UnpicklingError as error:
         # torch's message advises to load without the restriction, so never pass it on.
         if "global" in str(error).lower():
-            refuse(path, "refused to load: it contains Python code, not only tensors")
-        refuse(path, "refused to load: damaged, or it contains Python code; expected tensors only")
+            refuse(path, "it contains Python code, which is never run. Expected tensors only")
+        refuse(path, "damaged, or it contains Python code, which is never run. Expected tensors only")
     except _BROKEN_PICKLE as error:
         if is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0][:160]
-        refuse(path, f"damaged or truncated ({type(error).__name__}: {reason}); download it again")
+        refuse(path, f"damaged or truncated ({type(error).__name__}: {reason}). Download it again")
     if not isinstance(content, dict):
         refuse(path, f"expected a mapping from names to tensors, found a {type(content).__name__}")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            refuse(path, f"the entry {name!r} is a {type(value).__name__}; expected tensors only")
+            refuse(path, f"the entry {name!r} is a {type(value).__name__}. Expected tensors only")
         if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
             refuse(path, f"{name} is not a plain dense tensor")
     return {name: value.detach() for name, value in content.items()}
@@ -186,7 +186,7 @@ def module_tensors(tensors: Mapping[str, Tensor], family: Family) -> dict[str, T
             for in_module, piece in zip(in_modules, pieces, strict=True):
                 name = key.replace(in_file, in_module)
                 if name in renamed:
-                    raise CheckpointError(f"{name} appears twice: as {name} and in {key}")
+                    raise CheckpointError(f"{name} appears twice, as {name} and in {key}")
                 renamed[name] = piece
     return renamed
 
@@ -216,7 +216,7 @@ class LoadReport:
             parts.append(f"new head: {', '.join(self.new)}")
         if self.dropped:
             parts.append(f"dropped: {', '.join(self.dropped)}")
-        return "; ".join([*parts, *self.notes])
+        return ". ".join(part[:1].upper() + part[1:] for part in (*parts, *self.notes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +276,7 @@ def match_weights(
         current = current_name(family, key)
         full = current if current in sources_read else family.prefix + current
         if full in keys:
-            problems.append(f"{full} appears twice: as {keys[full]} and as {key}")
+            problems.append(f"{full} appears twice, as {keys[full]} and as {key}")
             unused.remove(key)
         elif full in sources_read:
             keys[full] = key

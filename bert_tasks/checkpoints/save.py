@@ -123,7 +123,7 @@ def save_folder(
             shutil.rmtree(staging, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         size = sum(tensor.nbytes for part in (tensors, head_tensors) if part is not None for tensor in part.values())
-        raise CheckpointError(f"{folder}: cannot be written: {weights_write_error(error, folder, size)}") from error
+        raise CheckpointError(f"{folder} cannot be written ({weights_write_error(error, folder, size)})") from error
 
 
 def _write_json(content: Mapping[str, Any], path: Path) -> None:

@@ -32,7 +32,7 @@ CORPUS_COLUMNS = (Column(name="text", kind="text"), Column(name="sentences", kin
 MODEL_MAX_LENGTH = 512
 _CHECKED = 1000  # texts that are read back
 _MOST_UNKNOWN = 0.01  # of their tokens, without a warning
-_WARNING = "WARNING: {:.1%} of the tokens are unknown: raise --vocab-size, or use --type bpe, which knows all texts"
+_WARNING = "WARNING: {:.1%} of the tokens are unknown. Raise --vocab-size, or use --type bpe, which knows all texts"
 _MOST_TOKENS = 2**31 - 1
 _LARGEST_VOCABULARY = 1_000_000
 _UNIGRAM_STEP = 1e-4  # of the trainer
@@ -127,13 +127,13 @@ def train_tokenizer(
             not saved.
     """
     if type not in _SPECIAL:
-        raise UsageError(f"type = {type!r}: expected one of {', '.join(_SPECIAL)}")
+        raise UsageError(f"type is {type!r}, expected one of {', '.join(_SPECIAL)}")
     target = Path(output)
     if lowercase and type == "bpe":
-        raise UsageError("bpe works on bytes and keeps all letters as they are: train it without lowercase")
+        raise UsageError("bpe works on bytes and keeps all letters as they are. Train it without lowercase")
     least = len(_SPECIAL[type]) + (256 if type == "bpe" else 2)
     if not least <= vocab_size <= _LARGEST_VOCABULARY:
-        raise UsageError(f"vocab_size = {vocab_size}: expected {least} to {_LARGEST_VOCABULARY} for {type}")
+        raise UsageError(f"vocab_size is {vocab_size}, expected {least} to {_LARGEST_VOCABULARY} for {type}")
     check_new_folder(target)
     tables = [read_table(path, columns=CORPUS_COLUMNS, reading=reading) for path in corpus]
 
@@ -151,7 +151,7 @@ def train_tokenizer(
     except OSError as error:
         free = shutil.disk_usage(target.absolute().parent).free
         raise CheckpointError(
-            f"{target}: the tokenizer cannot be written: {os_error_message(error)} ({free} bytes free). Free space, "
+            f"{target}: the tokenizer cannot be written ({os_error_message(error)}, {free} bytes free). Free space, "
             "or choose another output folder"
         ) from error
     return TrainedTokenizer(folder=target, type=type, vocab_size=len(tokenizer), texts=sum(map(len, tables)), **result)
@@ -207,8 +207,8 @@ def _trained(
             needed = len(special) + len(ranked) + 1  # and the mark of a space
             if needed > vocab_size:
                 raise UsageError(
-                    f"unigram has a token for each of the {len(ranked)} different characters of the corpus: "
-                    f"vocab_size = {vocab_size} is too small, expected at least {needed}"
+                    f"vocab_size is {vocab_size}, expected at least {needed}, because unigram has a token for each of "
+                    f"the {len(ranked)} different characters of the corpus"
                 )
             alphabet = ranked
             backend = Tokenizer(models.Unigram())
@@ -259,7 +259,7 @@ def _read_back(
 ) -> dict[str, Any]:
     """Encodes and decodes the first texts with stock transformers, and counts tokens."""
     if opened is None or opened.convert_tokens_to_ids(list(special)) != list(range(len(special))):
-        raise CheckpointError("the tokenizer that was saved has other special tokens: please report this")
+        raise CheckpointError("the tokenizer that was saved has other special tokens. Please report this")
     normalizer = trained.backend_tokenizer.normalizer
     plain: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     checked = unknown = tokens = words = 0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the import takes a second
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 _MAX_BYTES = 200 * 2**20
-_SLOW = "a slow tokenizer without offsets; expected a tokenizer.json"
+_SLOW = "a slow tokenizer without offsets. Expected a tokenizer.json"
 _PYTHON_WORDS = (
     "the tokenizer splits words with a Python library, such as jieba for Chinese, which no tokenizer.json can hold"
 )
@@ -53,7 +53,7 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> "
     if not vocabularies:
         if not required:
             return None
-        raise CheckpointError(f"{folder}: no tokenizer; looked for {', '.join(VOCABULARIES)}")
+        raise CheckpointError(f"{folder}: no tokenizer. Expected one of {', '.join(VOCABULARIES)}")
     for name in (*vocabularies, *TOKENIZER_SETTINGS):
         if os.path.lexists(folder / name):
             path = checked_file(folder, name)
@@ -87,15 +87,15 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> "
             problem = _PYTHON_WORDS
         elif needed > vocab_size:
             problem = (
-                f"the tokenizer has {needed} tokens, but the model has {vocab_size} embeddings: they do not belong "
-                "together"
+                f"the tokenizer has {needed} tokens, but the model has {vocab_size} embeddings, so they do not "
+                "belong together"
             )
         elif not is_length or longest < 1:
             problem = f"model_max_length is {shortened(longest)}, expected a number of tokens"
         elif missing:
             problem = f"the tokenizer has no {', no '.join(missing)} token"
         elif set(tokenizer(_PROBE, add_special_tokens=False)["input_ids"]) <= {tokenizer.unk_token_id}:
-            problem = f"the tokenizer ({needed} tokens) recognises no ordinary text: its vocabulary is missing"
+            problem = f"the tokenizer ({needed} tokens) recognises no ordinary text, because its vocabulary is missing"
         else:
             _split_written_specials(tokenizer)
             return tokenizer
@@ -185,8 +185,8 @@ def with_segments(tokenizer: "PreTrainedTokenizerBase", *, second: int) -> "PreT
     changed.init_kwargs["model_input_names"] = changed.model_input_names  # what is saved
     if not _gives_segments(changed, second):
         raise CheckpointError(
-            f"the tokenizer ({type(tokenizer).__name__}) gives other segment ids than the model expects: 0 for "
-            f"the first text of a pair and {second} for the second. Choose the tokenizer of the model's family"
+            f"the tokenizer ({type(tokenizer).__name__}) returns other segment ids than the model expects (0 for "
+            f"the first text of a pair and {second} for the second). Choose the tokenizer of the model's family"
         )
     return changed
 

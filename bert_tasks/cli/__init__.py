@@ -1,4 +1,4 @@
-"""The command line: each command is a few lines that call the API. The only package that prints.
+"""The command line, where each command is a few lines that call the API. The only package that prints.
 
 Exit codes: 0 ok, 1 internal error, 2 usage or recipe, 3 data, 4 model or checkpoint, 5 diverged (or a reproduction that
 differs from its run), 143 or 130 stopped by SIGTERM or SIGINT after saving. torch and transformers are imported inside

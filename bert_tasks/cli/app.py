@@ -1,6 +1,6 @@
 """The command line's application, its help pages, and everything that a command prints.
 
-Owns standard output and standard error while a command runs. Of several processes only the first one prints.
+Owns standard output and standard error while a command runs. Only the first of several processes prints.
 """
 
 import io
@@ -36,10 +36,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 class _Parser:
-    """How a command or the application reads its arguments; a mix-in for typer's classes."""
+    """How a command or the application reads its arguments, as a mix-in for typer's classes."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters as ``--help`` shows them: metavars name the units, so typer's types and ranges are hidden."""
+        """The parameters as ``--help`` shows them. Metavars name the units, so typer's types and ranges are hidden."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the typer class beside it
         for param in params:
             if getattr(param, "is_flag", False):
@@ -108,7 +108,7 @@ def _options(
 
 
 def print_result(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-    """Prints a command's result on standard output, as lines or as JSON; see ``print_out``."""
+    """Prints a command's result on standard output, as lines or as JSON (see ``print_out``)."""
     if as_json:  # a metric that is not a number becomes null: JSON has no NaN
         plain = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)
         encoding = sys.stdout.encoding  # None: of a stream that a program has put there
@@ -143,7 +143,7 @@ def _write_errors_raised() -> Iterator[None]:
 
 
 def print_notice(text: str) -> None:
-    """Prints a line on standard output that is not the command's result; a failure to write it is ignored."""
+    """Prints a line on standard output that is not the command's result. Ignores a failure to write it."""
     if is_printing_process():
         try:
             print(printable(text), flush=True)
@@ -152,13 +152,13 @@ def print_notice(text: str) -> None:
 
 
 def print_err(text: str) -> None:
-    """Prints a line on standard error; a failure to write it is ignored."""
+    """Prints a line on standard error. Ignores a failure to write it."""
     if is_printing_process():
         write_message(text)
 
 
 class _EscapedRows:
-    """A terminal for rows: characters that would act on it are escaped as in JSON."""
+    """A terminal for rows, which escapes terminal control characters as in JSON."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -172,7 +172,7 @@ class _EscapedRows:
 
 @contextmanager
 def result_stream() -> Iterator[BinaryIO]:
-    """Standard output for one result; everything else that is printed meanwhile goes to standard error."""
+    """Standard output for one result. Everything else that is printed meanwhile goes to standard error."""
     sys.stdout.flush()
     stream = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -188,9 +188,9 @@ def result_stream() -> Iterator[BinaryIO]:
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Prepares the standard streams for a command: messages cannot fail, and every character can be encoded.
+    """Prepares the standard streams for a command, so that messages cannot fail and every character can be encoded.
 
-    A descriptor that the shell has closed (``>&-``) is reserved, so that no file gets its number; writing to it then
+    A descriptor that the shell has closed (``>&-``) is reserved, so that no file gets its number. Writing to it then
     fails as writing to a full disk does. Standard error takes messages only and drops what cannot be written.
     """
     for descriptor, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
@@ -236,7 +236,7 @@ def process_count() -> int:
 
 
 def is_printing_process() -> bool:
-    """Whether this process prints: of several, only the main one does.
+    """Returns True if this process prints. Only the first of several processes does.
 
     The launcher's variable says so before the command line has loaded accelerate, which ``distributed`` asks.
     """
@@ -247,7 +247,7 @@ def exit_without_shutdown(code: str | int | None) -> NoReturn:
     """Ends this process without Python's shutdown.
 
     In a run of several processes, a communication thread that is still alive at shutdown would abort the process and
-    replace its exit code; in a server, Python would wait for the thread that loads a model.
+    replace its exit code. In a server, Python would wait for the thread that loads a model.
     """
     if "bert_tasks.distributed" in sys.modules:
         from bert_tasks.distributed import leave_process_group

@@ -1,7 +1,7 @@
-"""The console script: runs a command and turns its errors into one short message and an exit code.
+"""The console script, which runs a command and turns its errors into one short message and an exit code.
 
-Owns the crash file that an internal error leaves for a bug report: the traceback, the command and what ``bert-tasks
-env`` prints, with secrets masked and without local variables.
+Owns the crash file that an internal error leaves for a bug report. It holds the traceback, the command and what
+``bert-tasks env`` prints, with secrets masked and without local variables.
 """
 
 import os
@@ -59,7 +59,7 @@ def _end(code: str | int | None) -> None:
 
 
 def _memory_error(error: Exception) -> CheckpointError:
-    """What the user can do if memory is used up. The notes of the error say during which work."""
+    """Returns advice for a user whose memory is used up. The notes of the error say during which work."""
     work = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
     reason = masked(str(error)).partition("\n")[0][:200]
     smaller = "Choose a smaller model, or shorter texts (settings.max_length)."
@@ -88,20 +88,20 @@ def _report_error(error: Exception, *, debug: bool) -> int:
 
 
 def _parser_message(error: TyperException) -> str:
-    """What is wrong with the arguments, and where to read about them."""
+    """Returns what is wrong with the arguments, and where to read about them."""
     context, message = getattr(error, "ctx", None), error.format_message()
     hint = "" if context is None else f" See '{context.command_path} --help'."
     return f"{message}{'' if message.endswith(('.', '?')) else '.'}{hint}"
 
 
 def _is_lost_connection(error: Exception) -> bool:
-    """Whether another process ended or does not respond, so that its error is the cause."""
+    """Returns True if another process ended or does not respond, so that its error is the cause."""
     is_of_torch = process_count() > 1 and isinstance(error, RuntimeError)
     return is_of_torch and any(sign in str(error) for sign in _LOST)
 
 
 def _message(error: Exception, *, debug: bool) -> str:
-    """The message on standard error. Of several processes, each one reports only what the first does not know."""
+    """The message on standard error. Each of several processes reports only what the first does not know."""
     rank, several = int(os.environ.get("RANK", "0")), process_count() > 1
     prefix = f"process {rank} of {process_count()}: " if several else ""
     if isinstance(error, StoppedError):
@@ -117,14 +117,14 @@ def _message(error: Exception, *, debug: bool) -> str:
         return f"{prefix}error: lost the connection to {other}, which failed first or does not respond ({reason})\n"
     if isinstance(error, OSError):
         return f"{prefix}error: {masked(os_error_message(error))[:500]}\n"
-    hint = "" if debug or several else "  --debug shows where; please report it\n"
+    hint = "" if debug or several else "  --debug shows where. Please report it\n"
     path = write_crash_file(error)
     crash = "" if path is None else f"  traceback and versions, for the report: {path}\n"
     return f"{prefix}error: internal error {type(error).__name__} ({reason})\n{hint}{crash}"
 
 
 def write_crash_file(error: Exception) -> str | None:
-    """Writes a file that only its owner can read; None if it cannot be written."""
+    """Writes a file that only its owner can read. Returns None if it cannot be written."""
     note = "Written by bert-tasks for a bug report. Secrets are masked. The error's message may quote your data."
     command = " ".join(["bert-tasks", *masked_arguments(sys.argv[1:])])
     trace = masked("".join(traceback.format_exception(error)))

@@ -144,7 +144,7 @@ def predict(
     if labels is None and (hypothesis is not None or multi_label):
         raise typer.BadParameter(f"{'--multi-label' if hypothesis is None else '--hypothesis'} needs --labels")
     if labels is not None and text_pair:
-        raise typer.BadParameter("--labels and --text-pair exclude each other: a text has the labels as second texts")
+        raise typer.BadParameter("--labels and --text-pair exclude each other, because the labels are second texts")
     if reading.format == "glue":
         from bert_tasks.glue_submission import glue_submission
 
@@ -180,7 +180,7 @@ def embed(
         Literal["mean", "cls", "max"] | None, typer.Option(help="Pooling of tokens. Default: the model's, else mean.")
     ] = None,
     no_normalize: Annotated[bool, typer.Option("--no-normalize", help="Do not scale vectors to length 1.")] = False,
-    layer: Annotated[int, typer.Option(metavar="NUMBER", help="Layer to read: -1 the last, 0 the embeddings.")] = -1,
+    layer: Annotated[int, typer.Option(metavar="NUMBER", help="Layer to read (-1 the last, 0 the embeddings).")] = -1,
     max_length: Annotated[
         int | None, typer.Option(metavar="TOKENS", help="Maximum length of a text. Default: the model's.")
     ] = None,
@@ -225,10 +225,10 @@ def embed(
 def _texts_or_data(texts: list[str] | None, seconds: list[str] | None, data: str | None, verb: str) -> Any:
     """The rows of --text and --text-pair, a file, or "-" for standard input. One text may have several second texts."""
     if data is not None and texts:
-        raise typer.BadParameter("FILE and --text exclude each other: give only one of them")
+        raise typer.BadParameter("FILE and --text exclude each other. Pass only one of them")
     if seconds and (not texts or len(texts) not in (1, len(seconds))):
         count = 0 if not texts else len(texts)
-        raise typer.BadParameter(f"{count} --text and {len(seconds)} --text-pair: give each --text its second text")
+        raise typer.BadParameter(f"{count} --text and {len(seconds)} --text-pair. Pass a --text-pair for each --text")
     if not texts:
         return _data_or_pipe(data, verb)
     if not seconds:
@@ -238,7 +238,7 @@ def _texts_or_data(texts: list[str] | None, seconds: list[str] | None, data: str
 
 def _data_or_pipe(data: str | None, verb: str) -> str:
     if data is None and sys.stdin is not None and sys.stdin.isatty():
-        raise typer.BadParameter(f"nothing to {verb}: give a file, or send rows through a pipe")
+        raise typer.BadParameter(f"nothing to {verb}. Pass a file, or send rows through a pipe")
     return "-" if data is None else data
 
 
@@ -258,7 +258,7 @@ def _rows_output(output: str, *, quiet: bool) -> Iterator[tuple[Any, Callable[[i
         if output == "-":
             state = "the remaining rows were not written"
         elif partial.is_dir():
-            state = f"{output} is not complete; run the command again to resume from the rows in {partial}"
+            state = f"{output} is not complete. Run the command again to resume from the rows in {partial}"
         print_err(f"interrupted: {state}")
         raise typer.Exit(128 + signal.SIGINT) from None
 
@@ -319,16 +319,16 @@ def serve(
     loading: dict[str, Any],
     adapters: dict[str, str],
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on. 0.0.0.0: all (use a proxy).")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on. 0.0.0.0 is all (use a proxy).")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="NUMBER", help="Port to listen on. 0: any free port.")
+        int, typer.Option(min=0, max=65535, metavar="NUMBER", help="Port to listen on. 0 is any free port.")
     ] = 8000,
     limit: Annotated[
         list[str] | None, request_option(metavar="NAME=VALUE", help="Limit of requests, e.g. rows=8. May be repeated.")
     ] = None,
     batch_tokens: Annotated[
-        int | None, request_option(min=1, metavar="TOKENS", help="Size of a batch. 1: one request. Default: by device.")
+        int | None, request_option(min=1, metavar="TOKENS", help="Batch size. 1 is one request. Default: by device.")
     ] = None,
     max_wait: Annotated[
         float, request_option(min=0, metavar="MILLISECONDS", help="Time that a request waits for a batch.")
@@ -424,7 +424,7 @@ def report(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML file about a run: curves, scores with intervals, mistakes. Several runs are compared.
+    """Write one HTML file about a run, with curves, scores with intervals, and mistakes. Several runs are compared.
 
     Example: bert-tasks report runs/first --data test.csv --mistakes mistakes.csv
     """

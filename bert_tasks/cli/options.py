@@ -42,10 +42,10 @@ Delimiter = Annotated[
 ]
 Encoding = Annotated[str | None, reading_option(metavar="NAME", help="Encoding of a text file. Default: utf-8.")]
 Header = Annotated[
-    bool | None, reading_option("--header/--no-header", help="Whether csv has a header (else columns 0, 1, ...).")
+    bool | None, reading_option("--header/--no-header", help="First line of csv is a header (else columns 0, 1, ...).")
 ]
 DataOrPipe = Annotated[
-    str | None, typer.Argument(metavar="FILE", help="Rows in csv, tsv, jsonl or parquet. Default or -: a pipe.")
+    str | None, typer.Argument(metavar="FILE", help="Rows in csv, tsv, jsonl or parquet. Default: -, a pipe.")
 ]
 LabelSeparator = Annotated[
     str | None, reading_option(metavar="TEXT", help="Separator of labels in a cell, e.g. '|'. Default: ';'.")
@@ -76,7 +76,7 @@ ProcessTimeout = Annotated[
 ]
 NewFolder = Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write, new or empty.")]
 RowsOutput = Annotated[
-    str, typer.Option("--output", "-o", metavar="FILE", help="File, whose extension is the format. -: standard output.")
+    str, typer.Option("--output", "-o", metavar="FILE", help="File, with the format's extension. - is standard output.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what the output folder holds.")]
 Texts = Annotated[
@@ -84,11 +84,11 @@ Texts = Annotated[
 ]
 Quiet = Annotated[bool, output_option("--quiet", "-q", help="Show no progress.")]
 AsJson = Annotated[bool, output_option("--json", help="Print JSON.")]
-WithReport = Annotated[bool, output_option("--report/--no-report", help="Whether to write report.html to the folder.")]
+WithReport = Annotated[bool, output_option("--report/--no-report", help="Write report.html to the folder.")]
 
 
 def shared_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a command: a parameter gets what its group, a function of options, returns."""
+    """Decorates a command, where a parameter gets what its group, a function of options, returns."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         options = {name: inspect.signature(group).parameters for name, group in groups.items()}
@@ -138,7 +138,7 @@ def served_adapters(
     """The argument ``adapters`` of ``serve``."""
     pairs = _key_value_pairs("--adapter", adapter, expected="NAME=FOLDER, e.g. mood=runs/mood/adapter")
     if adapter is not None and len(pairs) < len(adapter):
-        raise typer.BadParameter(f"--adapter {' --adapter '.join(adapter)}: two have the same name, so rename one")
+        raise typer.BadParameter(f"two of --adapter {' --adapter '.join(adapter)} have the same name. Rename one")
     return pairs
 
 
@@ -179,7 +179,7 @@ def write_options(
         str, output_option(metavar="NAMES", help="Input columns to keep: all, none, or e.g. id,text.")
     ] = "all",
     on_error: Annotated[
-        Literal["fail", "skip"], output_option(help="Action for bad rows. skip: write them to --rejects.")
+        Literal["fail", "skip"], output_option(help="Action for bad rows. skip writes them to --rejects.")
     ] = "fail",
     rejects: Annotated[
         Path | None, output_option(metavar="FILE", help="File of skipped rows. Default: OUTPUT.rejects.jsonl.")
@@ -188,7 +188,7 @@ def write_options(
         str | None, output_option(metavar="NAME", help="Format of the output, e.g. npy. Default: by its extension.")
     ] = None,
 ) -> "WriteOptions":
-    """What a command writes for each row."""
+    """Columns that a command writes for each row."""
     from bert_tasks.inference import WriteOptions
 
     names = tuple(name.strip() for name in keep_columns.split(","))

@@ -1,4 +1,4 @@
-"""The commands around recipes and runs: train, search, check, init, tokenizer, reproduce; and env."""
+"""The commands around recipes and runs (train, search, check, init, tokenizer, reproduce), and env."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -73,7 +73,7 @@ def train(
     several = loaded.run.seeds if seeds is None else seeded.parse_seeds(seeds)
     divided = loaded.folds is not None and loaded.folds.fold is None
     if loaded.folds is not None and several is not None:
-        raise UsageError("--seeds and folds exclude each other: a cross-validation has one seed, run.seed")
+        raise UsageError("--seeds and folds exclude each other, because a cross-validation has one seed, run.seed")
     if dry_run:
         if divided:
             plan = folded.dry_run_folds(loaded, overwrite=overwrite)
@@ -153,7 +153,7 @@ def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool,
     for name, table in result.metric_tables().items():
         lines += table.lines(name)
     if result.reused:
-        lines.append("this run was already complete; nothing was trained")
+        lines.append("this run was already complete, so it was not trained again")
     lines += [*([] if page is None else [f"report: {page}"]), f"model: {model}", *_head_note(result.task)]
     print_result(summary, lines, as_json=as_json)
 
@@ -207,9 +207,9 @@ def search(
 
 @app.command("check")
 def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -> None:
-    """Check a recipe and report on its data: labels, lengths, truncation, duplicates, overlap.
+    """Check a recipe and report on the labels, lengths, truncation, duplicates and overlap of its data.
 
-    Weights are not read: train --dry-run reads them, too.
+    The command does not read weights, but train --dry-run does.
 
     Example: bert-tasks check recipes/quickstart.toml
     """
@@ -217,7 +217,7 @@ def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -
     from bert_tasks.recipe.schema import load_recipe
 
     report = check_recipe(load_recipe(recipe, overrides=[] if set_ is None else set_))
-    print_result(report.to_json(), [*report.lines(), f"{recipe}: OK: ready to train."], as_json=as_json)
+    print_result(report.to_json(), [*report.lines(), f"{recipe}: OK, ready to train."], as_json=as_json)
 
 
 @app.command("init")
@@ -234,7 +234,7 @@ def init(
     ),
     task: Annotated[str | None, typer.Option(metavar="NAME", help="Task. Default: detected from the columns.")] = None,
     text: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Column of texts or words. Give it twice for two texts.")
+        list[str] | None, typer.Option(metavar="COLUMN", help="Column of texts or words. Repeat it for two texts.")
     ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Column of labels, tags or answers. May be repeated.")
@@ -260,7 +260,7 @@ def init(
         print_out(schema_text(recipe_schema(task)).rstrip("\n"))
         return
     if file is None:
-        raise typer.BadParameter("nothing to inspect: give a file")
+        raise typer.BadParameter("nothing to inspect. Pass a file")
     draft = init_recipe(
         file,
         validation=validation,
@@ -282,14 +282,12 @@ def init(
 @shared_options(reading=read_options)
 def tokenizer(
     corpus: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Texts in txt, jsonl, csv or parquet.")],
-    type: Annotated[
-        Literal["wordpiece", "bpe", "unigram"], typer.Option(help="Algorithm: as in BERT, RoBERTa, ALBERT.")
-    ],
+    type: Annotated[Literal["wordpiece", "bpe", "unigram"], typer.Option(help="Algorithm of BERT, RoBERTa or ALBERT.")],
     vocab_size: Annotated[int, typer.Option(metavar="TOKENS", help="Size of the vocabulary with special tokens.")],
     output: NewFolder,
     reading: "ReadOptions",
     lowercase: Annotated[
-        bool | None, typer.Option("--lowercase/--cased", help="Whether to lower letters. Needed except for bpe.")
+        bool | None, typer.Option("--lowercase/--cased", help="Lower letters. Needed except for bpe.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -302,7 +300,7 @@ def tokenizer(
     if not is_printing_process():
         return  # the first of several processes trains the tokenizer
     if lowercase is None and type != "bpe":
-        raise UsageError(f"{type}: say --lowercase or --cased")
+        raise UsageError(f"{type}: pass --lowercase or --cased")
     result = train_tokenizer(
         corpus, output, type=type, vocab_size=vocab_size, lowercase=lowercase is True, reading=reading
     )

@@ -212,7 +212,7 @@ def store(folder: Path, key: str | None, write: Write) -> StoredRows:
 
 def _not_writable(folder: Path, error: OSError) -> DataError:
     return DataError(
-        f"{folder}: the cache cannot be written ({error}); set HF_DATASETS_CACHE to a folder with enough space"
+        f"{folder}: the cache cannot be written ({error}). Set HF_DATASETS_CACHE to a folder with enough space"
     )
 
 

@@ -143,10 +143,10 @@ def imbalance_hint(counts: Mapping[str, int], task: str = "", *, are_tags: bool 
     if is_dominant:
         settings += f" or {section}.focal_gamma = 2.0"
     if are_tags:
-        hint = f"imbalanced: {most!r} has {rows[most]} of {total} words; consider {settings}"
+        hint = f"imbalanced: {most!r} has {rows[most]} of {total} words. Consider {settings}"
         return f"{hint} (without crf = true)" if is_dominant else None
     return (
-        f"imbalanced: {most!r} has {counted(rows[most], 'row')}, {least!r} {rows[least]}; consider {settings} and "
+        f"imbalanced: {most!r} has {counted(rows[most], 'row')}, {least!r} {rows[least]}. Consider {settings} and "
         f'run.metric_for_best_model = "{prefix}macro_f1", which counts every label alike'
     )
 
@@ -212,13 +212,13 @@ def check_splits(
             raise DataError(f"{train.source}: {only} in {counted(len(train), 'row')}. {needs}")
         if len(known_labels) < least:
             raise DataError(
-                f"settings.labels names {counted(len(known_labels), 'label')}; training needs at least {least}"
+                f"settings.labels names {counted(len(known_labels), 'label')}. Training needs at least {least}"
             )
     words = first_column(columns, lambda column_type: column_type.is_pretokenized)
     if words is not None and len(train) > 1 and all(len(sentence) == 1 for sentence in _values(train, words)):
         raise DataError(
-            f"{train.source}: every row has one word. A row is a sentence: write its words as a list, or one word on "
-            "each line of a .conll file."
+            f"{train.source}: every row has one word. Write all words of a sentence in one row as a list, or one word "
+            "on each line of a .conll file."
         )
     return () if column is None else known_labels
 

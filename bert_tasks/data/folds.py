@@ -92,13 +92,13 @@ def make_folds(table: RowTable, columns: Sequence[Column], *, count: int, seed: 
     groups, group_type = row_groups(table, columns, keys, 1 / count)
     units = len(set(groups))
     if units < count:
-        sizes = f"{counted(len(table), 'row')}, {counted(units, f'different {group_type}')}"
-        raise DataError(f"{table.source}: {sizes}: too few for {count} folds, as a {group_type} is never divided")
+        sizes = f"{counted(len(table), 'row')} and {counted(units, f'different {group_type}')}"
+        raise DataError(f"{table.source}: {sizes} are too few for {count} folds, as a {group_type} is never divided")
     strata = row_strata(table, columns)
     numbers = divide(strata, groups, [1 / count] * count, seed)
     if len(np.unique(numbers)) < count:
         raise DataError(
-            f"{table.source}: {count} folds would leave one empty, as a {group_type} is never divided: try fewer"
+            f"{table.source}: {count} folds would leave one empty, as a {group_type} is never divided. Set fewer folds"
         )
     column = first_column(columns, lambda column_type: column_type.strata_name)
     if column is not None and column.type.has_classes:
@@ -110,7 +110,7 @@ def make_folds(table: RowTable, columns: Sequence[Column], *, count: int, seed: 
     divided = sum(len(folds[key]) > 1 for key in keys)
     if divided > 0:
         has = "row has" if divided == 1 else "rows have"
-        summary += f"; {divided} {has} texts that are also in other folds, because too many groups share texts"
+        summary += f". {divided} {has} texts that are also in other folds, because too many groups share texts"
     return Folds(numbers=numbers + 1, summary=summary)
 
 
@@ -132,5 +132,5 @@ def _check_labels(values: Sequence[Sequence[str]], numbers: Numbers, source: str
     if alone:
         raise DataError(
             f"{source}: one fold would have all rows with the label {first_few(alone, _SHOWN)}, which its model could "
-            "not learn: add rows of other groups with it, or remove it"
+            "not learn. Add such rows of other groups, or remove them"
         )

@@ -43,14 +43,14 @@ class RowError(ValueError):
     @property
     def message(self) -> str:
         """Returns the error without its column and value, for a caller who knows them."""
-        return _sentence(self.what) + (f" {self.hint}" if self.hint else "")
+        return end_sentence(self.what) + (f" {self.hint}" if self.hint else "")
 
     def __str__(self) -> str:
         if self.column is None and not self.hint:
             return self.what
         where = "" if self.column is None else f" in column {self.column!r}"
         value = "" if self.value is None else f": {shortened(self.value)}"
-        return _sentence(f"{self.what}{where}{value}") + (f" {self.hint}" if self.hint else "")
+        return end_sentence(f"{self.what}{where}{value}") + (f" {self.hint}" if self.hint else "")
 
 
 class RowErrors(DataError):  # noqa: N818  (a collection)
@@ -100,7 +100,8 @@ class RowErrors(DataError):  # noqa: N818  (a collection)
         return "\n".join([*lines, *([f"  ... and {hidden} more"] if hidden else [])])
 
 
-def _sentence(text: str) -> str:
+def end_sentence(text: str) -> str:
+    """Returns the text with a full stop, unless it ends with a mark."""
     return text if text.endswith((".", "?")) else f"{text}."
 
 
@@ -121,10 +122,10 @@ def did_you_mean(value: str, names: Iterable[str]) -> str:
 
 
 def nearest_or_all(word: str, names: Iterable[str]) -> str:
-    """The end of a message: the most similar known word, or all known words."""
+    """Returns the end of a message, with the most similar known word or all known words."""
     names = list(names)
     nearest = did_you_mean(word, names)
-    return f"; known: {', '.join(names)}" if names and not nearest else nearest
+    return f". Known names are {', '.join(names)}" if names and not nearest else nearest
 
 
 def missing_path(path: Path, noun: Literal["file", "folder"] = "file", *, pattern: str = "*") -> str:
@@ -146,7 +147,7 @@ def missing_path(path: Path, noun: Literal["file", "folder"] = "file", *, patter
         folders = sorted(entry.name for entry in outer.iterdir() if entry.is_dir()) if outer.is_dir() else []
     except OSError:  # a folder that may not be listed has nothing to suggest
         return f"no such {noun}"
-    return f"no such {noun}: there is no folder {path.parent}{did_you_mean(path.parent.name, folders)}"
+    return f"no such {noun}. There is no folder {path.parent}{did_you_mean(path.parent.name, folders)}"
 
 
 def counted(count: int, noun: str) -> str:

@@ -66,7 +66,7 @@ def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> It
             data = pyarrow.Table.from_pandas(frame.rename(columns=str), preserve_index=False)
         except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
             raise DataError(
-                f"{source}: a column of the DataFrame holds values of several types ({error}); convert it to one type"
+                f"{source}: a column of the DataFrame holds values of several types ({error}). Convert it to one type"
             ) from error
     if isinstance(data, pyarrow.Table):
         return [record.cells for record in arrow_records(data).rows]
@@ -100,9 +100,9 @@ class ReadOptions(ParseOptions):
         format: Name of a format, such as ``glue/sst2``. Default: by the file's extension.
         delimiter: Delimiter of a csv file, ``\\t`` for a tab. Default: as the extension says.
         encoding: Encoding of a text file, unless its byte order mark says another. Default: UTF-8.
-        header: Whether the first line of a csv file names the columns. Default: true. Otherwise they are "0", "1", ...
+        header: True if the first line of a csv file names the columns. Default: true. Otherwise they are "0", "1", ...
         label_separator: Separator of several labels in one cell. Default: ``;``.
-        document: What a document is in a file of text: the lines between blank lines ("blank-line"), a "line", or the
+        document: A document in a file of text, which is the lines between blank lines ("blank-line"), a "line", or the
             "file". Default: "blank-line" for training and evaluation, "line" for prediction.
 
     Example:
@@ -260,10 +260,10 @@ def read_table(
         if layout.is_text:
             with path.open("rb") as file:
                 if file.read(4) == b"PK\x03\x04":
-                    raise DataError(f"{path}: a zip file or a spreadsheet; unpack it, or name it .xlsx")
+                    raise DataError(f"{path}: a zip file or a spreadsheet. Unpack it, or name it .xlsx")
         digests = [sha256_file(file) for file in layout.files(path) if file.exists()]
     except OSError as error:
-        raise DataError(f"{path}: the file cannot be read: {error.strerror}") from error
+        raise DataError(f"{path}: the file cannot be read ({error.strerror})") from error
     settings = asdict(options) | {
         "columns": {} if options.columns is None else options.columns,
         "encoding": "utf-8" if options.encoding is None else options.encoding,
@@ -356,7 +356,7 @@ def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None
     from huggingface_hub.file_download import repo_folder_name
 
     if revision is not None and Path(dataset).exists():
-        raise DataError(f"{dataset} is a folder here and not on the hub, so it has no revision {revision!r}: remove it")
+        raise DataError(f"{dataset} is a folder here and not on the hub, so it has no revision {revision!r}. Remove it")
     try:
         rows = datasets.load_dataset(dataset, config, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
@@ -369,7 +369,7 @@ def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None
         if _commit(rows) not in (revision, name.read_text("utf-8").strip() if name.is_file() else ""):
             raise DataError(
                 f"{dataset} (revision {revision}): HF_HUB_OFFLINE is set, and the newest revision in the cache of "
-                "data sets is another one: unset HF_HUB_OFFLINE once, or read local files with data.dir or data.train"
+                "data sets is another one. Unset HF_HUB_OFFLINE once, or read local files with data.dir or data.train"
             )
     return rows
 
@@ -398,8 +398,8 @@ def _unusable_dataset(dataset: str, config: str | None, error: Exception) -> Dat
     reason = str(error if error.__cause__ is None else error.__cause__).strip().rstrip(".")
     name = dataset if config is None else f"{dataset} (config {config!r})"
     return DataError(
-        f"{name}: the data set cannot be loaded: {reason}; check its name, config and split, "
-        "or read local files with data.dir or data.train"
+        f"{name}: the data set cannot be loaded. Check its name, config and split, or read local files with data.dir "
+        f"or data.train ({reason})"
     )
 
 
@@ -413,12 +413,12 @@ def existing_file(path: Path) -> Path:
         return path
     if path.is_dir():
         inside = first_few(sorted(entry.name for entry in path.iterdir() if entry.is_file()), 10)
-        raise DataError(f"{path}: a folder where a file was expected; it holds {inside if inside else 'no files'}")
+        raise DataError(f"{path}: a folder where a file was expected. It holds {inside if inside else 'no files'}")
     if not path.exists():
         raise DataError(f"{path}: {missing_path(path)}")
     if not path.is_file():
         raise DataError(
-            f"{path}: a pipe or a device where a file was expected, because files are read several times; save its "
+            f"{path}: a pipe or a device where a file was expected, because files are read several times. Save its "
             "content to a file (`predict` alone reads pipes, as standard input)"
         )
     return path

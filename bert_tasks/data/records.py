@@ -79,7 +79,7 @@ class ParseOptions:
         if self.delimiter == "\\t":  # neither a shell nor a literal string of TOML makes a tab of it
             object.__setattr__(self, "delimiter", "\t")
         if self.document is not None and self.document not in get_args(Document):
-            raise DataError(f"document = {self.document!r}: expected one of {', '.join(map(repr, get_args(Document)))}")
+            raise DataError(f"document = {self.document!r} is not one of {', '.join(map(repr, get_args(Document)))}")
 
 
 class BoundedText(io.TextIOWrapper):
@@ -133,10 +133,10 @@ class BoundedText(io.TextIOWrapper):
 
 
 def _too_large(subject: str, limit: int) -> DataError:
-    advice = "split it into rows, such as one JSON object per line"
+    advice = "Split it into rows, such as one JSON object per line"
     if limit == LARGEST_ROW:
-        advice = "close its quotes, split its texts, or separate documents by blank lines"
-    return DataError(f"{subject} has more than {limit:,} characters: {advice}")
+        advice = "Close its quotes, split its texts, or separate documents by blank lines"
+    return DataError(f"{subject} has more than {limit:,} characters. {advice}")
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[Bou
         "".encode(codec)  # also rejects codecs that are not for text, such as base64
     except (LookupError, ValueError) as error:
         raise DataError(
-            f"{path}: {encoding!r} is not a text encoding; state one of Python's, such as 'utf-8' or 'cp1252'"
+            f"{path}: {encoding!r} is not a text encoding. Choose one of Python's, such as 'utf-8' or 'cp1252'"
         ) from error
     try:
         with path.open("rb") as file:
@@ -164,9 +164,9 @@ def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[Bou
             with BoundedText(content, path, encoding=codec, newline=newline, is_array=is_array) as lines:
                 yield lines
     except UnicodeError as error:
-        raise DataError(f"{path}: not a text in {codec!r} ({error}); state the file's encoding") from error
+        raise DataError(f"{path}: not a text in {codec!r} ({error}). Set the file's encoding") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip data ({error}); compress the file again") from error
+        raise DataError(f"{path}: damaged gzip data ({error}). Compress the file again") from error
 
 
 def is_encodable(text: str) -> bool:
@@ -187,11 +187,11 @@ def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
         try:
             array = json.loads("\n" * blank + first + "".join(lines))
         except json.JSONDecodeError as error:
-            problem = f"a JSON array that is not valid at column {error.colno}: {error.msg}"
-            hint = "; a file with one object per line (jsonl) must begin with '{'"
+            problem = f"a JSON array that is not valid at column {error.colno} ({error.msg})"
+            hint = ". A file with one object per line (jsonl) must begin with '{'"
             raise DataError(f"{path}:{error.lineno}: {problem}{hint}") from error
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: a JSON array that cannot be read: {error}") from error
+            raise DataError(f"{path}: a JSON array that cannot be read ({error})") from error
         for number, value in enumerate(array, start=1):
             yield _object_record(number, value, str(value))
         return
@@ -201,7 +201,7 @@ def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            yield Record(number, {}, f"not valid JSON: {error}", raw=line.removesuffix("\n"))
+            yield Record(number, {}, f"not valid JSON ({error})", raw=line.removesuffix("\n"))
         else:
             yield _object_record(number, value, line.removesuffix("\n"))
 
@@ -359,24 +359,24 @@ def table_records(
     first = next(rows, None)
     if first is None:
         raise DataError(
-            f"{path}: the file is empty; it needs a header line with the column names, then rows (or header = false)"
+            f"{path}: the file is empty. It needs a header line with the column names, then rows (or header = false)"
         )
     _, cells, error = first
     if error is not None:
-        raise DataError(f"{path}:1: the first line cannot be read: {error}") from error
+        raise DataError(f"{path}:1: the first line cannot be read ({error})") from error
     has_names = header and (not headless or cells[0] == "index")
     if has_names:
         columns = tuple(cells)
         undecodable = next((cell for cell in cells if not is_encodable(cell)), None)
         if undecodable is not None:
             raise DataError(
-                f"{path}:1: the column name {undecodable!r} has bytes that are not valid in the encoding; state the "
+                f"{path}:1: the column name {undecodable!r} has bytes that are not valid in the encoding. Set the "
                 f"file's encoding ({argument('encoding', 'cp1252')}), {ENCODING_EXAMPLE}"
             )
         twice = sorted(repr(name) for name, count in Counter(cells).items() if name != "" and count > 1)
         if twice:
             names = ", ".join(twice)
-            raise DataError(f"{path}:1: the header names {names} more than once; give each column its own name")
+            raise DataError(f"{path}:1: the header names {names} more than once. Use each name for one column")
     else:
         columns = headless if headless else tuple(map(str, range(len(cells))))
         rows = chain([first], rows)
@@ -425,13 +425,13 @@ def _table_rows(
         elif error is not None and "unexpected end of data" in str(error):
             yield Record(line, {}, "a double quote that opens a cell here is never closed")
         elif error is not None:
-            hint = "double the quotes inside a quoted cell, or read an unquoted tab file as 'tsv/plain'"
-            yield Record(line, {}, f"{error}; {hint}")
+            hint = "Double the quotes inside a quoted cell, or read an unquoted tab file as 'tsv/plain'"
+            yield Record(line, {}, f"{error}. {hint}")
         elif skips_short_rows and len(cells) < len(columns):
             yield Record(line, {}, skip="too few cells")
         else:
             fault = f"{counted(len(cells), 'cell')} where the {widest} has {len(columns)}"
-            hint = f"; put a cell that holds {delimiter!r} in double quotes" if len(cells) > len(columns) else ""
+            hint = f". Put a cell that holds {delimiter!r} in double quotes" if len(cells) > len(columns) else ""
             yield Record(line, {}, fault + hint, raw=delimiter.join(cells))
 
 
@@ -444,9 +444,9 @@ def read_json(file: BoundedText, path: Path) -> Any:
     try:
         return json.loads(file.whole())
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}: not valid JSON at column {error.colno}: {error.msg}") from error
+        raise DataError(f"{path}:{error.lineno}: not valid JSON at column {error.colno} ({error.msg})") from error
     except (RecursionError, ValueError) as error:
-        raise DataError(f"{path}: JSON that cannot be read: {error}") from error
+        raise DataError(f"{path}: JSON that cannot be read ({error})") from error
 
 
 def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
@@ -475,7 +475,7 @@ def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
                 if question.get("is_impossible") is not True:
                     yield Record(number, cells, name=name)
                 elif cells.get("answers"):
-                    fault = "it has answers, but is_impossible is true; correct one of them"
+                    fault = "is_impossible is true, so correct it or remove the answers"
                     yield Record(number, {}, fault, name=name)
                 else:
                     yield Record(number, {**cells, "answers": []}, name=name)
@@ -485,9 +485,9 @@ def _members(parent: Any, name: str, path: Path, location: str) -> Iterator[tupl
     """Yields the objects in a list with locations such as ``data[0].paragraphs[3]``."""
     inside = f"{location}.{name}" if location else name
     if not isinstance(parent, dict) or not isinstance(parent.get(name), list):
-        hint = "" if location else "; read one object a line, such as {\"question\": ...}, as format = 'jsonl'"
+        hint = "" if location else ". Read one object a line, such as {\"question\": ...}, as format = 'jsonl'"
         raise DataError(f"{path}: no list {inside!r}, which SQuAD's JSON has{hint}")
     for number, member in enumerate(parent[name]):
         if not isinstance(member, dict):
-            raise DataError(f"{path}: {inside}[{number}]: expected an object, not {member!r:.60}")
+            raise DataError(f"{path}: expected an object at {inside}[{number}], not {member!r:.60}")
         yield member, f"{inside}[{number}]"

@@ -99,11 +99,11 @@ def word_tags(spans: Sequence[Span], words: Sequence[tuple[int, int]], text: str
         inside = [number for number, (start, end) in enumerate(words) if start < span.end and span.start < end]
         name = f"{shortened(text[span.start : span.end])} ({span.label})"
         if not inside:
-            raise RowError(f"a span without a word: {name}", "Remove it.")
+            raise RowError(f"the span {name} has no word", "Remove it.")
         other = next((holders[number] for number in inside if number in holders), None)
         if other is not None:
             pair = f"{shortened(text[other.start : other.end])} ({other.label}) and {name}"
-            raise RowError(f"spans that share a word: {pair}", "Keep one of them, because a word has one tag.")
+            raise RowError(f"the spans {pair} share a word", "Keep one of them, because a word has one tag.")
         moved += words[inside[0]][0] < span.start or span.end < words[inside[-1]][1]
         holders |= dict.fromkeys(inside, span)
         tags[inside[0]] = f"B-{span.label}"
@@ -119,11 +119,11 @@ def _in_characters(span: Span, text: str) -> Span:
     """
     if span.text is None or text[span.start : span.end] == span.text:
         if span.end > len(text):
-            raise RowError(f"a span that ends at {span.end}; the text has {len(text)} characters")
+            raise RowError(f"a span that ends at {span.end}", f"The text has {len(text)} characters.")
         return span
     units = text.encode("utf-16-le", "surrogatepass")
     start, end = (len(units[: 2 * place].decode("utf-16-le", "replace")) for place in (span.start, span.end))
     if text[start:end] == span.text:
         return span._replace(start=start, end=end)
-    problem = f"a misplaced span: the text has {shortened(text[span.start : span.end])} there"
-    raise RowError(problem, f"The span says {shortened(span.text)}.")
+    hint = f"The text has {shortened(text[span.start : span.end])} there, but the span says {shortened(span.text)}."
+    raise RowError("a misplaced span", hint)

@@ -50,8 +50,8 @@ def train_validation_split(
         )
         apart = f"{'of one class ' if is_class else ''}{_APART[group_type]}"
         raise DataError(
-            f"{table.source}: {counted(len(table), 'row')}, no two {apart}: too few to split off validation rows; "
-            "add rows or give data.validation"
+            f"{table.source}: too few rows to split off validation rows ({counted(len(table), 'row')}, no two {apart})"
+            ". Add rows or set data.validation"
         )
     return table.select(train), table.select(validation)
 
@@ -243,16 +243,16 @@ class DataSpec:
         if self.tasks and not present:
             return
         if len(present) != 1:
-            listed_names = " and ".join(present) if present else "none of them"
-            raise ValueError(f"expected exactly one of dataset, dir, train; {listed_names} given")
+            listed_names = f"{' and '.join(present)} are" if present else "none of them is"
+            raise ValueError(f"expected exactly one of dataset, dir, train, but {listed_names} set")
         if not sources[present[0]] or (isinstance(self.train, tuple) and "" in self.train):
-            raise ValueError(f"{present[0]} is empty: name a {'data set' if present[0] == 'dataset' else 'path'}")
+            raise ValueError(f"{present[0]} is empty. Name a {'data set' if present[0] == 'dataset' else 'path'}")
         for name in ("config", "revision"):
             if getattr(self, name) is not None and self.dataset is None:
-                raise ValueError(f"{name} belongs to dataset, and {present[0]} is given")
+                raise ValueError(f"{name} belongs to dataset, but {present[0]} is set")
         object.__setattr__(self, "columns", joined_names(self.columns))
         if not 0 < self.validation_share < 1:
-            raise ValueError(f"validation_share = {self.validation_share}: expected a share between 0 and 1")
+            raise ValueError(f"validation_share = {self.validation_share} is not a share between 0 and 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,7 +329,7 @@ def joined_splits(splits: Sequence[Splits]) -> Splits:
             sets = (" and ".join(each) if any(each) else "one without a name" for each in (names, other.validation))
             raise DataError(
                 f"{splits[0].train.source} and {other.train.source} have different validation sets "
-                f"({'; '.join(sets)}): name the same ones for each task"
+                f"({' versus '.join(sets)}). Name the same sets for each task"
             )
     validation = {name: RowTable.joined([each.validation[name] for each in splits]) for name in names}
     return Splits(train=RowTable.joined([each.train for each in splits]), validation=validation)
@@ -431,8 +431,8 @@ def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
     train = _file_in(folder, ("train",), spec.format)
     if train is None:
         names = tuple(sorted(entry.name for entry in folder.iterdir()))
-        contents = f"the folder holds {first_few(names, 10)}" if names else "the folder is empty"
-        raise DataError(f"{folder}: no file {expected_files('train', spec.format)}; {contents}")
+        contents = f"The folder holds {first_few(names, 10)}" if names else "The folder is empty"
+        raise DataError(f"{folder}: no file {expected_files('train', spec.format)}. {contents}")
     usual = {} if layout is None else layout.validation
     if sources is None and any((folder / name).is_file() for name in usual.values()):
         sources = dict(usual)
@@ -456,5 +456,5 @@ def _file_in(folder: Path, splits: Sequence[str], format: str | None) -> str | N
     paths = [path for split in splits for path in files_of_split(folder, split, format)]
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
-        raise DataError(f"{folder}: {names} all match; state data.train and data.validation")
+        raise DataError(f"{folder}: {names} all match. Set data.train and data.validation")
     return str(paths[0]) if paths else None

@@ -144,8 +144,8 @@ class TaskRow(ColumnKind):
         """Returns the cells, or raises RowError after the last task if all are missing."""
         tasks = [each for each in columns if isinstance(each, TaskColumn)]
         if column is tasks[-1] and not any(names.get(each.name, each.name) in cells for each in tasks):
-            reads = (f"{each.task_name} {each.type.reads}" for each in tasks)
-            raise RowError("no input of any task", f"The tasks read: {'; '.join(reads)}.")
+            reads = (f"{each.type.reads} ({each.task_name})" for each in tasks)
+            raise RowError("no input of any task", f"The tasks read {', '.join(reads)}.")
         return cells
 
 

@@ -27,7 +27,7 @@ from bert_tasks.data.columns import (
 )
 from bert_tasks.data.formats import Format
 from bert_tasks.data.kinds import REMARKS
-from bert_tasks.data.problems import RowError, RowErrors, counted, did_you_mean, first_few, shortened
+from bert_tasks.data.problems import RowError, RowErrors, counted, did_you_mean, end_sentence, first_few, shortened
 from bert_tasks.data.records import Record, Records
 from bert_tasks.errors import DataError, argument
 
@@ -45,7 +45,7 @@ class Field:
 
 def unknown_column(name: str, names: Sequence[str]) -> str:
     """Returns the message for a column name that the task does not have."""
-    return f"columns: the task reads {', '.join(names)}, not {name!r}{did_you_mean(name, names)}"
+    return f"the task reads the columns {', '.join(names)}, not {name!r}{did_you_mean(name, names)}"
 
 
 class RowValidator:
@@ -81,7 +81,7 @@ class RowValidator:
     ) -> None:
         if label_separator.strip() == "":
             separator = f"label_separator = {label_separator!r}"
-            raise DataError(f"{separator}: expected one or more visible characters, such as '|'")
+            raise DataError(f"{separator} is blank. Expected one or more visible characters, such as '|'")
         column_names = {} if names is None else names
         usual: Mapping[str, str] = {} if layout is None else layout.columns
         task_columns = [column.name for column in columns]
@@ -227,8 +227,8 @@ class RowValidator:
             for remark, lines in noted.items()
         )
         if count == skipped:
-            below = "; it has a header or blank lines only" if present and not skipped else ""
-            raise DataError(f"{source}: no rows{below}{''.join(f'; {note}' for note in self.notes)}")
+            below = ". It has a header or blank lines only" if present and not skipped else ""
+            raise DataError(f"{source}: no rows{below}{''.join(f'. {note}' for note in self.notes)}")
         if present:
             self.check_columns(present, source)
         # Skipped rows hold their error, but an unknown label is never skipped.
@@ -251,7 +251,7 @@ class RowValidator:
         for name in self._to_keep:
             if name not in present:
                 message = f"{source}: no column {name!r} to keep{did_you_mean(name, present)}"
-                raise DataError(f"{message}; the columns are: {columns}")
+                raise DataError(f"{end_sentence(message)} The columns are {columns}")
         lines, names = list[str](), list[str]()
         for field in self.fields:
             other = field.column.type.replacement(self._columns)
@@ -273,7 +273,7 @@ class RowValidator:
         mark = next((mark for mark in (";", "\t", ",", "|") if mark in only), None)
         if mark is not None:
             message = f"{source}: there is only one column, {only!r}"
-            raise DataError(f"{message}; if {mark!r} separates columns, set {argument('delimiter', mark)}")
+            raise DataError(f"{message}. If {mark!r} separates columns, set {argument('delimiter', mark)}")
         keys = " or ".join(f'{name} = "NAME"' for name in names)
         arguments = [argument("columns", {name: "NAME"}) for name in names]
         hint = (

@@ -156,7 +156,7 @@ def check_place(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a folder, expected the name of a file")
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is a device or a pipe, which no file can replace; - writes to standard output")
+        raise UsageError(f"{path} is a device or a pipe, which no file can replace. Use - for standard output")
     folder = path.absolute().parent
     if not folder.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist")

@@ -71,7 +71,7 @@ def matmul_library() -> MatmulLibrary:
     """
     library = os.environ.get("BERT_TASKS_MATMUL", "")
     if library not in ("", *get_args(MatmulLibrary)):
-        raise UsageError(f"the environment variable BERT_TASKS_MATMUL is {library!r}: expected 'mkl' or 'onednn'")
+        raise UsageError(f"the environment variable BERT_TASKS_MATMUL is {library!r}, expected 'mkl' or 'onednn'")
     if not library:
         limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
         has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"

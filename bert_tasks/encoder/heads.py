@@ -238,7 +238,7 @@ class EmbeddingHead(Head):
 
 
 class PerTokenHead(Head):
-    """Logits for each token that is read: tags (L labels) and spans (start and end).
+    """Logits for each token that is read, for tags (L labels) and spans (start and end).
 
     They come out sequence after sequence in the caller's order, whatever the order of the rows.
 

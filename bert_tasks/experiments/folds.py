@@ -167,8 +167,8 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
 
     Args:
         recipe: A recipe with ``[folds]``, or the path of its TOML file.
-        overwrite: Whether to repeat all runs, also runs of other folds that are in the folder.
-        progress: Whether to show progress on standard error.
+        overwrite: True to repeat all runs, also runs of other folds that are in the folder.
+        progress: True to show progress on standard error.
 
     Raises:
         RecipeError, DataError, CheckpointError, UsageError: See ``fit``. All folders are checked before the first run.
@@ -189,7 +189,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
     )
     for number, trained_run in results:
         if isinstance(trained_run, DivergedError):
-            raise DivergedError(f"fold {number}: {trained_run}") from trained_run
+            raise DivergedError(f"fold {number}, {trained_run}") from trained_run
         trainer, result = trained_run
         if group.accelerator.is_main_process and not result.reused:  # files of an earlier cross-validation
             for name in (FOLDS, PREDICTIONS, outputs.REPORT):
@@ -253,7 +253,7 @@ def out_of_fold(parts: Sequence[FoldPredictions]) -> tuple[list[Row], list[int],
             pairs = zip(fold.table.part[1].tolist(), fold.predictions, strict=True)
             of_row |= {index: (fold.fold, prediction) for index, prediction in pairs}
     if len(of_row) != len(table):
-        raise BertTasksError(f"the folds have {len(of_row)} of {len(table)} rows: please report this")
+        raise BertTasksError(f"the folds have {len(of_row)} of {len(table)} rows. Please report this")
     rows: list[Row] = list(table)
     if table.joined_sources:
         files = [source for source, count in table.joined_sources for _ in range(count)]
@@ -288,9 +288,9 @@ def fold_group(recipe: Recipe, *, overwrite: bool = False) -> RunGroup:
     """Checks the folders of a recipe's runs and returns the runs."""
     section = recipe.folds
     if section is None:
-        raise RecipeError("no folds: set folds.count in the recipe, or pass --folds 5")
+        raise RecipeError("no folds. Set folds.count in the recipe, or pass --folds 5")
     if section.fold is not None:
-        raise RecipeError(f"folds.fold = {section.fold} is a single run: remove it to train all folds")
+        raise RecipeError(f"folds.fold = {section.fold} is a single run. Remove it to train all folds")
     group = RunGroup(recipe, "fold", {fold: {"folds": {"fold": fold}} for fold in range(1, section.count + 1)})
     for home in [] if overwrite else group.existing().values():
         path = home / outputs.RECIPE
@@ -302,7 +302,7 @@ def fold_group(recipe: Recipe, *, overwrite: bool = False) -> RunGroup:
         ]
         if changed:
             raise UsageError(
-                f"{group.folder} holds runs of other folds: {'; '.join(changed)}. Choose another folder, or "
+                f"{group.folder} holds runs that differ in {', '.join(changed)}. Choose another folder, or "
                 f"{argument('overwrite')} to replace the runs"
             )
     group.check(overwrite=overwrite)

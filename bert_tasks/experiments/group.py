@@ -105,10 +105,10 @@ def check_experiment_folder(folder: Path, marks: set[str]) -> None:
     check_writable(folder)
     names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
     if names & {outputs.RUN, outputs.SUMMARY}:
-        raise UsageError(f"{folder} holds a single run: choose another folder for several")
+        raise UsageError(f"{folder} holds a single run. Choose another folder for several runs")
     if names and not names & marks:
         raise UsageError(
-            f"{folder} is not empty and contains no such runs (it contains {', '.join(sorted(names)[:3])}): choose "
+            f"{folder} is not empty and contains no such runs (it contains {', '.join(sorted(names)[:3])}). Choose "
             "another folder"
         )
 

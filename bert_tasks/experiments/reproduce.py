@@ -48,7 +48,7 @@ class Reproduction:
 
     Attributes:
         surroundings: Differences before training began. They may be the cause of ``differences``.
-        compared: What was compared.
+        compared: Names of the compared values.
     """
 
     run: Path
@@ -97,7 +97,7 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
     named = folder if folder.name not in ("", "..") else folder.resolve()
     home = named.with_name(f"{named.name}-reproduced") if output_dir is None else Path(output_dir)
     if home.resolve() == folder.resolve():
-        raise UsageError(f"--output-dir {home} is the run itself: choose another folder")
+        raise UsageError(f"--output-dir {home} is the run itself. Choose another folder")
     recipe = load_recipe(folder / outputs.RECIPE, output_dir=home)
     recipe = with_changes(recipe, run={"trackers": (), "seeds": None})
     accelerator = make_accelerator(recipe.optim.mixed_precision)
@@ -112,7 +112,7 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
             if now["fingerprint"] != expected:
                 raise DataError(
                     f"{now['source']}: the rows of {name} differ from the run's (fingerprint "
-                    f"{now['fingerprint'][:12]}, expected {expected[:12]}): restore the file as it was"
+                    f"{now['fingerprint'][:12]}, expected {expected[:12]}). Restore the file as it was"
                 )
         trainer = build_trainer(prepared)
         surroundings = tuple(_environment_differences(metadata, trainer))
@@ -131,13 +131,13 @@ def _metadata(folder: Path) -> dict[str, Any]:
     """Returns the run.json of a run that can be repeated."""
     metadata = outputs.read_run_metadata(folder)
     if metadata is None:
-        reason = f"no {outputs.RUN}" if folder.exists() else missing_path(folder, "folder")
-        raise UsageError(f"{folder}: {reason}; expected the output folder of one run of `bert-tasks train`")
+        reason = f"no {outputs.RUN}. Expected the output folder of one run of `bert-tasks train`"
+        raise UsageError(f"{folder}: {reason if folder.exists() else missing_path(folder, 'folder')}")
     if outputs.read_summary(folder) is None:
-        raise UsageError(f"{folder} holds a run that is not finished: run its command again to finish it")
+        raise UsageError(f"{folder} holds a run that is not finished. Run its command again to finish it")
     if not (folder / outputs.RECIPE).is_file():
         raise UsageError(
-            f"{folder} has no {outputs.RECIPE}, so it was made by fit(...): call fit again with the same arguments"
+            f"{folder} has no {outputs.RECIPE}, so it was made by fit(...). Call fit again with the same arguments"
             " and another output_dir"
         )
     return metadata

@@ -170,9 +170,9 @@ def search(
 
     Args:
         recipe: A recipe with ``[search]`` and ``run.output_dir``, or the path of its TOML file.
-        compare_random: Whether to try random values in as many trials, too, which shows how much the sampler helps.
-        overwrite: Whether to replace an earlier search in the folder.
-        progress: Whether to show progress on standard error.
+        compare_random: True to try random values in as many trials, too, which shows how much the sampler helps.
+        overwrite: True to replace an earlier search in the folder.
+        progress: True to show progress on standard error.
 
     Raises:
         RecipeError, DataError, CheckpointError, UsageError, StoppedError: See ``fit``.
@@ -182,11 +182,11 @@ def search(
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if loaded.search is None:
-        raise RecipeError("the recipe has nothing to search: add a section [search] with keys and their ranges")
+        raise RecipeError("the recipe has nothing to search. Add a section [search] with keys and their ranges")
     if loaded.folds is not None:
-        raise RecipeError("[folds]: a search has one validation set; remove the section, and cross-validate the result")
+        raise RecipeError("a search has one validation set. Remove [folds], and cross-validate the result")
     if loaded.run.seeds is not None:
-        raise RecipeError("run.seeds: a search has seeds of its own; remove the key, and set run.seed and search.seeds")
+        raise RecipeError("a search has its own seeds. Remove run.seeds, and set run.seed and search.seeds")
     check_installed()
     accelerator, folder = make_accelerator(loaded.optim.mixed_precision), run_folder(loaded)
     with ExitStack() as stack:
@@ -263,17 +263,17 @@ class _Search:
             except (RecipeError, UsageError) as error:
                 if not error.collective:
                     raise
-                notes.append(f"the recipe as it is cannot be trained: {error}")
+                notes.append(f"the recipe as it is cannot be trained ({error})")
         fresh = {f"fresh seeds of {study.sampler}": study.fresh for study in studies}
         for name, seeds in (fresh | {"the recipe as it is": baseline}).items():
             if seeds is not None:
                 notes += [*seeds.notes, *(f"{name}: {fault}" for fault in seeds.faults)]
         if studies[0].importance and len(studies[0].trials) < _FEW:
             trials = counted(len(studies[0].trials), "trial")
-            notes.append(f"importance from {trials} is a rough guess: {_FEW} or more are better")
+            notes.append(f"importance from {trials} is a rough guess. {_FEW} or more are better")
         if self.section.fresh_seeds:
             notes.append(
-                "the score of the best trial is too good on average, because it was chosen for it; expect the mean of "
+                "the score of the best trial is too good on average, because it was chosen for it. Expect the mean of "
                 "the fresh seeds"
             )
         result = SearchResult(
@@ -335,19 +335,19 @@ class _Search:
         total = min(self.section.trials, len(self.section.grid())) if sampler == "grid" else self.section.trials
         while (suggested := self._next_trial(sampler, total)) is not None:
             trial = Trial(number=suggested[0], values=suggested[1])
-            self._message(f"{sampler}: trial {trial.number} of {total}: {_values_text(trial.values)}")
+            self._message(f"{sampler} trial {trial.number} of {total}: {_values_text(trial.values)}")
             began = time.monotonic()
             try:
                 trial = self._run_trial(sampler, trial)
             except DivergedError as error:
-                trial = replace(trial, state="failed", note=f"diverged: {error}")
+                trial = replace(trial, state="failed", note=f"diverged at {error}")
             except (RecipeError, UsageError) as error:  # the model or other settings reject the values
                 if not error.collective:
                     raise
                 trial = replace(trial, state="failed", note=" ".join(str(error).split()))
             self._add(sampler, replace(trial, seconds=round(time.monotonic() - began, 3)))
             score = trial.note if trial.score is None else f"{self.metric} {format_number(trial.score)}"
-            self._message(f"{sampler}: trial {trial.number}: {score}")
+            self._message(f"{sampler} trial {trial.number}, {score}")
 
     @on_main_process
     def _add(self, sampler: Sampler, trial: Trial) -> None:

@@ -110,12 +110,12 @@ class SeedsResult:
         """The number of diverged or collapsed runs, and the effect on the statistics."""
         faults = [f"{self._counted(self.failed)} diverged and are not counted"] if self.failed else []
         if self.collapsed:
-            left, rest = self.metrics_without_collapsed.get(self.metric), "no other is left"
+            left, rest = self.metrics_without_collapsed.get(self.metric), "No other run is left"
             if left is not None:
                 mean, std = format_number(left.mean), format_number(left.std)
-                others = f"others: mean {mean}, std {std}" if left.runs > 1 else f"other: {mean}"
-                rest = f"{self.metric} of the {others}"
-            faults.append(f"{self._counted(self.collapsed)} collapsed; {rest}")
+                others = f"others have mean {self.metric} {mean}, std {std}"
+                rest = f"The {others if left.runs > 1 else f'other has {self.metric} {mean}'}"
+            faults.append(f"{self._counted(self.collapsed)} collapsed. {rest}")
         return faults
 
     def _counted(self, some: Sequence[SeedRun]) -> str:
@@ -165,11 +165,11 @@ class SeedsResult:
 
     def _run_cells(self, run: SeedRun) -> tuple[str, ...]:
         if run.result is None:
-            return (str(run.seed), "-", "-", f"diverged: {run.failure}")
+            return (str(run.seed), "-", "-", f"diverged at {run.failure}")
         steps = f"{run.result.best_step} of {run.result.steps}"
         remarks = ["complete already"] if run.result.reused else []
         remarks += [] if run.collapse is None else [f"collapsed: {run.collapse}"]
-        return (str(run.seed), format_number(run.value(self.metric)), steps, "; ".join(remarks))
+        return (str(run.seed), format_number(run.value(self.metric)), steps, ", ".join(remarks))
 
 
 def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) -> dict[str, Spread]:
@@ -210,8 +210,8 @@ def train_seeds(
     Args:
         recipe: A recipe, or the path of its TOML file.
         seeds: The seeds. Default: the recipe's ``run.seeds``.
-        overwrite: Whether to repeat all runs, and to replace runs of other recipes.
-        progress: Whether to show progress on standard error.
+        overwrite: True to repeat all runs, and to replace runs of other recipes.
+        progress: True to show progress on standard error.
 
     Raises:
         RecipeError, DataError, CheckpointError, UsageError, StoppedError: See ``fit``.
@@ -242,8 +242,8 @@ def train_seeds(
     if any(_validation(other) != _validation(metadata[0]) for other in metadata[1:]):
         notes.insert(
             0,
-            "the runs have different validation rows, because each seed selects its own, which adds to the spread; "
-            "set data.validation to compare them on the same rows",
+            "the runs have different validation rows, because each seed selects its own, which adds to the spread. "
+            "Set data.validation to compare them on the same rows",
         )
     compared = SeedsResult(
         output_dir=group.folder,
@@ -275,7 +275,7 @@ def seed_group(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite:
             problems = schema_problems(error, options, (), {})
             raise RecipeError("\n".join(problem.text for problem in problems)) from None
     if numbers is None:
-        raise RecipeError("no seeds: set run.seeds in the recipe, or pass --seeds 1,2,3")
+        raise RecipeError("no seeds. Set run.seeds in the recipe, or pass --seeds 1,2,3")
     group = RunGroup(recipe, "seed", {seed: {"run": {"seed": seed, "seeds": None}} for seed in numbers})
     group.check(overwrite=overwrite)
     return group
@@ -285,7 +285,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """Returns the seeds of ``1,2,3``. Raises UsageError if it is something else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[0-9]{1,20}", part) for part in parts):
-        raise UsageError(f"--seeds {shortened(text)}: expected whole numbers with commas between them, such as 1,2,3")
+        raise UsageError(f"--seeds is {shortened(text)}, expected whole numbers with commas, such as 1,2,3")
     return tuple(map(int, parts))
 
 
@@ -304,14 +304,14 @@ def _earlier_runs(group: RunGroup, recipe: Recipe, notes: list[str]) -> list[See
             _check_settings(metadata, current)
             summary, failure, result = outputs.read_summary(folder), failures.get(str(seed)), None
             if summary is None and failure is None:
-                raise UsageError("it is not finished; train with that seed to resume it")
+                raise UsageError("It is not finished. Train with that seed to resume it")
             if summary is not None:
                 task = stated_task(CheckpointFolder.open(folder / outputs.MODEL), load_task_class(recipe.task))
                 sets, failure = metadata["metrics"]["sets"], None
                 result = FitResult.from_summary(summary, output_dir=folder, task=task, validation_sets=sets)
             earlier.append(SeedRun(seed=seed, output_dir=folder, result=result, failure=failure))
         except BertTasksError as error:
-            notes.append(f"the run of seed {seed} does not count: {error}")
+            notes.append(f"the run of seed {seed} does not count. {error}")
     return earlier
 
 
@@ -323,7 +323,7 @@ def _check_settings(metadata: Mapping[str, Any], current: Mapping[str, Any]) -> 
         differing = {name for name in differing if not name.startswith("data.")}
     if differing:
         names = ", ".join([*sorted(differing)[:_SHOWN], *(["..."] if len(differing) > _SHOWN else [])])
-        raise UsageError(f"it has other settings ({names})")
+        raise UsageError(f"It has other settings ({names})")
 
 
 def _validation(metadata: Mapping[str, Any]) -> dict[str, str]:

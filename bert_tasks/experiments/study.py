@@ -51,7 +51,7 @@ class Trial:
 def check_installed() -> None:
     """Raises UsageError if Optuna is not installed."""
     if importlib.util.find_spec("optuna") is None:
-        raise UsageError("optuna not installed, needed for searches: pip install '.[search]'")
+        raise UsageError("optuna not installed, needed for searches. Run `pip install '.[search]'`")
 
 
 class Study:
@@ -102,7 +102,7 @@ class Study:
         changes = list(map(str, differences(before, facts)))
         if changes:
             raise UsageError(
-                f"{self.path.parent} holds a search with other settings: {'; '.join(changes[:_SHOWN])}. "
+                f"{self.path.parent} holds a search that differs in {', '.join(changes[:_SHOWN])}. "
                 f"Choose another folder, or {argument('overwrite')} to search again"
             )
 
@@ -204,7 +204,7 @@ class Study:
         except (OptunaError, SQLAlchemyError, *damaged) as error:
             reason = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
             raise CheckpointError(
-                f"{self.path}: the trials cannot be read or written ({reason}): is the disk full, or the file damaged? "
+                f"{self.path}: the trials cannot be read or written ({reason}). Is the disk full, or the file damaged? "
                 f"Choose another folder, or {argument('overwrite')} to search again"
             ) from error
 

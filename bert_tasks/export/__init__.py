@@ -86,7 +86,7 @@ class Export:
             int8 = record["int8"]
             lines.append(
                 f"int8 graph: {int8['kept']:.1%} of {counted(int8['answers'], 'prediction')} unchanged, required "
-                f"{int8['required']:.0%}; largest difference of a logit {int8['max_difference']:.2g}"
+                f"{int8['required']:.0%}, largest difference of a logit {int8['max_difference']:.2g}"
             )
         return [*lines, f"exported: {self.folder}"]
 
@@ -118,7 +118,7 @@ def export(
             tasks, and its outputs are ``NAME.logits``. ``embedding`` exports the encoder alone, with the output
             ``last_hidden_state``.
         settings, revision, adapter: See ``evaluate``.
-        overwrite: Whether to replace an earlier export.
+        overwrite: True to replace an earlier export.
         reading: Fields of `ReadOptions` for ``data``.
 
     Raises:
@@ -134,13 +134,13 @@ def export(
     if to not in get_args(ExportFormat):
         raise UsageError(f"to is {to!r}, expected one of {', '.join(map(repr, get_args(ExportFormat)))}")
     if to == "int8" and data is None:
-        raise UsageError(f"int8 export is verified on real data: pass a file, {argument('data', 'FILE')}")
+        raise UsageError(f"int8 export is verified on real data. Set {argument('data', 'FILE')}")
     target = Path(output)
     loading: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
     if to == "transformers":
         check_new_folder(target)
         if data is not None:
-            raise UsageError(f"data verify a graph: leave out {argument('data', 'FILE')} for transformers")
+            raise UsageError(f"data verify a graph. Remove {argument('data', 'FILE')} for transformers")
         return _export_weights(load_trained(model, reading=how, **loading), target)
     check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     _check_output(target, overwrite=overwrite)
@@ -152,7 +152,7 @@ def export(
         )
         dtypes = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if dtypes:
-            raise UsageError(f"the weights are {', '.join(dtypes)}, expected float32: convert the model with .float()")
+            raise UsageError(f"the weights are {', '.join(dtypes)}, expected float32. Convert the model with .float()")
         rows: list[Row] = []
         if data is not None:
             table = load_table(data, loaded.task, names=loaded.columns, reading=how, labels="unread")
@@ -190,7 +190,7 @@ def _export_weights(model: TaskModel, target: Path) -> Export:
     """Saves a model whose head transformers has."""
     check_one_task(model.task)
     if not HFConfig.of(model.task).has_head:
-        raise UsageError(f"transformers lacks the head of this {model.task.name}: use the folder with bert_tasks")
+        raise UsageError(f"transformers lacks the head of this {model.task.name}. Use the folder with bert_tasks")
     model.save_pretrained(target)
     architecture = saved_config(model.hf_config, model.task, model.columns)["architectures"][0]
     record = {"to": "transformers", "architecture": architecture, "labels": len(model.task.labels)}
@@ -204,7 +204,7 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
     existing = _file_names(target) if target.is_dir() else set()
     if existing and RECORD not in existing:
         raise UsageError(
-            f"{target} is not empty and contains no export (it contains {min(existing)}): choose another folder"
+            f"{target} is not empty and contains no export (it contains {min(existing)}). Choose another folder"
         )
     try:
         files = json.loads((target / RECORD).read_text("utf-8"))["files"]
@@ -213,10 +213,10 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
         own_files = {RECORD}
     foreign = sorted(existing - own_files)
     if foreign:
-        raise UsageError(f"{target} holds an export and other files ({foreign[0]}): choose another folder")
+        raise UsageError(f"{target} holds an export and other files ({foreign[0]}). Choose another folder")
     if existing and not overwrite:
         raise UsageError(
-            f"{target} already holds an export: choose another folder, or replace it with {argument('overwrite')}"
+            f"{target} already holds an export. Choose another folder, or replace it with {argument('overwrite')}"
         )
     check_writable(target.absolute().parent)
 
@@ -243,7 +243,7 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: 
         (folder / RECORD).write_text(text + "\n", "utf-8")
     except OSError as error:
         reason = weights_write_error(error, target.parent, len(content))
-        raise CheckpointError(f"{target}: cannot be written: {reason}") from error
+        raise CheckpointError(f"{target} cannot be written ({reason})") from error
 
 
 def _verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tuple[bytes, dict[str, Any]]:
@@ -253,10 +253,10 @@ def _verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tup
         check_int8(model)
         try:
             if not Report.of(model.task).same(expected, expected):
-                raise DataError(f"the first {len(rows)} rows have nothing to predict: their sentences have no words")
+                raise DataError(f"the first {len(rows)} rows have nothing to predict, as their sentences have no words")
         except DataError as error:
             other = argument("data", "FILE")
-            raise DataError(f"int8 export compares predictions, but {error}; pass other rows with {other}") from None
+            raise DataError(f"int8 export compares predictions, but {error}. Pass other rows with {other}") from None
     graph = exported_graph(model)
     if graph.ByteSize() > _LARGEST_GRAPH:
         raise CheckpointError(
@@ -264,7 +264,7 @@ def _verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tup
         )
     content: bytes = graph.SerializeToString()
     if names_other_file(content):
-        raise CheckpointError("a parameter of the model has 'location' in its name, which is not supported: rename it")
+        raise CheckpointError("a parameter of the model has 'location' in its name, which is not supported. Rename it")
     windows = checked_features(model.task, rows, model.require_tokenizer(), model.config) if rows else []
     measured = {"parity": _compare_logits(model, GraphModel.of(model, content), windows, rows=len(rows))}
     if int8:
@@ -274,7 +274,7 @@ def _verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tup
         worst = _largest_differences(model, quantized, windows, BATCH_SIZES[-1:])[0]
         if not isfinite(worst):
             raise CheckpointError(
-                f"the logits of the int8 graph are not finite; nothing was written. Use {argument('to', 'onnx')}"
+                f"the logits of the int8 graph are not finite, so export wrote no file. Use {argument('to', 'onnx')}"
             )
         measured["int8"]["max_difference"] = worst
     return content, measured
@@ -287,8 +287,8 @@ def _compare_logits(model: TaskModel, graph: GraphModel, windows: Sequence[Featu
     allowed = TOLERANCE * max(1.0, largest)
     if not worst <= allowed:  # also if it is NaN
         raise CheckpointError(
-            f"the graph does not compute what the model computes: its logits differ by {worst:.2g}, allowed is "
-            f"{allowed:.2g}; nothing was written. Please report this with the output of bert-tasks inspect"
+            "the graph does not compute what the model computes, so export wrote no file. Its logits differ by "
+            f"{worst:.2g}, allowed is {allowed:.2g}. Please report this with the output of bert-tasks inspect"
         )
     lengths = [len(sequence["input_ids"]) for sequence in sequences]
     return {
@@ -312,9 +312,9 @@ def _compare_predictions(
     share = fmean(same)
     if share < REQUIRED_AGREEMENT:
         raise CheckpointError(
-            f"int8 changes too many predictions: {share:.1%} of {len(same)} stay the same, required are "
-            f"{REQUIRED_AGREEMENT:.0%}; nothing was written. Use {argument('to', 'onnx')}, or verify with rows "
-            "like those that the model was trained on"
+            f"int8 changes too many predictions, so export wrote no file. {share:.1%} of {len(same)} stay the same, "
+            f"required are {REQUIRED_AGREEMENT:.0%}. Use {argument('to', 'onnx')}, or verify with rows like the "
+            "training rows"
         )
     return {"kept": share, "answers": len(same), "required": REQUIRED_AGREEMENT, "rows": len(rows)}
 

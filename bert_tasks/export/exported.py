@@ -115,8 +115,8 @@ class GraphModel:
                 if [(value.name, value.type) for value in values] != [(name, dtype) for name in names]:
                     actual = ", ".join(shortened(f"{value.name} {value.type}") for value in values)
                     raise CheckpointError(
-                        f"the graph's {direction} are {actual}, expected {', '.join(names)}, each {dtype}: "
-                        "export the model again"
+                        f"the graph's {direction} are {actual}, expected {', '.join(names)}, each {dtype}. "
+                        "Export the model again"
                     )
         outputs, padding = output_names(model), model.config.pad_token_id
         return cls(session=session, outputs=outputs, head=model.head, pad_token_id=padding)
@@ -223,7 +223,7 @@ def _graph_errors(action: str) -> Iterator[None]:
         RuntimeError,  # a C++ exception without a class
         UnicodeDecodeError,  # in a message, or in the name of an input
     ) as error:
-        raise CheckpointError(f"onnxruntime {action} the graph: {str(error).partition(chr(10))[0][:300]}") from None
+        raise CheckpointError(f"onnxruntime {action} the graph ({str(error).partition(chr(10))[0][:300]})") from None
 
 
 def import_onnxruntime(module: str = "onnxruntime") -> Any:
@@ -245,7 +245,7 @@ class ExportedModel(FixedModel[PredictionT]):
     """A model of a graph. Its head selects tokens, and holds the transitions of a CRF."""
 
     no_weights_reason: ClassVar[str] = (
-        "the model is already exported and has no weights; use the model that it was exported from"
+        "the model is already exported and has no weights. Use the model that it was exported from"
     )
 
     def __init__(self, hf_config: Mapping[str, Any], task: Task[PredictionT], *, graph: bytes) -> None:
@@ -267,11 +267,11 @@ class ExportedModel(FixedModel[PredictionT]):
     ) -> Self:
         check_libraries(["onnxruntime"], extra="export", purpose="exported models")
         if fixed := sorted(options.keys() & _FIXED):
-            raise UsageError(f"{folder.path} is exported, which fixes {', '.join(fixed)}: export it again to change it")
+            raise UsageError(f"{folder.path} is exported, which fixes {', '.join(fixed)}. Export the model again")
         path = folder.path
         if folder.head_name is not None:
             raise UsageError(
-                f"{path} is exported with all of its tasks: leave out {argument('task', folder.head_name)}, or export "
+                f"{path} is exported with all of its tasks. Remove {argument('task', folder.head_name)}, or export "
                 "this task alone"
             )
         model = cls(folder.hf_config, stated_task(folder, task, options), graph=_checked_graph(path))
@@ -301,15 +301,15 @@ def _checked_graph(path: Path) -> bytes:
     record = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES)
     name = next((file for form, file in GRAPHS.items() if form == record.get("to")), None)
     if name is None:
-        raise CheckpointError(f"{path / RECORD}: 'to' is not one of {', '.join(GRAPHS)}: export the model again")
+        raise CheckpointError(f"{path / RECORD}: 'to' is not one of {', '.join(GRAPHS)}. Export the model again")
     content = checked_file(path, name).read_bytes()
     if sha256(content) != record.get("sha256"):
         raise CheckpointError(
-            f"{path / name}: damaged or changed, its sha256 is not the one in {RECORD}: export the model again"
+            f"{path / name}: damaged or changed, its sha256 is not the one in {RECORD}. Export the model again"
         )
     if names_other_file(content):
         raise CheckpointError(
             f"{path / name}: values of the graph may be in another file (external data), which is not supported, "
-            "because a graph could name any file of this machine: export the model again"
+            "because a graph could name any file of this machine. Export the model again"
         )
     return content

@@ -58,7 +58,7 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     """
     check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     if model.no_weights_reason:
-        raise UsageError(f"it cannot be converted: {model.no_weights_reason}")
+        raise UsageError(f"it cannot be converted, because {model.no_weights_reason}")
     inputs, outputs = input_names(model.config), output_names(model)
     mask = torch.ones(2, 7, dtype=torch.int64)  # any sizes but 0 and 1, which the exporter treats as fixed
     mask[0, 5:] = 0
@@ -95,16 +95,16 @@ def check_int8(model: TaskModel) -> None:
     """Raises UsageError if the head multiplies with a table over the vocabulary."""
     if model.head.reads_embeddings:
         raise UsageError(
-            f"int8 is not supported for {model.task.name}: its head has a weight for each token; use float32"
+            f"int8 is not supported for {model.task.name}, because its head has a weight for each token. Use float32"
         )
 
 
 def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7) -> bytes:
     """Returns the graph with int8 weights and dynamically quantized activations.
 
-    Weights have one scale per output channel, and activations one per token. Of the settings that were tried, this
+    Weights have one scale per output channel, and activations one per token. Among the settings that were tried, this
     changed the fewest labels (benchmarks/LOG.md). Embeddings, norms, softmax, the products of queries, keys and values,
-    and the head stay in float32. What remains is one range for a padded batch, so a row's scores depend a little on the
+    and the head stay in float32. One range for a padded batch remains, so a row's scores depend a little on the
     other rows.
 
     Args:

@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any, get_args
 
-from bert_tasks.data.problems import did_you_mean, shortened
+from bert_tasks.data.problems import did_you_mean, end_sentence, nearest_or_all, shortened
 from bert_tasks.encoder.config import Activation, EncoderConfig, HeadConfig
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families.base import (
@@ -42,7 +42,7 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
     model_type = hf_config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise CheckpointError(
-            f"config.json: model_type is {shortened(model_type)}; supported are {', '.join(FAMILIES)}"
+            f"config.json: model_type is {shortened(model_type)}. Supported types are {', '.join(FAMILIES)}"
         )
     family = FAMILIES[model_type]
     for (name, value), changes in family.variants.items():
@@ -75,7 +75,7 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
     supported = [name for name in get_args(Activation) if name != "tanh"]
     if values["hidden_act"] not in supported:
         raise CheckpointError(
-            f"config.json: activation {shortened(values['hidden_act'])} is not supported; supported are "
+            f"config.json: activation {shortened(values['hidden_act'])} is not supported. Supported activations are "
             f"{', '.join(supported)}"
         )
     if values["pad_token_id"] >= values["vocab_size"]:
@@ -144,9 +144,8 @@ def converted_config(hf_config: Mapping[str, Any], *, layers: Sequence[int], fam
     source = family_of(hf_config)
     target = source if family is None else FAMILIES.get(family)
     if target is None:
-        raise UsageError(
-            f"unknown family {family!r}{did_you_mean(str(family), FAMILIES)}; known: {', '.join(FAMILIES)}"
-        )
+        problem = end_sentence(f"unknown family {family!r}{did_you_mean(str(family), FAMILIES)}")
+        raise UsageError(f"{problem} Known families are {', '.join(FAMILIES)}")
     name, _ = target.fields["num_hidden_layers"]
     if target is source:
         kept = source.kept_layers and source.kept_layers({**source.layer_fields, **hf_config}, layers)
@@ -184,7 +183,7 @@ def new_hf_config(
     name = fields.pop("family", None)
     if not isinstance(name, str) or name not in FAMILIES:
         problem = "family is missing" if name is None else f"unknown family {name!r}{did_you_mean(str(name), FAMILIES)}"
-        raise CheckpointError(f"{problem}; there are {', '.join(FAMILIES)}")
+        raise CheckpointError(f"{end_sentence(problem)} Known families are {', '.join(FAMILIES)}")
     family = FAMILIES[name]
     defaults = {hf_name: default for hf_name, default in family.fields.values() if hf_name}
     defaults |= {hf_name: default for hf_name, default in family.layer_fields.items() if default is not None}
@@ -195,8 +194,7 @@ def new_hf_config(
     names.remove("pad_token_id")
     for field in fields:
         if field not in names:
-            hint = did_you_mean(field, names)
-            raise CheckpointError(f"{name} has no field {field!r}{hint if hint else '; it has ' + ', '.join(names)}")
+            raise CheckpointError(f"{name} has no field {field!r}{nearest_or_all(field, names)}")
     least = 1 if vocab_size is None else vocab_size
     size = fields.get("vocab_size", defaults["vocab_size"] if vocab_size is None else vocab_size)
     if isinstance(size, int) and size < least:

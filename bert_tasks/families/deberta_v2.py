@@ -81,7 +81,7 @@ def _disentangled(config: Mapping[str, Any]) -> DisentangledConfig | None:
     if is_relative != bool(kinds):
         raise CheckpointError(
             f"config.json: relative_attention = {is_relative} with pos_att_type = {shortened(value)} is not "
-            "supported: relative attention needs c2p, p2c or both"
+            "supported. Relative attention needs c2p, p2c or both"
         )
     if not is_relative:
         return None
@@ -90,7 +90,7 @@ def _disentangled(config: Mapping[str, Any]) -> DisentangledConfig | None:
     greatest = greatest if greatest > 0 else config["max_position_embeddings"]
     if buckets == 1 or greatest <= buckets // 2 + 1:
         raise CheckpointError(
-            f"config.json: position_buckets = {buckets} for distances up to {greatest} is not supported: expected at "
+            f"config.json: position_buckets = {buckets} for distances up to {greatest} is not supported. Expected at "
             "least 2, and half of them must be less than the greatest distance"
         )
     return DisentangledConfig(

@@ -87,18 +87,18 @@ def batch_predictor(
     """
     if isinstance(model, TaskModel):
         raise UsageError(
-            "batch_predictor: processes load the model from files: call model.save_pretrained(folder), and give folder"
+            "batch_predictor: processes load the model from files. Call model.save_pretrained(folder), and pass folder"
         )
     check_row_options(keep_columns, on_error)
     check_dtype(dtype)
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise UsageError(f"threads = {threads!r}: expected a whole number from 1")
+        raise UsageError(f"threads is {threads!r}, expected a whole number from 1")
     reading = ReadOptions(columns=None if columns is None else dict(columns))
     example, trained_names = trained_task(model, task=task, settings=settings, revision=revision, reading=reading)
     if Windows.of(example).needs_document_context:
         raise UsageError(
             f"{model}: {example.name} with these settings reads the rows around each row, which may be in another "
-            "batch: use `bert-tasks predict`, or other settings"
+            "batch. Use `bert-tasks predict`, or other settings"
         )
     RowValidator(example.columns, reading.columns)  # raises for a column that the task lacks
     folder, local = resolve(model, revision=revision, weights=False), Path(os.path.expanduser(model))
@@ -250,21 +250,21 @@ def _batch_columns(batch: Any) -> dict[str, Any]:
     else:
         raise DataError(
             "a batch is a dict of columns, a pandas DataFrame or a pyarrow Table, not "
-            f"{type(batch).__name__}; for rows use `predict`"
+            f"{type(batch).__name__}. For rows, use `predict`"
         )
     for name, column in pairs:
         is_list = hasattr(column, "__len__") and not isinstance(column, str | bytes | Mapping)
         if not is_list or getattr(column, "ndim", 1) == 0:
             raise DataError(
-                f"the column {name!r} of a batch is a {type(column).__name__}, expected a list of values; for one row "
+                f"the column {name!r} of a batch is a {type(column).__name__}, expected a list of values. For one row, "
                 "use `predict`"
             )
     if len({len(column) for _, column in pairs}) > 1:
         listed = ", ".join(f"{name!r} {len(column)}" for name, column in pairs)
-        raise DataError(f"the columns of a batch have different numbers of values: {listed}")
+        raise DataError(f"the columns of a batch have different numbers of values ({listed})")
     repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
     if repeated:
-        raise DataError(f"a batch has several columns {repeated[0]!r}: give each column a name of its own")
+        raise DataError(f"a batch has several columns {repeated[0]!r}. Use different names")
     return dict(pairs)
 
 

@@ -72,12 +72,12 @@ def embed_file(
     destination = OutputDestination(output, data, writing, Embedding)
     if destination.form == "npy":
         if writing.keep_columns not in ("all", "none"):
-            raise UsageError("npy holds the vectors alone, no column can be kept: use parquet or jsonl")
+            raise UsageError("npy holds the vectors alone, so no column can be kept. Use parquet or jsonl")
         if writing.on_error == "skip":
-            raise UsageError("npy has no place for line numbers, so no row can be left out: use parquet or jsonl")
+            raise UsageError("npy has no place for line numbers, so no row can be skipped. Use parquet or jsonl")
         writing = replace(writing, keep_columns="none")
     if dtype == "int8":
-        raise UsageError("dtype is 'int8': embeddings are computed in float32 or bf16")
+        raise UsageError("dtype is 'int8', but embeddings are computed in float32 or bf16")
     broadcast_from_main(make_accelerator(), destination.check_places)  # before the model is loaded
     encoder = model if isinstance(model, Encoder) else Encoder.from_pretrained(model, revision=revision)
     embedder = encoder.embedding_model(

@@ -152,18 +152,18 @@ def _forward_fn(model: TaskModel, dtype: DType) -> ForwardFn:
     if Fitting.of(model.task).generator() is None:
         return forward_fn
     if model.origin is None or model.origin.commit is not None:
-        where = "which is not known for this one"
+        where = "which is not known for this model"
     elif not (folder := resolve(model.origin.name).parent / RUN_GENERATOR).is_dir():
-        where = f"and {folder} does not exist"
+        where = f"but {folder} does not exist"
     else:
         generator = TaskModel.from_pretrained(folder).to(model.device, model.encoder.embeddings.word.weight.dtype)
         tables = [module.encoder.embeddings.word.weight for module in (model, generator)]
         if tables[0].shape == tables[1].shape and torch.equal(*tables):  # training ties them
             return partial(replaced_token_output, generator=logits_of(generator, dtype), discriminator=forward_fn)
-        where = f"and that in {folder} belongs to other weights"
+        where = f"but the generator in {folder} belongs to other weights"
     raise UsageError(
-        f"{model.task.name}: a model is evaluated with its generator, {where}: evaluate the output folder of the run "
-        "(or its model/, beside which the run has saved generator/); the metrics of the run are in its metrics.json"
+        f"{model.task.name}: a model is evaluated with its generator, {where}. Evaluate the output folder of the run "
+        "(or its model/, beside which the run has saved generator/). The metrics of the run are in its metrics.json"
     )
 
 
@@ -195,7 +195,7 @@ def _evaluation(
     ordered = sorted(results, key=lambda result: result.samples[0])
     seen = sorted(sample for result in ordered for sample in result.samples)
     if seen != list(range(len(samples))):
-        raise BertTasksError(f"evaluation saw {len(seen)} of {len(samples)} samples: please report this")
+        raise BertTasksError(f"evaluation saw {len(seen)} of {len(samples)} samples. Please report this")
     rows, task, extra = list(table), model.task, dict[str, float]()
     predictions = _decoded(model, task, samples, ordered, rows)
     if tune:
@@ -264,7 +264,7 @@ def evaluate(
         revision, adapter: See ``TaskModel.from_pretrained``.
         dtype: ``float32`` (default), ``int8`` for a quantised copy on the CPU (extra ``export``), or ``bf16`` for the
             encoder, which a CPU computes faster only with avx512_bf16 or AMX.
-        document: What a document is in a file of text: "blank-line" (default), "line" or "file".
+        document: A document in a file of text: "blank-line" (default), "line" or "file".
         reading: Fields of `ReadOptions`. Default: columns with the names of the training data.
 
     Raises:

@@ -102,7 +102,7 @@ class StreamWriter:
                 new = [name for name in row if name not in self._table.names]
                 if new:
                     raise UsageError(
-                        f"a row has the column {new[0]!r}, which the header lacks: write jsonl, or write to a file"
+                        f"a row has the column {new[0]!r}, which the header lacks. Write jsonl, or write to a file"
                     )
                 self._table.write(row)
             lines = self._text.getvalue().encode()
@@ -165,7 +165,7 @@ class Predicted:
         if self.resumed:
             lines.append(f"{self.resumed} of {counted(self.rows, 'row')} had been completed by an earlier attempt")
         if self.rejects is not None:
-            lines.append(f"{self.rejected} of {counted(self.rows + self.rejected, 'row')} left out: {self.rejects}")
+            lines.append(f"{self.rejected} of {counted(self.rows + self.rejected, 'row')} skipped, see {self.rejects}")
         return [*lines, *self.cuts, *self.warnings]
 
 
@@ -175,7 +175,7 @@ class OutputDestination:
     Args:
         output: A path, "-" for standard output, or an open binary file.
         data: The input.
-        writing: What is written.
+        writing: Options of the output.
         task: A task that is not in ``TASKS``, for its file formats.
 
     Attributes:
@@ -192,7 +192,7 @@ class OutputDestination:
         check_row_options(writing.keep_columns, writing.on_error)
         forms = FORMS if task is None else Rendering.of(task).row_formats
         if writing.format is not None and writing.format not in forms:
-            raise UsageError(f"there is no output format {writing.format!r}; choose {', '.join(forms)}")
+            raise UsageError(f"there is no output format {writing.format!r}. Choose one of {', '.join(forms)}")
         self._data, self._writing = data, writing
         self.path: Path | None = None
         self.stream: IO[bytes] | None = None
@@ -214,18 +214,18 @@ class OutputDestination:
             streamed = [name for name in forms if name in ("jsonl", *DELIMITERS)]
             if self.form not in streamed:
                 formats = ", ".join(streamed)
-                raise UsageError(f"{self.form} cannot be written to a stream: give a file, or the format {formats}")
+                raise UsageError(f"{self.form} cannot be written to a stream. Name a file, or choose one of {formats}")
         self.rejects = None if writing.rejects is None else _linked_file(writing.rejects)
         if writing.on_error == "fail":
             if self.rejects is not None:
                 raise UsageError(f"a file of rejects is only written with {argument('on_error', 'skip')}")
             return
         if not isinstance(data, str | Path):
-            raise UsageError("on_error = 'skip' is for files; remove bad rows from rows in memory")
+            raise UsageError("on_error = 'skip' is for files. Remove bad rows from rows in memory")
         if self.rejects is None and isinstance(output, str | Path) and self.path is not None:
             self.rejects = _linked_file(Path(output).with_name(f"{Path(output).name}.rejects.jsonl"))
         if self.rejects is None:
-            raise UsageError(f"name a file for the skipped rows: {argument('rejects', 'FILE')}")
+            raise UsageError(f"name a file for the skipped rows with {argument('rejects', 'FILE')}")
 
     def check_places(self) -> None:
         """Checks the disk. Call it only on the process that writes.
@@ -245,10 +245,10 @@ class OutputDestination:
         rendering = Rendering.of(task)
         forms = ", ".join(f".{form}" for form in rendering.row_formats)
         if self.form not in rendering.file_formats:
-            raise UsageError(f"{self.path}: {task.name} has no output format {self.form!r}; use {forms}")
+            raise UsageError(f"{self.path}: {task.name} has no output format {self.form!r}. Use {forms}")
         for content, asked in (("logits", self._writing.logits), ("explanations", self._writing.explain)):
             if asked:
-                raise UsageError(f"{self.path}: {self.form} has no place for {content}; use {forms}")
+                raise UsageError(f"{self.path}: {self.form} has no place for {content}. Use {forms}")
         for name in filter(None, rendering.render(self.form, [], [])):
             self._check_apart(f"{name} of the output", sibling_output(self.path, name))
 
@@ -262,7 +262,7 @@ class OutputDestination:
                 continue
             both_exist = first.exists() and second.exists()
             if os.path.samefile(first, second) if both_exist else os.path.realpath(first) == os.path.realpath(second):
-                raise UsageError(f"{first} is both {other} and {name}: choose another name for the output")
+                raise UsageError(f"{first} is both {other} and {name}. Choose another name for the output")
 
 
 def _linked_file(path: Path) -> Path:
@@ -280,7 +280,7 @@ def check_row_options(keep_columns: PassthroughColumns, on_error: str) -> None:
     if isinstance(keep_columns, str) and keep_columns not in ("all", "none"):
         raise UsageError(f"keep_columns is {keep_columns!r}, expected 'all', 'none' or a list of names")
     if on_error not in ("fail", "skip"):
-        raise UsageError(f"on_error = {on_error!r}: expected 'fail' or 'skip'")
+        raise UsageError(f"on_error is {on_error!r}, expected 'fail' or 'skip'")
 
 
 def finalize_output(
@@ -408,7 +408,7 @@ class PartialOutput:
             self._file.flush()
         except OSError as error:
             reason = write_failure(explained_disk_full(error, self.path), self._output)
-            raise UsageError(f"{reason}; the same command resumes from {self.folder}") from None
+            raise UsageError(f"{reason}. The same command resumes from {self.folder}") from None
         self.rows += lines.count(b"\n")
 
     def _is_resumable(self, path: Path) -> bool:

@@ -140,15 +140,15 @@ def predict(
 
     Args:
         model, task, settings, revision, adapter, dtype: See ``evaluate``.
-        data: A file, or rows as ``TaskModel.predict`` takes them. With an output also "-" for standard input: JSON
+        data: A file, or rows as ``TaskModel.predict`` takes them. With an output also "-" for standard input with JSON
             lines or one text a line, unless ``format`` names another format.
         output: A file, "-" for standard output, or an open binary file. Default: the predictions are returned.
         keep_columns: Columns of the input to write before the prediction: "all" (default), "none", or names.
         on_error: "fail" (default), or "skip" to skip rows of a file that cannot be used.
         rejects: File of the skipped rows and reasons. Default: the output's name followed by .rejects.jsonl.
-        csv_raw: Whether to write texts that a spreadsheet takes for a formula without the ``'`` in front.
+        csv_raw: True to write texts that a spreadsheet takes for a formula without the ``'`` in front.
         output_format: jsonl, csv, tsv or parquet. Default: by the output's extension.
-        logits, explain: Whether to compute logits and explanations of the predictions (``TaskModel.predict``).
+        logits, explain: True to compute logits and explanations of the predictions (``TaskModel.predict``).
         abstain_below: Lowest score with which one label or choice is kept. Below it the label is None.
         min_accuracy: Accuracy on the validation rows that sets this lowest score, for a calibrated model.
         reading: Fields of `ReadOptions`. Default: columns with the names of the training data.
@@ -183,7 +183,7 @@ def predict(
         False,
         None,
     ):
-        raise UsageError("keep_columns, on_error, rejects, csv_raw and output_format are for an output: give one")
+        raise UsageError("keep_columns, on_error, rejects, csv_raw and output_format are for an output. Set output")
     options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
     how = ReadOptions.from_arguments(predict, reading)
     if output is not None:
@@ -228,9 +228,9 @@ def predict_file(
     broadcast_from_main(accelerator, destination.check_places)
     is_standard = isinstance(data, str) and data == STANDARD
     if is_standard and sys.stdin is None:
-        raise UsageError("standard input is closed: name a file, or send rows through a pipe")
+        raise UsageError("standard input is closed. Name a file, or send rows through a pipe")
     if is_standard and accelerator.num_processes > 1:
-        raise UsageError("several processes cannot share standard input: write it to a file first")
+        raise UsageError("several processes cannot share standard input. Write it to a file first")
     options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
     model = load_trained(model, data=data, reading=reading, ensembles=True, **options).to(accelerator.device)
     destination.check_task(model.task)

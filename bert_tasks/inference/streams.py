@@ -61,7 +61,7 @@ def stored_input(source: IO[bytes]) -> Iterator[Path]:
             shutil.copyfileobj(source, file)
             file.flush()
         except OSError as error:
-            message = f"{STDIN_NAME}: cannot be stored ({error}); set HF_DATASETS_CACHE to a folder with enough space"
+            message = f"{STDIN_NAME}: cannot be stored ({error}). Set HF_DATASETS_CACHE to a folder with enough space"
             raise DataError(message) from None
         yield Path(file.name)
 

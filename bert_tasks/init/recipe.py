@@ -17,7 +17,7 @@ from bert_tasks.data.checks import named_splits
 from bert_tasks.data.columns import ROW_ERROR, Row
 from bert_tasks.data.formats import GZIP_EXTENSION, is_dataset, uncompressed
 from bert_tasks.data.kinds import KINDS
-from bert_tasks.data.problems import RowError, RowErrors, counted, did_you_mean
+from bert_tasks.data.problems import RowError, RowErrors, counted, did_you_mean, end_sentence
 from bert_tasks.data.profile import profile
 from bert_tasks.data.readers import ReadOptions, column_names
 from bert_tasks.data.splits import DataSpec, Splits, load_splits, split_files
@@ -54,10 +54,10 @@ class RecipeDraft:
         guess: The task, with several tasks in ``settings``.
         tasks: The names of several tasks -> each task. One task has no name.
         labels: Labels that the rows seem to have.
-        output_dir: The folder of the run; None: a folder in ``runs`` beside the recipe.
+        output_dir: The folder of the run. Default: a folder in ``runs`` beside the recipe.
         rows, left_out: Number of all rows, and of unusable rows, which the recipe skips.
-        states_labels: Whether the recipe must set the labels.
-        notes: What is wrong with which rows.
+        states_labels: True if the recipe must set the labels.
+        notes: Faults of rows, with the rows.
     """
 
     path: Path
@@ -116,7 +116,7 @@ class RecipeDraft:
                 raise error from None
             self.states_labels = True
             lines = [line.strip() for line in str(error).splitlines()]
-            self.notes.append(f"settings.labels is stated, because: {lines[-1] if len(lines) > 1 else lines[0]}")
+            self.notes.append(f"settings.labels is set, because {lines[-1] if len(lines) > 1 else lines[0]}")
         tables = [table for _, table in named_splits(splits)]
         # By source, because a validation share has the errors of its training file.
         errors = {table.source: table.errors for table in tables if table.errors is not None}
@@ -126,8 +126,8 @@ class RecipeDraft:
             first = json.loads(faulty[0][ROW_ERROR])
             rows = len(faulty) + sum(len(table) for table in tables if table.source == source)
             self.notes.append(
-                f"{source}: {share(len(faulty), rows)} cannot be used and will be skipped, the first in line "
-                f"{first['line']}: {first['reason'][:_LONGEST_REASON]}"
+                f"{source}: {share(len(faulty), rows)} cannot be used and will be skipped. The first is in line "
+                f"{first['line']} ({first['reason'][:_LONGEST_REASON]})"
             )
 
     def _load_splits(self, labels: Sequence[str]) -> Splits:
@@ -185,7 +185,7 @@ class RecipeDraft:
         yield from ("", "[data]", _entry("train", self._relative(path), "paths start at the folder of this file"))
         if spec.validation is None:
             yield _entry(
-                "validation_share", spec.validation_share, "no validation file: this share of the rows is used"
+                "validation_share", spec.validation_share, "no validation file, so this share of the rows is used"
             )
             # An existing file whose name suggests validation rows, or such a name.
             extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
@@ -199,7 +199,7 @@ class RecipeDraft:
             yield _entry("label_separator", guess.separator)
         if self.left_out:
             skipped = share(self.left_out, self.rows)
-            yield _entry("on_error", "skip", f"skips {skipped}; without this line `check` lists them")
+            yield _entry("on_error", "skip", f"skips {skipped}. Without this line `check` lists them")
         if spec.columns or guess.spare:
             yield from ("", "[data.columns]" if spec.columns else "# [data.columns]")
         for column, source in joined_names(spec.columns).items():
@@ -221,7 +221,7 @@ class RecipeDraft:
         elif labels:
             more = len(labels) - _SHOWN_LABELS
             yield _comment(f"labels = {literal(labels[:_SHOWN_LABELS])}{f' and {more} more' if more > 0 else ''}")
-            yield _comment("  found in the rows; state them to fix their order and to detect misspelt labels")
+            yield _comment("  found in the rows. Set them to fix their order and to detect misspelt labels")
 
     def _hyper_parameters(self) -> Iterator[str]:
         """Returns the last sections, with more epochs for small files."""
@@ -244,7 +244,7 @@ class RecipeDraft:
 
 
 def run_name(file: Path) -> str:
-    """Returns the name of a run for a file of rows: the file's, or its folder's for names such as train.csv."""
+    """Returns the name of a run for a file of rows, from the file or, for names such as train.csv, its folder."""
     stem = uncompressed(file).stem
     return file.absolute().parent.name if stem in _PLAIN_STEMS else stem
 
@@ -294,7 +294,7 @@ def init_recipe(
     """
     target = Path(output)
     if target.exists():
-        raise UsageError(f"{target} exists already: choose another --output, or move it away")
+        raise UsageError(f"{target} exists already. Choose another --output, or move it away")
     if not target.absolute().parent.is_dir():
         raise UsageError(f"{target}: the folder {target.parent} does not exist")
     if model is None:
@@ -338,7 +338,7 @@ def init_recipe(
         with atomic_path(target) as temporary:
             temporary.write_text(content, "utf-8")
     except OSError as error:
-        raise UsageError(f"{target}: cannot be written ({error.strerror}); choose another --output") from None
+        raise UsageError(f"{target}: cannot be written ({error.strerror}). Choose another --output") from None
     return draft
 
 
@@ -368,14 +368,14 @@ def _best_guess(rows: Sequence[Row], names: Sequence[str], hints: UserHints) -> 
     if not guesses:
         has_text = any(column.is_text for column in profiles)
         missing = "no column to learn (labels, numbers, tags or answers)" if has_text else "no column of texts"
-        if hints.task is not None or hints.texts or hints.label is not None:
-            task = "no task that init knows" if hints.task is None else hints.task
-            task = task if hints.problem is None else hints.problem
-            needed = missing if hints.task is None else Detection.of(TASKS[hints.task]).row_needs
-            missing = f"the columns do not fit {task}: {needed}"
+        if hints.task is not None:
+            missing = f"the columns do not fit {hints.task}, which needs {Detection.of(TASKS[hints.task]).row_needs}"
+        elif hints.texts or hints.label is not None:
+            task = "any task that init knows" if hints.problem is None else hints.problem
+            missing = f"the columns do not fit {task}, as there is {missing}"
         seen = "".join(f"\n  {column.name!r}: {column.described()}" for column in profiles)
         raise DataError(
-            f"{missing}; there are{seen}\n  name the columns with --text and --label, or write a recipe by hand"
+            f"{missing}. The columns are:{seen}\n  Name the columns with --text and --label, or write a recipe by hand"
         )
     best, *others = sorted(guesses, key=lambda guess: -guess.precedence)
     alternatives = list(best.alternatives)
@@ -414,7 +414,7 @@ def _guess_tasks(rows: Sequence[Row], labels: Sequence[str], hints: UserHints) -
             try:  # the words of another task are the text of this one
                 tasks[name] = guess_task([_with_joined_words(row, label) for row in cells], hint)
             except DataError:
-                raise UsageError(f"{argument('label', label)} cannot be one of several tasks: {error}") from None
+                raise UsageError(f"{argument('label', label)} cannot be a separate task, because {error}") from None
         if tasks[name].separator != LABEL_SEPARATOR:
             between = f"{LABEL_SEPARATOR!r} between labels, not {tasks[name].separator!r}"
             raise UsageError(f"{argument('label', label)}: several tasks need {between}. Change the file.")
@@ -475,13 +475,13 @@ def _with_named_cells(rows: Sequence[Row], hints: UserHints) -> tuple[Sequence[R
     for hint in hint_names:
         for name in [hint] if hint in names or "." in hint else column_parts(hint):
             if name not in names and name.split(".")[0] not in names:
-                there = ", ".join(map(repr, names))
-                raise UsageError(f"no column {name!r}{did_you_mean(name, names)}; there are {there}")
+                missing = end_sentence(f"no column {name!r}{did_you_mean(name, names)}")
+                raise UsageError(f"{missing} The columns are {', '.join(map(repr, names))}")
     try:
         for name in hint_names:
             rows = [with_named_cell(row, name, KINDS["labels"].join) for row in rows]
     except RowError as error:
-        raise DataError(f"{error}; several columns of labels hold 0 and 1") from None
+        raise DataError(f"{error} Several columns of labels must hold 0 and 1") from None
     new = [name for name in hint_names if name not in names]
     spread = {part for name in new for part in column_parts(name)}
     return rows, [*(name for name in names if name not in spread), *new]
@@ -512,7 +512,7 @@ def _checked(hints: UserHints) -> UserHints:
     if task is not None and task not in DETECTABLE:
         raise UsageError(f"init writes recipes for {', '.join(DETECTABLE)}, not for {task!r}")
     if len(hints.texts) > 2:
-        raise UsageError(f"{len(hints.texts)} columns of texts; a task reads one or two")
+        raise UsageError(f"{len(hints.texts)} columns of texts, but a task reads one or two")
     if hints.separator is not None and hints.separator.strip() == "":
         raise UsageError("the label separator must be a visible character or several, such as '|'")
     return replace(hints, task=task)
@@ -546,10 +546,8 @@ def _check_validation(path: Path, sample: FileSample, guess: TaskGuess) -> None:
     kinds = {column.name: column.type for column in load_task_class(guess.task)(**guess.settings).columns}
     for column, name in guess.columns.items():
         if present and not kinds[column].columns_in(name, present):
-            raise DataError(
-                f"{path}: no column {name!r}{did_you_mean(name, present)}, which {sample.path} has; the columns there "
-                f"are {', '.join(map(repr, present))}"
-            )
+            missing = f"{path}: no column {name!r}, which {sample.path} has{did_you_mean(name, present)}"
+            raise DataError(f"{end_sentence(missing)} The columns are {', '.join(map(repr, present))}")
 
 
 def _commands(recipe: Path) -> list[str]:

@@ -76,12 +76,12 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
     notes: tuple[str, ...] = ()
     if layout.is_text and reading.encoding is None and _is_windows(path):
         options["encoding"] = "cp1252"
-        notes = ("its bytes from 0x80 to 0x9f are quotes, dashes or euro signs of Windows -> encoding cp1252",)
+        notes = ("its bytes from 0x80 to 0x9f are quotes, dashes or euro signs of Windows, so the encoding is cp1252",)
     if layout.has_documents and reading.format is None:
         table = _table_in_text(path, options)
         if table is not None:
             layout, options = FORMATS[table["format"]], {**options, **table}
-            notes = (*notes, f"its lines are rows of a table -> format {layout.name}")
+            notes = (*notes, f"its lines are rows of a table, so the format is {layout.name}")
     if not layout.quoted:
         sample = _read(path, layout, options)
     elif reading.header is None:
@@ -92,13 +92,13 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
         sample = _detect_documents(sample)
     if sample.count == 0 or len(sample.faults) >= sample.count:
         fault = sample.faults[0] if sample.faults else "no rows"
-        raise DataError(f"{path}: cannot be read as {layout.name}: {fault}; name its format with --format")
+        raise DataError(f"{path}: cannot be read as {layout.name} ({fault}). Name its format with --format")
     for row in sample.rows:
         for name, value in row.items():
             if not is_encodable(name) or _UNKNOWN_BYTE.search(str(value)):
                 raise DataError(
-                    f"{path}: column {name!r} has bytes that are not {options.get('encoding', 'utf-8')}; "
-                    f"name the file's encoding with --encoding, {ENCODING_EXAMPLE}"
+                    f"{path}: column {name!r} has bytes that are not {options.get('encoding', 'utf-8')}. "
+                    f"Name the file's encoding with --encoding, {ENCODING_EXAMPLE}"
                 )
     return replace(sample, notes=(*notes, *sample.notes), has_stated_format=reading.format is not None)
 
@@ -156,7 +156,7 @@ def _detect_header(path: Path, layout: Format, options: Options) -> FileSample:
     value = next((name for name in names if name.strip().isdecimal() or len(name.split()) > _LONGEST_HEADER), None)
     if value is None:
         return sample
-    note = f"the name {shortened(value)} in the first line looks like a value: is the header missing? Add --no-header"
+    note = f"the name {shortened(value)} in the first line looks like a value. If there is no header, add --no-header"
     return replace(sample, notes=(*sample.notes, note))
 
 

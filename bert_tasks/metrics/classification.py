@@ -128,7 +128,7 @@ def tune_thresholds(labels: ArrayLike, probabilities: ArrayLike) -> tuple[float,
     true, predicted = _aligned(labels, probabilities)
     scores: Floats = predicted.astype(np.float64)
     if not ((scores >= 0) & (scores <= 1)).all():
-        raise DataError("Thresholds: probabilities must lie between 0 and 1; check the model for NaN.")
+        raise DataError("Thresholds: probabilities must lie between 0 and 1. Check the model for NaN.")
     return tuple(_best_threshold(true[:, label] == 1, scores[:, label]) for label in range(true.shape[1]))
 
 
@@ -172,10 +172,10 @@ def ranking_metrics(groups: Sequence[str], grades: Sequence[float], scores: Sequ
     values, gains = np.asarray(scores, dtype=np.float64), np.asarray(grades, dtype=np.float64)
     if np.isnan(values).any():
         row = int(np.isnan(values).argmax()) + 1
-        raise DataError(f"Ranking metrics: the score of row {row} is NaN, expected a number; check the model for NaN.")
+        raise DataError(f"the score of row {row} is NaN, expected a number to rank by. Check the model for NaN.")
     if not (gains > 0).any():
         raise DataError(
-            "Ranking metrics: no group has a relevant row, so there is nothing to rank: check the group column, and "
+            "no group has a relevant row, so there is nothing to rank. Check the group column, and "
             "that the second label means 'relevant'."
         )
     numbers: dict[str, int] = {}

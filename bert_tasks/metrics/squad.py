@@ -79,8 +79,8 @@ def squad_v1_metrics(labels: Sequence[Sequence[str]], predictions: Sequence[str]
     unanswerable = [row for row, texts in enumerate(labels) if not texts]
     if unanswerable:
         raise DataError(
-            f"SQuAD 1.1 metrics: question {unanswerable[0]} (of {len(labels)}, from 0) has no answer in the data, "
-            "expected at least one; drop such questions or use the SQuAD 2.0 metrics"
+            f"question {unanswerable[0]} (of {len(labels)}, from 0) has no answer in the data, but SQuAD 1.1 metrics "
+            "need at least one. Remove such questions, or use the SQuAD 2.0 metrics"
         )
     scores = answer_scores(labels, predictions, version_2=False)
     total_f1 = 0.0
@@ -199,6 +199,6 @@ def _between(low: float, high: float) -> float:
 
 def _check(labels: Sequence[Sequence[str]], null_odds: Sequence[float] = ()) -> None:
     if not labels:
-        raise DataError("SQuAD metrics: there is no question, expected at least one")
+        raise DataError("there is no question, but SQuAD metrics need at least one")
     if any(map(isnan, null_odds)):
-        raise DataError("SQuAD metrics: null odds hold nan, expected numbers; look for nan in the model's logits")
+        raise DataError("null odds hold nan, expected numbers. Look for nan in the model's logits")

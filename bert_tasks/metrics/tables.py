@@ -61,8 +61,8 @@ def merged(*each: Mapping[str, float]) -> dict[str, float]:
         repeated = sorted(union.keys() & metrics.keys())
         if repeated:
             raise DataError(
-                f"metrics: {', '.join(map(repr, repeated))} would be reported twice, once for a label of that name; "
-                "rename the label in the rows"
+                f"metrics: {', '.join(map(repr, repeated))} would be reported twice, once for a label of that name. "
+                "Rename the label in the rows"
             )
         union |= metrics
     return union

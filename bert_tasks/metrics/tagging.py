@@ -44,7 +44,7 @@ def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool = Fa
             "overall".
     """
     if not any(labels):
-        raise DataError("Tagging metrics: no words to compare; expected at least one word with a tag.")
+        raise DataError("there are no words to compare. Tagging metrics need at least one word with a tag.")
     if raw:
         true, predicted = list(chain.from_iterable(labels)), list(chain.from_iterable(predictions))
         names = sorted({*true, *predicted})

@@ -33,7 +33,7 @@ class Encoder(PretrainedModule):
     Attributes:
         config, hf_config: The configuration of the encoder, and ``config.json`` as loaded.
         pooler: The base model's linear layer on the first token, if the file has one. It is not part of the call.
-        load_report: What was done with each key of the file. None for a model from a configuration.
+        load_report: The use of each key of the file. None for a model from a configuration.
         columns: The task's columns -> their names in the training data of a model that was trained here.
         sentence_settings: How sentence-transformers embeds texts with these weights. None if it did not write them.
 
@@ -122,7 +122,7 @@ class Encoder(PretrainedModule):
             texts: A list of texts, or one text. They are lowercased if the sentence-transformers files say so.
             pooling: ``mean`` over the tokens of a text, special tokens included, ``cls``, the first token, or ``max``,
                 the largest value of each number. Default: as in the sentence-transformers files, else mean.
-            normalize: Whether to scale each vector to length 1 (L2 norm).
+            normalize: True to scale each vector to length 1 (L2 norm).
             layer: Index of transformers' hidden states: -1 (default) is the last layer, 0 the embeddings of the tokens.
                 Later layers do not run.
             max_length: Maximum length in tokens, special tokens included. Default: the limit of the
@@ -160,12 +160,12 @@ class Encoder(PretrainedModule):
         states, settings = len(self.encoder.layer_order) + 1, self.sentence_settings
         if type(layer) is not int or not -states <= layer < states:
             raise UsageError(
-                f"layer = {layer!r}: expected a whole number from {-states} to {states - 1}, 0 is the embeddings"
+                f"layer is {layer!r}, expected a whole number from {-states} to {states - 1} (0 is the embeddings)"
             )
         if pooling is None and settings is not None and settings.unsupported is not None:
             raise CheckpointError(
-                f"the model's {settings.unsupported}, which is not computed here: name the pooling (mean, cls or max) "
-                "to embed texts without it"
+                f"the model's {settings.unsupported}, which bert_tasks does not support. Set pooling to mean, cls or "
+                "max to embed texts without it"
             )
         default_pooling: Any = "mean" if settings is None else settings.pooling
         default_prompt = "" if settings is None else settings.prompt
@@ -186,8 +186,8 @@ class Encoder(PretrainedModule):
         if task.prompt and task.pooling != "cls" and settings is not None and not settings.pools_prompt:
             raise CheckpointError(
                 f"the model's {settings.source} leaves the tokens of the prompt out of the {task.pooling} "
-                "(include_prompt = false), which is not computed here: set prompt to an empty text to embed texts "
-                "without a prompt"
+                "(include_prompt = false), which bert_tasks does not support. Set prompt to an empty text to embed "
+                "texts without a prompt"
             )
         with torch.device("meta"):
             model = TaskModel(self.hf_config, task)

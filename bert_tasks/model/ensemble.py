@@ -51,7 +51,7 @@ class EnsembleModel(FixedModel[PredictionT]):
         UsageError: Each has several tasks. Load one of them.
     """
 
-    no_weights_reason: ClassVar[str] = "an ensemble of folds has no weights of its own; use the model of one fold"
+    no_weights_reason: ClassVar[str] = "an ensemble of folds has no weights of its own. Use the model of one fold"
 
     def __init__(self, models: Mapping[str, TaskModel[PredictionT]]) -> None:
         (first_name, first), *others = models.items()
@@ -59,7 +59,7 @@ class EnsembleModel(FixedModel[PredictionT]):
         for name, model in others:
             difference = _difference(model, first)
             if difference is not None:
-                raise CheckpointError(f"{name} and {first_name} do not predict the same: {difference}")
+                raise CheckpointError(f"{name} and {first_name} do not predict the same, because {difference}")
         task = _mean_task(models)
         super().__init__(first.hf_config, replace(task, temperature=1.0) if isinstance(task, CalibratedTask) else task)
         self.models = nn.ModuleList(models.values())
@@ -149,7 +149,7 @@ def _fitted_to_folds(folder: Path) -> dict[str, Any]:
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in entries}
     numbers = [number for value in values.values() for number in (value if isinstance(value, tuple) else (value,))]
     if not set(values) <= set(CalibratedFitting.fields) or not all(type(number) is float for number in numbers):
-        raise CheckpointError(f"{folder / FOLDS}: damaged: run the command that trained the folds again")
+        raise CheckpointError(f"{folder / FOLDS} is damaged. Run the command that trained the folds again")
     return values
 
 
@@ -164,8 +164,8 @@ def _finished_folds(folder: Path) -> list[Path]:
             numbers = []
         homes = [folder / f"fold-{number}" for number in numbers]
         if not numbers or max(numbers) > _MOST_FOLDS:
-            raise CheckpointError(f"{folder / FOLDS}: damaged: run the command that trained the folds again")
-    remedy = "run the command that trained the folds again, which resumes, or name one fold"
+            raise CheckpointError(f"{folder / FOLDS} is damaged. Run the command that trained the folds again")
+    remedy = "Run the command that trained the folds again to resume it, or name one fold"
     needed = {
         RUN_SUMMARY: "no finished run of {} (interrupted, diverged or removed)",
         f"{RUN_MODEL}/{CONFIG}": f"no {RUN_MODEL}/ with {CONFIG} of {{}}",
@@ -173,9 +173,9 @@ def _finished_folds(folder: Path) -> list[Path]:
     for file, message in needed.items():
         missing = [home.name for home in homes if not (home / file).is_file()]
         if missing:
-            raise CheckpointError(f"{folder}: {message.format(first_few(missing, 3))}: {remedy}")
+            raise CheckpointError(f"{folder}: {message.format(first_few(missing, 3))}. {remedy}")
     if not (folder / FOLDS).is_file():
-        raise CheckpointError(f"{folder}: the cross-validation is not finished, as there is no {FOLDS}: {remedy}")
+        raise CheckpointError(f"{folder}: the cross-validation is not finished, as there is no {FOLDS}. {remedy}")
     return homes
 
 
@@ -208,7 +208,7 @@ def _mean_task(models: Mapping[str, TaskModel[PredictionT]]) -> Task[PredictionT
             are_texts = isinstance(other, str) and isinstance(value, str)
             if not are_texts and _shape(other) != _shape(value):
                 raise CheckpointError(
-                    f"{name} and {first_name} do not predict the same: {field} is {other!r} and {value!r}"
+                    f"{name} and {first_name} do not predict the same, because {field} is {other!r} and {value!r}"
                 )
         values = [value, *(getattr(task, field) for _, task in others)]
         if not isinstance(value, str) and any(other != value for other in values):

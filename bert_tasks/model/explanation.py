@@ -64,20 +64,20 @@ def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32"
     check_one_task(task)
     if not Explainable.has(task):
         raise UsageError(
-            f"{task.name} gives no explanations: they are for tasks that predict a label, number, choice, answer "
-            "or entities for a row; predict without them"
+            f"{task.name} has no explanations. They are for tasks that predict a label, number, choice, answer or "
+            "entities for a row. Predict without them"
         )
     explainable = Explainable.of(task)
     if explainable.no_explanations_reason is not None:
         raise UsageError(explainable.no_explanations_reason)
     if model.no_weights_reason:
-        raise UsageError(f"there are no gradients to explain with: {model.no_weights_reason}")
+        raise UsageError(f"there are no gradients to explain with, because {model.no_weights_reason}")
     if dtype != "float32":
-        raise UsageError(f"explanations are computed in float32: leave out dtype = {dtype!r}")
+        raise UsageError(f"explanations are computed in float32. Remove dtype = {dtype!r}")
     precision = model.encoder.embeddings.word.weight.dtype
     if precision not in (torch.float32, torch.float64):
         raise UsageError(
-            f"explanations are computed in float32, but the model's weights are {precision}: call model.float()"
+            f"explanations are computed in float32, but the model's weights are {precision}. Call model.float()"
         )
     return explainable
 
@@ -115,7 +115,7 @@ def explained(
     finite(torch.tensor([path.completeness_error for path in paths]))
     if pending:
         _log.warning(
-            "%d of %d explanations do not add up to the difference of the logits within 1 %% after %d steps; each has "
+            "%d of %d explanations do not add up to the difference of the logits within 1 %% after %d steps. Each has "
             "its completeness_error",
             len(pending),
             len(paths),

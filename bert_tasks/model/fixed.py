@@ -22,7 +22,7 @@ class FixedModel(TaskModel[PredictionT]):
 
     def forward(self, input_ids: Tensor | PackedBatch, *_: Any, **__: Any) -> Any:
         if not isinstance(input_ids, PackedBatch):
-            raise UsageError(f"it takes no padded tensors, only packed batches: {self.no_weights_reason}")
+            raise UsageError(f"it accepts packed batches, not padded tensors, because {self.no_weights_reason}")
         return self.packed_logits(input_ids)
 
     def train(self, mode: bool = True) -> Self:
@@ -31,4 +31,4 @@ class FixedModel(TaskModel[PredictionT]):
         return super().train(mode)
 
     def check_parameters(self) -> None:
-        raise UsageError(f"it can be neither trained nor saved: {self.no_weights_reason}")
+        raise UsageError(f"it can be neither trained nor saved, because {self.no_weights_reason}")

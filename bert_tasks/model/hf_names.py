@@ -6,14 +6,14 @@ from types import MappingProxyType
 
 from bert_tasks.data.problems import nearest_or_all
 
-# A text that begins with "nothing: " says why there is no such argument.
+# A text that begins with a capital letter says why there is no such argument.
 HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(
     {
         "num_train_epochs": "epochs",
         "per_device_train_batch_size": "batch_size, which counts samples over all devices",
         "per_gpu_train_batch_size": "batch_size, which counts samples over all devices",
         "train_batch_size": "batch_size, which counts samples over all devices",
-        "per_device_eval_batch_size": "nothing: evaluation forms its batches by length",
+        "per_device_eval_batch_size": "Evaluation forms its batches by length",
         "gradient_accumulation_steps": "micro_batch_tokens, which limits what a device holds at once",
         "auto_find_batch_size": "micro_batch_tokens, which limits what a device holds at once",
         "lr": "learning_rate",
@@ -21,22 +21,22 @@ HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(
         "fp16": 'mixed_precision="fp16"',
         "bf16": 'mixed_precision="bf16"',
         "save_total_limit": "keep_last",
-        "eval_strategy": "eval_steps; without it after each epoch",
-        "evaluation_strategy": "eval_steps; without it after each epoch",
-        "save_strategy": "save_steps; with every evaluation in any case",
+        "eval_strategy": "eval_steps. Without it, each epoch ends with an evaluation",
+        "evaluation_strategy": "eval_steps. Without it, each epoch ends with an evaluation",
+        "save_strategy": "save_steps. Each evaluation also saves a checkpoint",
         "logging_strategy": "logging_steps",
         "logging_dir": "trackers, whose files go to output_dir",
         "report_to": "trackers",
         "run_name": "project",
         "data_seed": "seed",
-        "load_best_model_at_end": "nothing: the model ends with the best weights",
-        "greater_is_better": "nothing: each metric knows whether higher or lower is better",
+        "load_best_model_at_end": "The model ends with the best weights",
+        "greater_is_better": "Each metric knows whether higher or lower is better",
         "overwrite_output_dir": "overwrite",
-        "resume_from_checkpoint": "nothing: the same call resumes the run in output_dir",
+        "resume_from_checkpoint": "The same call resumes the run in output_dir",
         "train_dataset": "train",
         "eval_dataset": "validation",
         "callbacks": "callback",
-        "compute_metrics": "nothing: the task computes its metrics",
+        "compute_metrics": "The task computes its metrics",
         "disable_tqdm": "progress=False",
         "max_seq_length": "the setting max_length of the model's task",
         "max_length": "the setting max_length of the model's task",
@@ -55,10 +55,10 @@ def hf_hint(name: str, keys: Collection[str], sections: Mapping[str, Collection[
     ours = HF_ARGUMENTS.get(name, "")
     key = re.split(r"\W", ours.removeprefix("the setting "))[0]
     home = next((f"{section}.{key}" for section, known_keys in sections.items() if key in known_keys), None)
-    if ours.startswith("nothing: "):
-        return f"; {ours.removeprefix('nothing: ')}"
+    if ours[:1].isupper():
+        return f". {ours}"
     is_setting = ours.startswith("the setting ") and not sections
     if ours == "" or (home is None and not is_setting and (sections or key not in keys)):
         return nearest_or_all(name, keys)
     details = "" if ours.startswith("the setting ") else ours.removeprefix(key)
-    return f"; transformers' {name} is {ours if home is None else home + details}"
+    return f". Use {ours if home is None else home + details}"

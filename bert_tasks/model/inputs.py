@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.columns import Column, PassthroughColumns, Row, as_row, complete_row, read_for_others, rename_row
-from bert_tasks.data.problems import RowError, did_you_mean
+from bert_tasks.data.problems import RowError, did_you_mean, end_sentence
 from bert_tasks.data.readers import (
     Frame,
     ReadOptions,
@@ -53,7 +53,7 @@ def load_trained(
     if isinstance(model, TaskModel):
         if settings or adapter is not None:
             raise UsageError(
-                "settings and adapters are for a model that is loaded from files; of a model in memory replace "
+                "settings and adapters are for a model that is loaded from files. For a model in memory, replace "
                 "model.task"
             )
         return model
@@ -122,7 +122,7 @@ def renamed(
         columns: The task's columns -> the columns of the rows.
         source: The name of the rows in messages.
         stored: The task's columns -> the columns of the training data, which rows may have instead.
-        read_labels: Whether the column of labels is read, too.
+        read_labels: True if the column of labels is read, too.
 
     Raises:
         DataError: The task has no such column, or no row has it.
@@ -144,8 +144,8 @@ def renamed(
             raise DataError(f"{source}: {unknown_column(name, list(is_read))}")
         if rows and is_read[name] and other not in present:
             columns_of_rows = ", ".join(map(repr, present))
-            hint = did_you_mean(other, present)
-            raise DataError(f"{source}: no column {other!r}{hint}; the columns are: {columns_of_rows}")
+            problem = end_sentence(f"no column {other!r}{did_you_mean(other, present)}")
+            raise DataError(f"{source}: {problem} The columns are {columns_of_rows}")
     others = {name: other for name, other in stored.items() if name not in renames}
     hidden = {*renames, *read_for_others(task.columns, renames)}
     for i, row in enumerate(rows):
@@ -186,7 +186,7 @@ def load_table(
     Args:
         names: The task's columns -> their names in the model's training data, which the data may have instead.
         reading: How to read a file, and the names of columns.
-        labels: Whether every row must have its label, may have it, or labels are not read.
+        labels: "required" or "optional" for every row, or "unread".
         name: The name of the rows in messages.
         passthrough, skip_errors: For files. See ``read_table``.
 

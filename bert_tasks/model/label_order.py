@@ -43,7 +43,7 @@ def with_label_order(
     places = label_places(named, labels)
     if places is None:
         redrawn = [name for key in dims for name in names.get(key, (key,))]
-        note = f"the file's head has other labels ({', '.join(file_labels)}): its last layer is new"
+        note = f"the file's head has other labels ({', '.join(file_labels)}), so its last layer is new"
         loaded = tuple(name for name in report.loaded if name not in redrawn)
         report = replace(report, loaded=loaded, new=(*report.new, *redrawn), notes=(*report.notes, note))
         return CheckpointMatch(tensors={key: value for key, value in tensors.items() if key not in dims}, report=report)
@@ -51,7 +51,7 @@ def with_label_order(
     if named != file_labels:
         pairs = [(old, new) for old, new in zip(file_labels, named, strict=True) if old != new]
         unnamed, taken = (", ".join(part) for part in zip(*pairs, strict=True))
-        notes.append(f"the file's labels are unnamed ({unnamed}): taken in the order {taken}")
+        notes.append(f"the file's labels are unnamed ({unnamed}) and taken in the order {taken}")
     if places != sorted(places):
         notes.append(f"head reordered from labels {', '.join(named)} to {', '.join(labels)}")
     moved = {key: reordered(tensors[key], torch.tensor(places), dims[key]) for key in dims}

@@ -86,7 +86,7 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
 
     def save_adapter(self, folder: str | Path) -> None:
         """Raises UsageError. The format of peft holds one head."""
-        raise UsageError(f"peft holds one head: use model.models[{next(iter(self.models))!r}].save_adapter")
+        raise UsageError(f"peft holds one head. Call model.models[{next(iter(self.models))!r}].save_adapter")
 
     def predict(  # type: ignore[override]  # several predictions for a row
         self, inputs: Inputs, *, logits: bool = False, explain: bool = False
@@ -94,7 +94,7 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
         """Returns the predictions of all tasks for each row, by the names of the tasks.
 
         Args:
-            inputs: One or several of: a text, or a mapping with the columns that the tasks read.
+            inputs: One or several rows, each a text or a mapping with the columns that the tasks read.
             logits, explain: Must be False. The models of single tasks in ``models`` compute them.
 
         Raises:
@@ -102,7 +102,7 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
             UsageError: ``logits`` or ``explain`` is true.
         """
         if logits or explain:
-            raise UsageError(f"logits and explanations are of one task: use models[{next(iter(self.models))!r}]")
+            raise UsageError(f"logits and explanations belong to one task. Use models[{next(iter(self.models))!r}]")
         rows = as_rows(inputs, self.input_columns)
         return [dict(prediction.tasks) for prediction in self.predict_rows(rows)]
 

@@ -41,7 +41,7 @@ def logits_of(model: TaskModel, dtype: DType) -> ForwardFn:
     if dtype == "float32":
         return model.packed_logits
     if model.no_weights_reason and not isinstance(model, EnsembleModel):
-        raise UsageError(f"it cannot be converted: {model.no_weights_reason}")
+        raise UsageError(f"it cannot be converted, because {model.no_weights_reason}")
     slow = slow_bfloat16() if dtype == "bf16" and model.device.type == "cpu" else None
     if slow is not None:
         _log.warning("%s", slow)

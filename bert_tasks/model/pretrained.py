@@ -97,7 +97,7 @@ class CheckpointFolder:
         reading = {} if stored is None else stored.get(READING_KEY, {})
         columns = reading.get("columns", {}) if isinstance(reading, dict) else None
         if not isinstance(columns, dict) or not all(isinstance(name, str) for name in columns.values()):
-            raise CheckpointError(f"{path}: config.json, key {CONFIG_KEY}: reading.columns must name columns")
+            raise CheckpointError(f"{path}/config.json, key {CONFIG_KEY}: reading.columns must name columns")
         return cls(
             path=path,
             hf_config=hf_config,
@@ -158,15 +158,15 @@ def folder_task(
         if options:
             raise UsageError("pass either a task, or a task's name with labels and settings")
         return task, False
-    example = f"pass task={next(iter(TASKS))!r} (or another)"
+    example = f"Pass task={next(iter(TASKS))!r} (or another)"
     if isinstance(task, type):
         task_class = task
     elif folder.stored is not None and task in (None, folder.task):
         stored = STORED_TASKS.get(folder.task) if isinstance(folder.task, str) else None
         if stored is None:
             raise CheckpointError(
-                f"{folder.path}: config.json says its task is {folder.task!r}, which is not built in; pass the class: "
-                "TaskModel.from_pretrained(folder, task=YourTask), or --task module:YourTask"
+                f"{folder.path}: config.json says its task is {folder.task!r}, which is not built in. Pass the class "
+                "with TaskModel.from_pretrained(folder, task=YourTask) or --task module:YourTask"
             )
         task_class = stored
     elif task is not None:
@@ -174,11 +174,11 @@ def folder_task(
     elif served := tasks_with_head(folder.head):
         task_class = served[0] if served_as is None else served_as(served[0])
     elif options:
-        raise UsageError(f"labels and settings need a task: {example} too")
+        raise UsageError(f"labels and settings need a task. {example}")
     else:
         raise NoHeadError(
             f"{folder.path} has no task head this package knows (architectures: "
-            f"{folder.hf_config.get('architectures')}); {example} for a new one"
+            f"{folder.hf_config.get('architectures')}). {example} for a new one"
         )
     is_own = task is None or (not options and folder.task == stored_name(task_class))
     return _merged_task(folder, task_class, options), is_own
@@ -201,7 +201,7 @@ def stated_task(
         built, _ = folder_task(folder, task, options)
         if folder.task == stored_name(type(built)):
             return built
-    raise CheckpointError(f"{folder.path}: config.json says its task is {folder.task!r}; only that one can be run")
+    raise CheckpointError(f"{folder.path}: config.json says its task is {folder.task!r}. Only this task can be run")
 
 
 def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapping[str, Any]) -> Task:
@@ -221,7 +221,7 @@ def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapp
     if is_own and folder.stored is not None:
         settings = folder.stored.get("settings", {})
         if not isinstance(settings, dict):
-            raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: settings must be an object")
+            raise CheckpointError(f"{folder.path}/config.json, key {CONFIG_KEY}: settings must be an object")
         names = ("labels", *Fitting.of(task_class).fields)
         fitted = {name: value for name, value in folder.stored.items() if name in names}
         stored = {**settings, **fitted}
@@ -231,7 +231,7 @@ def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapp
             task = _build(task_class, {**implied, **typed_fields(task_class, stored)})
         except UsageError as error:
             source = f"config.json, key {CONFIG_KEY}" if is_own else "config.json"
-            raise CheckpointError(f"{folder.path}: {source}: {error}") from None
+            raise CheckpointError(f"{folder.path}/{source}: {error}") from None
         if not options:
             return task
         base = {field.name: getattr(task, field.name) for field in fields(task)}
@@ -247,7 +247,7 @@ def typed_fields(task: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]
             checked[name] = typed_setting(task, name, entries[name])
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
-            raise UsageError(f"{task.name}: {name} is {entries[name]!r}: {problem}") from None
+            raise UsageError(f"{task.name}: {name} is {entries[name]!r}. {problem}") from None
     return checked
 
 
@@ -293,7 +293,7 @@ def check_trained(name: str | Path, task: Task, report: "LoadReport | None") -> 
     """Raises NoHeadError if the head of a loaded model, or a part of it, is new."""
     if report is not None and report.new:
         raise NoHeadError(
-            f"{name} has no trained head for {task.name} ({', '.join(report.new)} would be new): train it first, or "
+            f"{name} has no trained head for {task.name} ({', '.join(report.new)} would be new). Train it first, or "
             "choose another model"
         )
 

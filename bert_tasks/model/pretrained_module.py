@@ -56,13 +56,13 @@ def padded_inputs(
         ValueError: See ``TaskModel.forward``.
     """
     if output_attentions:
-        raise ValueError("output_attentions is not supported: attention weights are never materialised")
+        raise ValueError("output_attentions is not supported, because attention weights are never materialised")
     if input_ids.dim() != 2:
         raise ValueError(f"input_ids has shape {list(input_ids.shape)}, expected [batch, length]")
     batch, length = input_ids.shape
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         raise ValueError(
-            f"attention_mask has shape {list(attention_mask.shape)}, expected {[batch, length]}; "
+            f"attention_mask has shape {list(attention_mask.shape)}, expected {[batch, length]}. "
             "3-D masks are not supported"
         )
     if position_ids is None and length > config.usable_length:
@@ -102,7 +102,7 @@ def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:
 def finite(scores: Any) -> Any:
     """Returns the scores, or raises NotFiniteScoresError if one is not finite."""
     if not scores.isfinite().all():
-        raise NotFiniteScoresError("the model's scores are not finite numbers: its weights or its precision are broken")
+        raise NotFiniteScoresError("the model's scores are not finite numbers. Its weights or its precision are broken")
     return scores
 
 

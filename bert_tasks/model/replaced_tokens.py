@@ -22,7 +22,7 @@ def replaced_token_output(batch: PackedBatch, *, generator: ForwardFn, discrimin
 
     Args:
         batch: Prepared by a task with a generator.
-        generator, discriminator: What runs a batch. Logits in half precision become float32.
+        generator, discriminator: Functions that run a batch. Logits in half precision become float32.
     """
     generated = float32(generator(batch))
     masked, labels = batch.layout.gather_positions, batch.labels.long()  # [R]

@@ -87,12 +87,12 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         task: The task with its settings. Training replaces it (fitted thresholds).
         tokenizer: The tokenizer of the checkpoint, which ``predict`` needs.
         config, hf_config: The configuration of the encoder, and ``config.json`` as loaded.
-        load_report: What was done with each key of the file. None for a model from a configuration.
+        load_report: The use of each key of the file. None for a model from a configuration.
         origin: The name that the model was loaded by, and the hub's commit, or None.
         columns: The task's columns -> their names in the training data, if they differ. They are saved with the model.
             Files and rows may use these names.
         adapters: The low-rank adapters that the last run trained, which are in the weights, too, or None.
-        has_assumed_labels: Whether nobody has named the labels, so that ``fit`` takes the labels of the training rows.
+        has_assumed_labels: True if nobody has named the labels, so that ``fit`` takes the labels of the training rows.
             Until then the model predicts and saves nothing.
 
     Example:
@@ -121,8 +121,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         is_tied = self.head.reads_embeddings and self.config.output_embedding_size is None
         if is_tied and hf_config.get("tie_word_embeddings") is False:
             raise CheckpointError(
-                f"config.json: tie_word_embeddings = false is not supported by {task.name}: the decoder of its head is "
-                "the table of word embeddings"
+                f"config.json: tie_word_embeddings = false is not supported by {task.name}, because the decoder of its "
+                "head is the table of word embeddings"
             )
         self.has_assumed_labels = False
         self.adapters: AdapterWeights | None = None
@@ -176,7 +176,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
         Args:
             config: ``family``, and fields of transformers' configuration of that family, such as ``hidden_size``.
-                Default of a field: as in transformers. ``vocab_size`` and the ids of special tokens are the
+                A field has the default of transformers. ``vocab_size`` and the ids of special tokens are the
                 tokenizer's.
             task: A task, or its name or class.
             tokenizer: A folder, a hub id, or the tokenizer itself.
@@ -226,7 +226,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         except CheckpointError as error:
             if adapter is None or isinstance(error, NoHeadError):
                 raise
-            raise CheckpointError(f"{adapter} does not fit the base {name}: {error}") from None
+            raise CheckpointError(f"{adapter} does not fit the base {name}. {error}") from None
         model.origin = origin(name if adapter is None else adapter, folder.path, revision=revision)
         model.columns = folder.columns
         model.tokenizer = open_tokenizer(
@@ -283,12 +283,12 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             layers = range(0, count, 1 if layers is None else 2)
         kept = [int(layer) for layer in layers]
         if len(set(self.config.layer_order)) < count:
-            raise UsageError(f"the layers of this {model_type} share their weights: none of them can be left out")
+            raise UsageError(f"the layers of this {model_type} share their weights, so none of them can be removed")
         if not kept or not all(0 <= layer < count for layer in kept):
-            raise UsageError(f"layers = {kept}: expected numbers from 0 to {count - 1}, the layers of the checkpoint")
+            raise UsageError(f"layers are {kept}, expected numbers from 0 to {count - 1}, the layers of the checkpoint")
         if not self.config.first_norm and (kept[0] != 0 or 0 in kept[1:]):
             raise UsageError(
-                f"layers = {kept}: layer 0 of this {model_type} has no norm before attention, so it must be the first"
+                f"layers are {kept}, but layer 0 of {model_type} has no norm before attention, so it must be the first"
             )
         config = converted_config(self.hf_config, layers=kept, family=family)
         student = type(self)(config, self.task, tokenizer=self._tokenizer)
@@ -336,7 +336,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
     @property
     def can_save_adapter(self) -> bool:
-        """Whether peft can open adapters. Needs a folder and a head of transformers."""
+        """Returns True if peft can open adapters. Needs a folder and a head of transformers."""
         has_head = HFConfig.of(self.task).has_head and not self.head.reads_embeddings
         return has_head and self.origin is not None
 
@@ -392,7 +392,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         if unknown := sorted(names.keys() - state.keys()):
             raise UsageError(
                 f"{type(self.task).__name__}: HFConfig.head is {head_kind!r}, but the head has no "
-                f"{first_few(unknown, 3)}; HFConfig.head is None for a head that is not one of transformers"
+                f"{first_few(unknown, 3)}. Set HFConfig.head to None for a head that transformers lacks"
             )
         if folder.head_name is not None:  # the heads of several tasks are in task_head.safetensors
             names = {key: hf_names for key, hf_names in names.items() if not key.startswith("head.")}
@@ -442,9 +442,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         differing = dict((self._encoder_shapes | head_shapes).items() ^ actual.items())
         if differing:
             raise UsageError(
-                "the model can be neither trained nor saved: its parameters do not fit its configuration and task "
-                f"({first_few(sorted(differing), 3)}). A library has wrapped or replaced modules: undo that first. "
-                "Adapters of peft are merged by model = peft_model.merge_and_unload()"
+                "the model can be neither trained nor saved, because its parameters do not fit its configuration and "
+                f"task ({first_few(sorted(differing), 3)}). A library has wrapped or replaced modules. Undo that "
+                "first. Merge adapters of peft with model = peft_model.merge_and_unload()"
             )
 
     @property
@@ -459,14 +459,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     def require_tokenizer(self) -> "PreTrainedTokenizerBase":
         """Returns the tokenizer, or raises UsageError if there is none."""
         if self._tokenizer is None:
-            raise UsageError("the model has no tokenizer: load one with tokenizer files, or set model.tokenizer")
+            raise UsageError("the model has no tokenizer. Load a model with tokenizer files, or set model.tokenizer")
         return self._tokenizer
 
     def require_labels(self) -> None:
         """Raises UsageError if the labels are not known yet."""
         if self.has_assumed_labels:
             raise UsageError(
-                f"{self.task.name} needs labels, e.g. labels=['negative', 'positive']: pass them to from_pretrained, "
+                f"{self.task.name} needs labels, e.g. labels=['negative', 'positive']. Pass them to from_pretrained, "
                 "or call fit, which takes the labels of the training rows"
             )
 
@@ -534,8 +534,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """Returns the logits of a packed batch, or of transformers' padded tensors.
 
         A packed batch has one row of logits for each sequence or token that the head reads. For ``[B, T]`` tensors the
-        logits are shaped as in transformers: ``[B, L]``, or ``[B, T, L]`` with zeros at padding (spans: L = 2, start
-        and end).
+        logits are shaped as in transformers: ``[B, L]``, or ``[B, T, L]`` with zeros at padding (for spans, L = 2,
+        start and end).
 
         Raises:
             ValueError: A mask is not ``[B, T]``, an input is too long, or an id has no embedding.
@@ -574,10 +574,10 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """Returns one prediction for each row, in row order, as a list.
 
         Args:
-            inputs: One or several of: a text (``"a fine film"``), a tuple of the texts that a row of the task needs
+            inputs: One or several rows, each a text (``"a fine film"``), a tuple of the texts that a row needs
                 (``("a premise", "a hypothesis")``), or a mapping with the columns of the task or of the training data.
-            logits: Whether to compute the ``logits`` of the predictions, in the order of the labels.
-            explain: Whether to compute the ``explanation`` of the predictions, which says how much each word adds
+            logits: True to compute the ``logits`` of the predictions, in the order of the labels.
+            explain: True to compute the ``explanation`` of the predictions, which says how much each word adds
                 to the label, number, span or entity. Each takes as long as about 100 predictions.
 
         Raises:
@@ -598,7 +598,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             query: The first text of each pair.
             documents: The second texts.
             top_k: Maximum number of documents to return. Default: all.
-            return_documents: Whether to return the documents themselves, as ``text``.
+            return_documents: True to return the documents themselves, as ``text``.
 
         Returns:
             For each document ``corpus_id``, its index in ``documents``, and ``score``. Equal scores keep their order.
@@ -624,7 +624,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         Args:
             labels: Candidate labels, as a list or separated by commas.
             hypothesis: The sentence that the text entails if a label applies, with ``{}`` for the label.
-            multi_label: Whether each label is decided alone, as with a single label. Default: one of the labels
+            multi_label: True if each label is decided alone, as with a single label. Default: one of the labels
                 applies.
 
         Raises:

@@ -48,7 +48,7 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
         splits = load_splits(recipe.data, **options, seed=recipe.run.seed)
     else:
         if not has_labels(columns):
-            raise RecipeError(f"[folds]: {draft.name} has no labels to compare predictions with")
+            raise RecipeError(f"[folds] needs labels to compare predictions with, but {draft.name} has none")
         group, name = group_column(columns, section.group)
         tables = load_tables(recipe.data, **options, group=group, group_name=name)
         labels = check_splits(tables, **checks, labels=labels)
@@ -58,7 +58,7 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
     try:
         task = Fitting.of(draft).label(splits, labels=labels, unlabelled=recipe.teacher is not None)
     except ValueError as error:
-        raise RecipeError(f"[settings] of {recipe.task}: {error}") from error
+        raise RecipeError(f"[settings] {error}") from error
     return LoadedRecipe(recipe=recipe, task=task, splits=splits)
 
 

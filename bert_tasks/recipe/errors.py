@@ -89,7 +89,7 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known_keys: KnownK
     if first["type"] == "missing":
         return Problem(path, missing_key(path, known_keys))
     if first["type"] == "value_error":
-        return Problem(path, f"{f'[{_dotted(path)}]: ' if path else ''}{first['ctx']['error']}")
+        return Problem(path, f"{f'[{_dotted(path)}] ' if path else ''}{first['ctx']['error']}")
     expected: dict[str, None] = {}
     for details in failures:
         wording = _EXPECTED.get(details["type"])
@@ -99,7 +99,7 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known_keys: KnownK
     key = _dotted(path[1:]) if len(path) > 1 and isinstance(path[1], str) else _dotted(path)
     value = str(first["input"]).lower() if isinstance(first["input"], bool) else repr(first["input"])
     value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
-    return Problem(path, f"{key} = {value}: expected {' or '.join(expected)}")
+    return Problem(path, f"{key} is {value}, expected {' or '.join(expected)}")
 
 
 def unknown_key(path: KeyPath, known_keys: KnownKeys, *, is_table: bool = False) -> str:

@@ -81,7 +81,7 @@ OPTIMIZERS: dict[str, str | None] = {"adamw": None}
 def _known_optimizer(name: str) -> str:
     if name not in OPTIMIZERS and not _IMPORTED.fullmatch(name):
         raise ValueError(
-            f"'{name}': expected {', '.join(map(repr, OPTIMIZERS))}, or 'module:name' such as 'torch.optim:SGD'"
+            f"'{name}' is neither {', '.join(map(repr, OPTIMIZERS))} nor 'module:name', such as 'torch.optim:SGD'"
         )
     return name
 
@@ -146,21 +146,21 @@ class ModelSection(BaseModel):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.name is None) == (self.config is None):
-            problem = "both are given" if self.name is not None else "neither is given"
-            raise ValueError(f"expected either name, a checkpoint, or config, a new model; {problem}")
+            problem = "Both are set" if self.name is not None else "Neither is set"
+            raise ValueError(f"needs either name (a checkpoint) or config (a new model). {problem}")
         if self.config is None:
             if self.tokenizer is not None:
-                raise ValueError("tokenizer belongs to config: a checkpoint has its own")
+                raise ValueError("tokenizer belongs to config. A checkpoint has its own tokenizer")
             return self
         if self.tokenizer is None:
-            raise ValueError("config needs tokenizer: a folder, such as `bert-tasks tokenizer` writes, or a hub id")
+            raise ValueError("config needs tokenizer. Set a folder, such as `bert-tasks tokenizer` writes, or a hub id")
         others = [key for key in ("revision", "layers", "family") if getattr(self, key) is not None]
         if others:
-            raise ValueError(f"{others[0]} belongs to name, and config is given")
+            raise ValueError(f"{others[0]} belongs to name, and config is set")
         try:
             new_hf_config(self.config)
         except CheckpointError as error:
-            raise ValueError(f"config: {error}") from None
+            raise ValueError(f"config is invalid. {error}") from None
         return self
 
 
@@ -266,7 +266,7 @@ class OptimSection(BaseModel):
         if not isinstance(section, Mapping) or section.get("batch_tokens") is None:
             return section
         if section.get("batch_size") is not None:
-            raise ValueError("batch_tokens replaces batch_size: remove one of them")
+            raise ValueError("batch_tokens replaces batch_size. Remove one of them")
         if section.get("max_steps") is None:
             raise ValueError("batch_tokens needs max_steps, because epochs then differ in their number of steps")
         return {**section, "batch_size": None}
@@ -275,14 +275,14 @@ class OptimSection(BaseModel):
     def _fits_together(self) -> Self:
         changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
         if self.batch_size is None and self.batch_tokens is None:
-            raise ValueError("batch_size: expected a whole number, at least 1, or batch_tokens in its place")
+            raise ValueError("batch_size has no value. Set it to a whole number from 1, or set batch_tokens")
         for name in changed:
             if self.optimizer != "adamw" and name.startswith(("adam_", "bias_")):
-                raise ValueError(f"{name} belongs to AdamW, and optimizer is '{self.optimizer}': remove it")
+                raise ValueError(f"{name} belongs to AdamW, but optimizer is '{self.optimizer}'. Remove {name}")
             if self.lora_rank is None and name.startswith("lora_"):
                 raise ValueError(f"{name} needs lora_rank, such as lora_rank = 8")
             if self.lora_rank is not None and name.startswith("freeze_"):
-                raise ValueError(f"lora_rank freezes the whole encoder already: remove {name}")
+                raise ValueError(f"lora_rank freezes the whole encoder already. Remove {name}")
         return self
 
 
@@ -340,7 +340,7 @@ class FoldsSection(BaseModel):
     @model_validator(mode="after")
     def _has_fold(self) -> Self:
         if self.fold is not None and self.fold > self.count:
-            raise ValueError(f"fold = {self.fold}: there are {self.count} folds")
+            raise ValueError(f"fold is {self.fold}, but there are {self.count} folds")
         return self
 
 
@@ -374,12 +374,12 @@ class Recipe(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.folds is not None and self.run.seeds is not None:
-            raise ValueError("run.seeds and [folds] exclude each other: remove one of them")
+            raise ValueError("run.seeds and [folds] exclude each other. Remove one of them")
         if self.optim.lora_rank is not None and self.model.config is not None:
-            raise ValueError("optim.lora_rank needs a trained encoder: remove it to train a new model, model.config")
+            raise ValueError("optim.lora_rank needs a trained encoder. Remove it to train a new model, model.config")
         if self.optim.sampling != "proportional" and not self.data.tasks:
             raise ValueError(
-                "optim.sampling needs tasks with their own rows: write [tasks.NAME.data], or give fit the rows by task"
+                "optim.sampling needs tasks with their own rows. Write [tasks.NAME.data], or pass rows by task to fit"
             )
         return self
 
@@ -512,14 +512,14 @@ def silent_settings() -> frozenset[str]:
 def import_name(name: str, label: str, *, example: str) -> Any:
     """Imports ``module:name``, the value of setting ``label``, and runs its code."""
     if not _IMPORTED.fullmatch(name):
-        raise RecipeError(f"{label} '{name}': expected {example}")
+        raise RecipeError(f"{label} is '{name}', expected {example}")
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError) as error:
-        raise RecipeError(f"{label} '{name}': cannot import '{module_name}' ({error}); is it on PYTHONPATH?") from error
+        raise RecipeError(f"cannot import {label} '{name}' ({error}). Is '{module_name}' on PYTHONPATH?") from error
     if not hasattr(module, attribute):
-        raise RecipeError(f"{label} '{name}': no '{attribute}' in the module{did_you_mean(attribute, vars(module))}")
+        raise RecipeError(f"the module of {label} '{name}' has no '{attribute}'{did_you_mean(attribute, vars(module))}")
     return getattr(module, attribute)
 
 
@@ -534,13 +534,13 @@ def load_task_class(name: str) -> "type[Task]":
         try:
             return named_task(name)
         except UsageError as error:
-            raise RecipeError(f"{error} (your own: 'module:Class')") from None
+            raise RecipeError(f"{error} (or 'module:Class' for your own task)") from None
     task = import_name(name, "task", example="'module:Class', such as 'my_package.my_task:MyTask'")
     if not (isinstance(task, type) and issubclass(task, Task)):
-        raise RecipeError(f"task '{name}': it is no subclass of Task")
+        raise RecipeError(f"task '{name}' is no subclass of Task")
     if inspect.isabstract(task):
         missing = ", ".join(sorted(task.__abstractmethods__))
-        raise RecipeError(f"task '{name}': {task.__name__} does not define {missing}")
+        raise RecipeError(f"task '{name}' does not define {missing}")
     return task
 
 
@@ -550,7 +550,7 @@ def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
     try:
         return load_task_class(recipe.task)(**settings)
     except ValueError as error:
-        raise RecipeError(f"[settings] of {recipe.task}: {error}") from error
+        raise RecipeError(f"[settings] {error}") from error
 
 
 def _validated(
@@ -608,13 +608,13 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
 
     tasks = document.get("tasks")
     if "tasks" in section_of(document, "data"):
-        return document, [Problem(("data", "tasks"), "[data] tasks: write [tasks.NAME.data]")]
+        return document, [Problem(("data", "tasks"), "'tasks' does not belong in [data]. Write [tasks.NAME.data]")]
     if not isinstance(tasks, dict) or not tasks:
         return document, []
     both = sorted({"task", "settings"} & document.keys())
-    problems = [Problem((name,), f"{name} and [tasks.NAME] exclude each other: remove one of them") for name in both]
+    problems = [Problem((name,), f"{name} and [tasks.NAME] exclude each other. Remove one of them") for name in both]
     if section_of(document, "data").get("columns"):
-        problems.append(Problem(("data", "columns"), "[data] columns: name the columns of each task in [tasks.NAME]"))
+        problems.append(Problem(("data", "columns"), "name the columns of each task in [tasks.NAME], not in [data]"))
     heads: Document = {}
     of_tasks: Document = {}
     for name, entry in tasks.items():
@@ -622,7 +622,7 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
         try:
             task_class = load_task_class(str(task_name))
         except RecipeError as error:
-            problems.append(Problem(("tasks", name), f"[tasks.{name}]: {error}"))
+            problems.append(Problem(("tasks", name), f"[tasks.{name}] {error}"))
             continue
         if "data" in entry:
             of_tasks[name], wrong = _data_of_task(name, entry["data"])
@@ -644,10 +644,10 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
     others = {key: value for key, value in document.items() if key not in ("tasks", "task", "settings")}
     if of_tasks:
         if of_tasks.keys() == tasks.keys() and "data" in others:
-            problems.append(Problem(("data",), "[data] is not read: each task has its own, [tasks.NAME.data]"))
+            problems.append(Problem(("data",), "each task has its own [tasks.NAME.data]. Remove [data]"))
         without = [name for name in tasks if name not in of_tasks]
         if without and not any(source in section_of(others, "data") for source in DATA_SOURCES):
-            text = f"tasks.{without[0]}: it has no rows; name them in [data] or [tasks.{without[0]}.data]"
+            text = f"task '{without[0]}' has no rows. Name them in [data] or [tasks.{without[0]}.data]"
             problems.append(Problem(("tasks", without[0]), text))
         others["data"] = {**section_of(others, "data"), "tasks": of_tasks}
     return {**others, "task": MultiTask.name, "settings": {"heads": heads} if not problems else {}}, problems
@@ -663,7 +663,7 @@ def _data_of_task(name: str, section: Any) -> tuple[Document, list[Problem]]:
         return {}, list(schema_problems(error, section, path, keys))
     if spec.columns or spec.tasks:
         key = "columns" if spec.columns else "tasks"
-        return {}, [Problem((*path, key), f"[tasks.{name}.data] {key}: name the columns in [tasks.{name}]")]
+        return {}, [Problem((*path, key), f"name the columns in [tasks.{name}], not in [tasks.{name}.data]")]
     return section, []
 
 
@@ -702,5 +702,5 @@ def _checked_settings(settings: Document, task_class: "type[Task]", keys: KnownK
             words = re.findall(r"\w+", str(error))
             named = min((name for name in checked if name in words), key=words.index, default=None)
             path = ("settings",) if named is None else ("settings", named)
-            problems.append(Problem(path, f"[settings]: {error}"))
+            problems.append(Problem(path, f"[settings] {error}"))
     return checked, problems

@@ -12,7 +12,7 @@ from bert_tasks.recipe.errors import KnownKeys, Problem
 from bert_tasks.recipe.toml import Document, KeyPath, literal, section_of
 
 _MOST_COMBINATIONS = 10_000
-_FORMS = "expected {low = ..., high = ...}, with log = true if you like, or {choices = [...]}"
+_FORMS = "needs {low = ..., high = ...}, with log = true if you like, or {choices = [...]}"
 _CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
 
@@ -25,7 +25,7 @@ def _check_repeats(choices: Sequence[Any]) -> None:
     texts = list(map(literal, choices))
     repeated = next((text for text in texts if texts.count(text) > 1), None)
     if repeated is not None:
-        raise ValueError(f"choices: {repeated} appears twice")
+        raise ValueError(f"choices has {repeated} twice")
 
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -51,9 +51,9 @@ class Space(BaseModel):
         bounds = (self.low, self.high)
         if self.choices is not None:
             if bounds != (None, None) or self.log:
-                raise ValueError("choices are given, so remove low, high and log")
+                raise ValueError("choices is set, so remove low, high and log")
             if len(self.choices) < 2:
-                raise ValueError("choices: expected at least two values")
+                raise ValueError("choices needs at least two values")
             _check_repeats(self.choices)
             return self
         if self.low is None or self.high is None:
@@ -61,7 +61,7 @@ class Space(BaseModel):
         if not self.low < self.high:
             raise ValueError(f"low = {literal(self.low)} must be less than high = {literal(self.high)}")
         if self.log and self.low <= 0:
-            raise ValueError(f"low = {literal(self.low)}: log = true needs a number above 0")
+            raise ValueError(f"low is {literal(self.low)}, but log = true needs a number above 0")
         return self
 
     @property
@@ -133,18 +133,18 @@ class SearchSection(BaseModel):
     @model_validator(mode="after")
     def _is_searchable(self) -> Self:
         if not self.space:
-            raise ValueError("no key to vary: add one, such as learning_rate = {low = 1e-5, high = 1e-4, log = true}")
+            raise ValueError("no key to vary. Add one, such as learning_rate = {low = 1e-5, high = 1e-4, log = true}")
         twice = next((name for name in self.__pydantic_extra__ if name in self.optim), None)
         if twice is not None:
-            raise ValueError(f"{twice} and optim.{twice} are the same key: remove one of them")
+            raise ValueError(f"{twice} and optim.{twice} are the same key. Remove one of them")
         if self.sampler == "grid":
             sizes = {key: space.size for key, space in self.space.items()}
             endless = next((key for key, size in sizes.items() if size is None), None)
             if endless is not None:
-                raise ValueError(f'sampler = "grid" needs choices or whole numbers; {endless} has neither')
+                raise ValueError(f'sampler = "grid" needs choices or whole numbers, but {endless} has neither')
             size = math.prod(filter(None, sizes.values()))
             if size > _MOST_COMBINATIONS:
-                raise ValueError(f'sampler = "grid": {size:,} combinations, expected at most {_MOST_COMBINATIONS:,}')
+                raise ValueError(f'sampler = "grid" has {size:,} combinations, expected at most {_MOST_COMBINATIONS:,}')
         return self
 
     @property
@@ -181,12 +181,12 @@ def changed(document: Document, values: Mapping[str, Any]) -> Document:
 def not_searchable(name: str, known_keys: KnownKeys) -> str:
     """Returns the message for a key that is not of ``[search]`` or ``[optim]``."""
     if name in ("seed", "run"):
-        return f"'{name}' cannot be searched: each trial has the same seeds, and the best values get fresh ones"
+        return f"'{name}' cannot be searched, because each trial has the same seeds and the best values get fresh seeds"
     section = next((section for section in ("settings", "model") if name in known_keys[section]), None)
     if section is not None:
-        return f"'{name}' is a key of [{section}]: write {section}.{name}"
+        return f"'{name}' is a key of [{section}]. Write {section}.{name}"
     if name in known_keys:
-        return f"'{name}': only keys of [optim], [settings] and [model] can be searched"
+        return f"'{name}' cannot be searched. Choose keys of [optim], [settings] and [model]"
     keys = (*SearchSection.model_fields, *known_keys["optim"])
     return f"unknown key '{name}' in [search]{did_you_mean(name, keys)}"
 
@@ -216,5 +216,5 @@ def checked_space(
             try:
                 space[key] = values.with_probes(typed, is_grid=search.sampler == "grid")
             except ValueError as error:
-                problems.append(Problem(path, f"[{'.'.join(map(str, path))}]: {error}"))
+                problems.append(Problem(path, f"[{'.'.join(map(str, path))}] {error}"))
     return space, problems

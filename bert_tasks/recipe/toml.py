@@ -123,12 +123,12 @@ def read_text(file: Path) -> str:
         with file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
-            raise RecipeError(f"{file}: more than {_MOST_BYTES:,} bytes; expected a recipe, a TOML file")
+            raise RecipeError(f"{file}: more than {_MOST_BYTES:,} bytes. Expected a recipe, a TOML file")
         return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
-        raise RecipeError(f"no recipe {file}: {missing_path(file, pattern='*.toml')}") from None
+        raise RecipeError(f"{file}: {missing_path(file, pattern='*.toml')}") from None
     except (UnicodeDecodeError, OSError) as error:
-        raise RecipeError(f"{file}: cannot be read ({error}); expected a TOML file in UTF-8") from None
+        raise RecipeError(f"{file} cannot be read ({error}). Expected a TOML file in UTF-8") from None
 
 
 def parse_text(text: str, file: Path) -> Document:
@@ -138,10 +138,10 @@ def parse_text(text: str, file: Path) -> Document:
         match = re.fullmatch(r"(.*) \(at line (\d+), column \d+\)", str(error), re.DOTALL)
         reason, source = (match[1], f"{file}:{match[2]}") if match else (str(error), str(file))
         hints = {
-            "Cannot overwrite a value": " (the key appears twice)",
-            "Invalid value": " (strings need quotes)",
+            "Cannot overwrite a value": ". The key appears twice",
+            "Invalid value": ". Strings need quotes",
         }
-        raise RecipeError(f"{source}: no valid TOML: {reason}{hints.get(reason, '')}") from None
+        raise RecipeError(f"{source}: no valid TOML ({reason}){hints.get(reason, '')}") from None
 
 
 def parse_override(text: str) -> Override:

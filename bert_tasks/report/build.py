@@ -148,16 +148,16 @@ def make_report(
     """
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:
-        raise UsageError("no run: name at least one output folder of `bert-tasks train`")
+        raise UsageError("no run to report on. Name at least one output folder of `bert-tasks train`")
     default = folders[0] / outputs.REPORT if len(folders) == 1 else Path(outputs.REPORT)
     page_path = default if output is None else Path(output)
     if page_path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{page_path}: expected a name that ends in .html for the report")
     if output is not None and not page_path.absolute().parent.is_dir():
-        raise UsageError(f"{page_path}: there is no folder {page_path.parent} for the report; make it first")
+        raise UsageError(f"{page_path}: there is no folder {page_path.parent} for the report. Make it first")
     options = [] if reading is None else [name for name, value in vars(reading).items() if value not in (None, {})]
     if data is None and options:
-        raise UsageError(f"{', '.join(options)}: this says how a file is read; name the file with --data")
+        raise UsageError(f"{', '.join(options)}: this says how a file is read. Name the file with --data")
     taken = [page_path, *([] if data is None else [Path(data)])]
     for path, rows in ((mistakes, "mistakes"), (label_issues, "labels")):
         if path is not None:
@@ -166,13 +166,13 @@ def make_report(
     is_for_one_run = bool(by) or explain > 0 or any(path is not None for path in (data, mistakes, label_issues))
     if len(folders) == 1 and any((folders[0] / name).is_file() for name in (SEARCH, STUDY)):
         if is_for_one_run:
-            raise UsageError(f"{folders[0]} holds a search. {_ONE_RUN}: name one of its runs")
+            raise UsageError(f"{folders[0]} holds a search. {_ONE_RUN}. Name one of its runs")
         outputs.write_text(page_path, search_page(folders[0]))
         return Report(output=page_path)
     gathered = gather(folders, fit_rows)
     if len(gathered) > 1:
         if is_for_one_run:
-            raise UsageError(f"{_ONE_RUN}, not for {len(gathered)}: name one of them")
+            raise UsageError(f"{_ONE_RUN}, not for {len(gathered)}. Name one of them")
         check_comparable(gathered)
         each = [run_results(run) for run in gathered]
         comparisons = compare(gathered, each)
@@ -184,7 +184,7 @@ def make_report(
     model = None if explain == 0 else model_of(run, "to explain predictions")
     if model is not None and not explainable_task(model, model.task).per_row:
         raise UsageError(
-            f"--explain shades one explanation for an example, and {model.task.name} has several for a row: use "
+            f"--explain shades one explanation for an example, but {model.task.name} has several for a row. Use "
             "bert-tasks predict --explain"
         )
     results = run_results(run, by=by if data is None else ())
@@ -227,7 +227,7 @@ def run_results(run: Run, *, by: Sequence[str] = ()) -> dict[str, Results]:
                 slices = slices_of(task, *predicted_rows, columns=by, names=list(result.headline))
                 results[f"{predicted.name} {task_name}".strip()] = replace(result, slices=slices)
     if by and not results:
-        reasons = " ".join(run.missing) if run.missing else "Its task states no figures for a report."
+        reasons = " ".join(run.missing) if run.missing else "Its task has no figures for a report."
         rows = "the validation rows, or a file named with --data" if run.folds is None else "the rows of all folds"
         raise UsageError(f"{run.folder}: --by needs {rows}. {reasons}")
     return results
@@ -241,7 +241,7 @@ def check_rows_file(path: Path, others: Sequence[Path], content: str) -> None:
     for other in others:
         with suppress(OSError):
             if os.path.realpath(path) == os.path.realpath(other) or path.samefile(other):
-                raise UsageError(f"{path}: the {content} would overwrite {other}; choose another name")
+                raise UsageError(f"{path}: the {content} would overwrite {other}. Choose another name")
 
 
 def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_file: FileResults | None) -> WrittenRows:
@@ -251,7 +251,7 @@ def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_fil
     if on_file is not None:
         sets, label_column = {} if on_file.results is None else {"": on_file.results}, on_file.label_column
     if not sets:
-        reasons = " ".join(run.missing) if run.missing else "The task does not say which rows are wrong: use `predict`."
+        reasons = " ".join(run.missing) if run.missing else "The task does not say which rows are wrong. Use `predict`."
         raise UsageError(f"{run.folder}: there are no predictions to write mistakes of. {reasons}")
     wrong = [(name, row) for name, each in sets.items() for row in each.sections.results if not row.is_correct]
     rows: list[dict[str, Any]] = []

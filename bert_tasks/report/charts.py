@@ -132,10 +132,10 @@ def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, fro
         return None
     last = float(max(x for line in lines for x, _ in line.points))
     drawn = {line.name: [y for _, y in line.points if y is not None] for line in lines}
-    ends = "; ".join(f"{name} from {ys[0]:.3g} to {ys[-1]:.3g}" for name, ys in drawn.items() if ys)
+    ends = ", ".join(f"{name} from {ys[0]:.3g} to {ys[-1]:.3g}" for name, ys in drawn.items() if ys)
     return Chart(
         title=title,
-        description=f"{title} by step: {ends}.",
+        description=f"{title} by step, with {ends}.",
         x=Axis(name="step", low=0.0, high=last, scale="whole"),
         y=Axis.around(unit, [0.0, *values] if from_zero else values),
         lines=tuple(lines),
@@ -156,12 +156,12 @@ def calibration_chart(
 
     Args:
         calibration: The reliability diagram.
-        confidence_in: What the confidences refer to.
+        confidence_in: Noun that the confidences refer to.
         uncalibrated: The diagram without the fitted temperature, if there is one.
         fitted_on: The rows that the temperature was fitted on.
     """
     most = max(one.count for one in calibration.bins)
-    shares = "; ".join(f"at {one.confidence:.2f} {one.accuracy:.2f} of {one.count}" for one in calibration.bins)
+    shares = ", ".join(f"{one.accuracy:.2f} of {one.count} at {one.confidence:.2f}" for one in calibration.bins)
     lines = [Line(name="perfectly calibrated", points=((0.0, 0.0), (1.0, 1.0)), style=7, marked=False)]
     before = ""
     if uncalibrated is not None:
@@ -170,13 +170,13 @@ def calibration_chart(
         before = f" Without the temperature, which was fitted {fitted_on}, the error is {uncalibrated.ece:.3f}."
     return Chart(
         title="Calibration",
-        description=f"Calibration, expected calibration error {calibration.ece:.3f}. Share that is correct: {shares}.",
+        description=f"Calibration, expected calibration error {calibration.ece:.3f}. Correct are {shares}.",
         x=Axis(name=f"confidence in the {confidence_in}", low=0.0, high=1.0),
         y=Axis(name="share that is correct", low=0.0, high=1.0),
         lines=tuple(lines),
         points=tuple((one.confidence, one.accuracy, 3.5 + 7 * math.sqrt(one.count / most)) for one in calibration.bins),
         note=(
-            f"Expected calibration error {calibration.ece:.3f}: the mean gap between confidence and accuracy. A larger "
+            f"Expected calibration error {calibration.ece:.3f}, the mean gap between confidence and accuracy. A larger "
             f"point stands for more predictions.{before}"
         ),
     )

@@ -64,7 +64,7 @@ class Run:
         recipe: recipe.toml. None for a run of ``fit``.
         task: The task of its model. None if there is no model yet, or its task is not built in.
         predicted: The validation sets that could be predicted again.
-        missing: What the report lacks, and why.
+        missing: Parts that the report lacks, with reasons.
         folds: folds.json of a cross-validation, whose folds are then one run.
     """
 
@@ -148,7 +148,7 @@ def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[R
     paths = [os.path.realpath(home) for home in homes]
     repeated = next((home for home, path in zip(homes, paths, strict=True) if paths.count(path) > 1), None)
     if repeated is not None:
-        raise UsageError(f"{repeated} is given twice: name every run once")
+        raise UsageError(f"{repeated} occurs twice. Name every run once")
     names = [Path(path).name for path in paths]
     if len(set(names)) < len(names):
         names = list(map(str, homes))
@@ -166,11 +166,11 @@ def _metadata(home: Path) -> dict[str, Any]:
         return metadata
     if fold_runs(home):
         raise UsageError(
-            f"{home}: the cross-validation is not finished: run the same command again to resume it, or name one of "
+            f"{home}: the cross-validation is not finished. Run the same command again to resume it, or name one of "
             "its folds"
         )
-    problem = f"no run here ({outputs.RUN} is missing)" if home.exists() else missing_path(home, "folder")
-    raise UsageError(f"{home}: {problem}; give the output folder of `bert-tasks train`")
+    problem = f"no run here ({outputs.RUN} is missing). Expected the output folder of `bert-tasks train`"
+    raise UsageError(f"{home}: {problem if home.exists() else missing_path(home, 'folder')}")
 
 
 def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
@@ -256,7 +256,7 @@ def with_file_columns(run: Run) -> Run:
         pairs = list(zip(each.rows, again, strict=False))
         differs = any(new[name] != row[name] for row, new in pairs for name in row.keys() & new)
         if differs or len(again) != len(each.rows):
-            raise UsageError(f"{each.source} has changed while the report was made: run the command again")
+            raise UsageError(f"{each.source} has changed while the report was made. Run the command again")
         rows = [{**row, PASSTHROUGH: new[PASSTHROUGH]} for row, new in pairs]
         predicted.append(replace(each, rows=rows))
     return replace(run, predicted=tuple(predicted))
@@ -270,7 +270,7 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], rows_of_fit: GivenRo
             task = stated_task(CheckpointFolder.open(folder / outputs.MODEL))
     if summary is None:
         missing.insert(
-            0, "The run is unfinished: metrics are of the latest evaluation, all else is of the best model so far."
+            0, "The run is unfinished. Metrics are of the latest evaluation, all else is of the best model so far."
         )
     elif task is not None:
         for each in predicted:  # does the saved model reproduce the run's own metric?
@@ -278,7 +278,7 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], rows_of_fit: GivenRo
             now, before = task.metrics(each.predictions, each.rows)[task.primary_metric], summary["metrics"].get(key)
             if before is not None and abs(now - before) > _TOLERANCE * max(1.0, abs(before)):
                 missing.append(
-                    f"The saved model now gives {key} = {now:.6g}; at the end of training it was {before:.6g}."
+                    f"The saved model now has {key} = {now:.6g}, but at the end of training it was {before:.6g}."
                 )
     return Run(
         folder=folder,
@@ -299,12 +299,12 @@ def _predict_validation(
     """Returns the predictions for each validation set, the task, and missing parts."""
     if rows_of_fit is None and not (folder / outputs.RECIPE).is_file():
         reason = (
-            "The run was started from Python with rows or files of its own and has no recipe, so its validation rows "
-            "are not known: no examples, tables by class or intervals. fit(..., report=True) makes a report with them."
+            "The run was started from Python with rows or files of its own and has no recipe. Its validation rows are "
+            "not known, so there are no examples, tables by class or intervals. fit(..., report=True) reports on them."
         )
         return [], None, [reason]
     if not (folder / outputs.MODEL).is_dir():
-        return [], None, ["There is no model yet: no examples, tables by class or intervals."]
+        return [], None, ["There is no model yet, so there are no examples, tables by class or intervals."]
     try:
         if rows_of_fit is None:
             prepared = prepare(load_recipe(folder / outputs.RECIPE))

@@ -69,7 +69,7 @@ class Comparison:
         for run in self.runs:
             drawn = "" if run.draws is None else f" of {run.draws:,} draws"
             p = "" if run.p_adjusted is None else f", p {run.p_adjusted:.3g}{drawn} against {self.runs[0].run}"
-            reason = f", no p: {run.no_p}" if run.no_p else ""
+            reason = f", no p-value because {run.no_p}" if run.no_p else ""
             lines.append(f"  {run.run}: {'-' if run.value.value is None else f'{run.value.value:.4g}'}{p}{reason}")
         return lines
 
@@ -89,14 +89,14 @@ def check_comparable(runs: Sequence[Run]) -> None:
     for other in runs[1:]:
         if other.metadata["task"] != first.metadata["task"]:
             raise UsageError(
-                f"{first.name} is a run of {first.metadata['task']}, {other.name} of {other.metadata['task']}: runs of "
-                "different tasks cannot be compared; make a report for each alone"
+                f"{first.name} is a run of {first.metadata['task']}, {other.name} of {other.metadata['task']}. Runs of "
+                "different tasks cannot be compared. Make a report for each alone"
             )
         if other.fingerprints() != first.fingerprints():
             raise UsageError(
-                f"{first.name} and {other.name} were validated on different rows ({rows(first)}; {rows(other)}): "
-                "their scores cannot be compared. Make a report for each alone, or set data.validation to give runs "
-                "with different seeds the same validation rows"
+                f"{first.name} and {other.name} were validated on different rows ({rows(first)} and {rows(other)}), so "
+                "their scores cannot be compared. Make a report for each alone, or set data.validation so that runs "
+                "with different seeds have the same validation rows"
             )
 
 

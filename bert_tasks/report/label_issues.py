@@ -44,11 +44,11 @@ def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
     """
     if run.folds is None:
         raise UsageError(
-            f"{run.folder}: --label-issues needs predictions of models that did not see the rows: name the folder of "
+            f"{run.folder}: --label-issues needs predictions of models that did not see the rows. Name the folder of "
             "`bert-tasks train RECIPE --folds 5`"
         )
     if not run.predicted or run.task is None:
-        raise UsageError(f"{run.folder}: --label-issues: {' '.join(run.missing)}")
+        raise UsageError(f"{run.folder}: --label-issues needs predictions. {' '.join(run.missing)}")
     column = first_column(run.task.columns, lambda column_type: column_type.is_single_class)
     predicted = run.predicted[0]
     scores = [getattr(prediction, "scores", None) for prediction in predicted.predictions]

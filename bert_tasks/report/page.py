@@ -170,7 +170,7 @@ def _set_section(run: Run, name: str, results: Results, share: int) -> dict[str,
         reasons.append("the temperature was fitted")
     caution = " and ".join(reasons)
     if caution:
-        caution = f"{title_case(caution)} on this data, so expect worse scores on new data; the intervals ignore this."
+        caution = f"{title_case(caution)} on this data, so expect worse scores on new data. The intervals ignore this."
     unit = results.sections.unit
     fitted_on = f"on these {unit}" if name == run.sets[0] else f"on the {unit} of {run.sets[0]}"
     if run.folds is not None:
@@ -219,7 +219,7 @@ def _result_content(results: Results, fitted_on: str, share: int) -> dict[str, A
         )
         drawn.append(chart)
     drawn += [
-        replace(chart, note=f"{chart.note}; it was chosen {fitted_on}.") if chart.is_fitted else chart
+        replace(chart, note=f"{chart.note}. It was chosen {fitted_on}.") if chart.is_fitted else chart
         for chart in sections.charts
     ]
     is_perfect = bool(sections.results) and all(row.is_correct for row in sections.results)
@@ -302,7 +302,7 @@ def _properties(run: Run) -> list[tuple[str, str]]:
     facts += [(f"{split} rows from", data["source"]) for split, data in metadata["data"].items()]
     facts += [(f"{split} fingerprint", data["fingerprint"][:12]) for split, data in metadata["data"].items()]
     if run.folds is not None:
-        facts += [("folds", run.folds["summary"]), ("models", f"one per fold, {run.folder}/fold-N; below: the first")]
+        facts += [("folds", run.folds["summary"]), ("models", f"one per fold, {run.folder}/fold-N (first one below)")]
     facts += [("training rows", f"{metadata['rows']:,}"), ("steps", f"{metadata['steps']:,}")]
     if summary is not None:
         minutes, seconds = divmod(round(summary["train_seconds"]), 60)

@@ -158,9 +158,7 @@ class Slices:
         few = [f"{row.name} ({row.count})" for row in self.slices if row.count < FEW_ROWS]
         if not few:
             return ""
-        return (
-            f"scores of fewer than {FEW_ROWS} rows say little, and their intervals are too narrow: {first_few(few, 5)}"
-        )
+        return f"fewer than {FEW_ROWS} rows for {first_few(few, 5)}, so scores say little and intervals are too narrow"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the column, and the scores of each value."""
@@ -223,8 +221,8 @@ def group_rows(column: str, rows: Sequence[Row]) -> tuple[dict[str, list[int]], 
         names = dict.fromkeys(name for row in [*cells, *rows] for name in row if name not in _INTERNAL)
         if column not in names:
             raise UsageError(
-                f"--by {column}: no row has this column{did_you_mean(column, names)}; the columns are "
-                f"{', '.join(map(repr, names))}"
+                f"--by {column}: no row has this column. The columns are {', '.join(map(repr, names))}"
+                f"{did_you_mean(column, names)}"
             )
         cells = rows
     groups: dict[str, list[int]] = {}
@@ -288,9 +286,9 @@ def model_of(run: Run, purpose: str) -> TaskModel:
         CheckpointError: The model cannot be loaded.
     """
     if run.folds is not None:
-        raise UsageError(f"{run.folder} has a model for each fold: name the folder of one of them {purpose}")
+        raise UsageError(f"{run.folder} has a model for each fold. Name the folder of one of them {purpose}")
     if not (run.folder / outputs.MODEL).is_dir():
-        raise UsageError(f"{run.folder} has no model yet {purpose}; wait for the run's first evaluation")
+        raise UsageError(f"{run.folder} has no model yet {purpose}. Wait for the run's first evaluation")
     return load_model(run.folder, None if run.task is None else type(run.task))
 
 

@@ -24,7 +24,7 @@ def search_page(folder: Path) -> str:
     """
     path, name = folder / SEARCH, folder.absolute().name
     if not path.is_file():
-        raise UsageError(f"the search in {folder} is not finished: run the same command again to resume it")
+        raise UsageError(f"the search in {folder} is not finished. Run the same command again to resume it")
     recipe = load_recipe(folder / outputs.RECIPE)
     space = {} if recipe.search is None else recipe.search.space
     remedy = "run the search again, which writes it anew"
@@ -32,7 +32,7 @@ def search_page(folder: Path) -> str:
     for trial in (trial for study in result["studies"] for trial in study["trials"]):
         key = next((key for key in space if trial["values"].get(key) not in space[key]), None)
         if key is not None:
-            raise UsageError(f"{path} is damaged: trial {trial['number']}: {key}. {remedy.capitalize()}")
+            raise UsageError(f"{path} is damaged (trial {trial['number']}, {key}). {remedy.capitalize()}")
     keys, studies, first = list(space), result["studies"], result["studies"][0]
     best = [next((trial for trial in one["trials"] if trial["number"] == one["best"]), None) for one in studies]
     summary = [
@@ -55,7 +55,7 @@ def search_page(folder: Path) -> str:
             better="lower" if result["lower_is_better"] else "higher",
             keys=keys,
             tables=[_trial_table(study, keys) for study in studies],
-            ended="; ".join(map(_count_trials, studies)),
+            ended=" and ".join(map(_count_trials, studies)),
             sampler=first["sampler"],
             best=[] if best[0] is None else [(key, shown_value(best[0]["values"][key])) for key in keys],
             summary=summary,

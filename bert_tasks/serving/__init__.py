@@ -68,11 +68,11 @@ def serve(
 
         check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     if "" in adapters:
-        raise UsageError("the name of an adapter is empty; name each adapter as requests choose it")
+        raise UsageError("the name of an adapter is empty. Name each adapter as requests choose it")
     if not 0 <= max_wait <= 60:
         raise UsageError(f"max_wait is {max_wait} s, expected 0 to 60")
     if not grace > 0:
-        raise UsageError(f"grace is {grace} s, expected more than 0; inf waits for every running request")
+        raise UsageError(f"grace is {grace} s, expected more than 0. Set inf to wait for every running request")
     from bert_tasks.serving.server import bound_listener, host_names, load_served, run_server
 
     with bound_listener(host, port) as listener:

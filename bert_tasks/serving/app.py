@@ -51,7 +51,7 @@ _ERRORS = {
     400: "The body cannot be read as JSON.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    429: "Too many requests are waiting; `Retry-After` states when to try again.",
+    429: "Too many requests are waiting. `Retry-After` says when to try again.",
     503: "The server is stopping, or the response took too long.",
 }
 
@@ -68,11 +68,11 @@ def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> JSONResponse:
-        return error_response(request.scope, HTTPException(500, "internal error; see the log of the server"))
+        return error_response(request.scope, HTTPException(500, "internal error. See the log of the server"))
 
     @app.exception_handler(NotFiniteScoresError)
     async def not_finite(request: Request, error: NotFiniteScoresError) -> JSONResponse:
-        detail = "the model gave a score that is not a finite number; there is no prediction"
+        detail = "the model returned a score that is not a finite number, so there is no prediction"
         return error_response(request.scope, HTTPException(500, detail))
 
     gate.metrics.queue_depth.set_function(lambda: sum(batcher.waiting for _, batcher in served.values()))
@@ -175,7 +175,7 @@ class _Answers:
         is_other = call.task is not None
         problem = "predictions of labels in a request are not explained" if is_other else batcher.no_explanations
         if len(call.rows) > 1:
-            problem = f"one row can be explained, the request has {len(call.rows)}; send a request for each of them"
+            problem = f"one row can be explained, the request has {len(call.rows)}. Send a request for each row"
         if explain and problem is not None:
             raise HTTPException(422, [{"loc": ["query", "explain"], "msg": problem, "type": "value_error"}])
         predicting = batcher.answer(call.rows, explain=explain, task=call.task, check=call.count)
@@ -213,7 +213,7 @@ def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:
     async def try_the_model() -> Response:
         return Response(content, media_type="text/html", headers={"Content-Security-Policy": policy})
 
-    @app.get("/model", summary="The served model: task, labels, columns, limits, examples")
+    @app.get("/model", summary="Task, labels, columns, limits and examples of the served model")
     async def describe(adapter: str | None = None) -> JSONResponse:
         model, batcher = _named(served, adapter, "query")
         task = model.task
@@ -273,12 +273,12 @@ async def _answers(
     except UsageError as error:  # a hypothesis that is too long
         raise option_error(error) from None
     except QueueFullError:
-        detail = f"the queue is full ({counted(limits.queue, 'request')}); try again in a moment"
+        detail = f"the queue is full ({counted(limits.queue, 'request')}). Try again in a moment"
         raise HTTPException(429, detail, headers={"Retry-After": "1"}) from None
     finally:
         answer.cancel()
         gone.cancel()
     if gone.done() and not gone.cancelled():
         raise HTTPException(DISCONNECTED, "the client has disconnected")
-    detail = f"no answer within {limits.timeout:g} s; send fewer or shorter rows, or try later"
+    detail = f"no answer within {limits.timeout:g} s. Send fewer or shorter rows, or try later"
     raise HTTPException(503, detail, headers={"Retry-After": "5"})

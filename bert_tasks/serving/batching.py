@@ -119,7 +119,7 @@ class Batcher:
 
         Args:
             rows: Rows of the task.
-            explain: Whether the predictions have explanations.
+            explain: True if the predictions have explanations.
             task: A task that reads the logits of the model in another way. Default: the task of the model.
             check: Called with the features before the request waits for the model. Its errors are raised.
 

@@ -40,7 +40,7 @@ class Call:
     Attributes:
         rows, task: See ``Batcher.answer``.
         respond: Returns the content of the response from the predictions and the number of tokens of the request.
-        truncate: Whether a text that is too long is cut. Otherwise it is rejected.
+        truncate: True if a text that is too long is cut. Otherwise it is rejected.
         tokens: The number of tokens that the model reads, which ``count`` sets.
     """
 
@@ -68,7 +68,7 @@ class Source:
 
     Attributes:
         name: The name of the model in responses.
-        has_adapters: Whether requests choose a model.
+        has_adapters: True if requests choose a model.
     """
 
     name: str

@@ -45,7 +45,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        requests = ("bert_tasks_requests", "Requests for predictions by status; 499: the client disconnected.")
+        requests = ("bert_tasks_requests", "Requests for predictions by status (499 if the client disconnected).")
         self._requests = Counter(*requests, ["status"], registry=registry)
         self._rows = Counter("bert_tasks_rows", "Rows that were predicted.", registry=registry)
         latency = ("bert_tasks_request_seconds", "Seconds from the headers of a request to the end of its response.")

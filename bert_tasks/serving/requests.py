@@ -32,7 +32,7 @@ LABELS = "labels"  # the key of labels that a model of entailment was not traine
 ADAPTER = "adapter"  # the key that chooses a model, if there are several
 _LONGEST_KEY = 100
 _NO_OBJECT = "expected an object with the task's columns, sent as application/json"
-_UNREADABLE = "the body is not JSON that can be read: nested too deeply, a number too long, or not UTF-8"
+_UNREADABLE = "the body is not JSON that can be read. It is nested too deeply, has too long a number, or is not UTF-8"
 
 
 class BodyReader:
@@ -42,7 +42,7 @@ class BodyReader:
         task: The task.
         limits: Limits of requests.
         names: Names of columns in the training data, which rows may have instead.
-        has_adapters: Whether a request chooses an adapter, once for all of its rows.
+        has_adapters: True if a request chooses an adapter, once for all of its rows.
     """
 
     def __init__(self, task: Task, limits: Limits, names: Mapping[str, str], *, has_adapters: bool = False) -> None:
@@ -52,7 +52,7 @@ class BodyReader:
         names_read = [column.name for column in self._columns]
         self._rejected = {name: why for name, why in Card.of(task).rejected_columns.items() if name not in names_read}
         if has_adapters:
-            self._rejected[ADAPTER] = f"{ADAPTER} is for all rows: write it beside {INPUTS}"
+            self._rejected[ADAPTER] = f"{ADAPTER} is for all rows. Write it beside {INPUTS}"
 
     def rows(self, content: Any) -> tuple[list[Row], bool]:
         """Returns the rows as the task reads them, and whether they were sent as a list."""
@@ -183,8 +183,8 @@ def request_schema(
         value_type = column.type.request_type(limits.characters)
         is_needed = column.required and column.type.replacement(columns) is None
         fields[column.name] = (value_type if column.required else value_type | None, ... if is_needed else None)
-    others = [f"{name} may be called {names[name]}" for name in fields if name in names]
-    description = "; ".join([f"What {task.name} reads; other keys are not read", *others]) + "."
+    others = [f"The column {name} may be called {names[name]}" for name in fields if name in names]
+    description = ". ".join([f"A row of {task.name}. Other keys are not read", *others]) + "."
     row: Any = create_model("Row", __doc__=description, **fields)
     inputs: Any = (Annotated[list[row], Field(min_length=1, max_length=limits.rows)], ...)
     adapter: Any = {ADAPTER: (Literal[tuple(adapters)] | None, None)} if adapters else {}

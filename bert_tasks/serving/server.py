@@ -123,7 +123,7 @@ async def run_server(
             server.should_exit = True
             loader.shutdown(wait=False)
             await serving
-    notify(f"stopped; {counted(gate.metrics.answered, 'request')} answered")
+    notify(f"stopped after {counted(gate.metrics.answered, 'answered request')}")
 
 
 def load_served(
@@ -178,7 +178,7 @@ def load_warm(
         for batch in (rows[:1], rows, [*rows] * 8):
             encoded([prediction.to_json() for prediction in loaded.predict_rows(batch, forward_fn=run)])
     except NotFiniteScoresError:
-        reason = "its scores are not finite numbers; the model cannot be served"
+        reason = "its scores are not finite numbers, so it cannot be served"
         raise CheckpointError(f"{model if adapter is None else adapter}: {reason}") from None
     return loaded, run
 
@@ -209,7 +209,7 @@ def bound_listener(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except (OSError, OverflowError, ValueError) as error:  # ValueError: not a host name, such as a..b
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host") from None
+        raise UsageError(f"cannot listen on {host}:{port} ({reason}). Choose another --port or --host") from None
 
 
 @contextmanager

@@ -75,9 +75,9 @@ def named_task(name: str) -> type[Task]:
     if name in TASK_NAMES:
         return TASK_NAMES[name]
     close = get_close_matches(name.lower().replace("_", "-"), TASK_NAMES, n=1)
-    hint = f", did you mean {close[0]!r}?" if close else ";"
+    hint = f", did you mean {close[0]!r}?" if close else "."
     names = [f"{own} (or {', '.join(more)})" if more else own for own, *more in map(task_names, _ALL)]
-    raise UsageError(f"unknown task {name!r}{hint} known: {', '.join(names)}")
+    raise UsageError(f"unknown task {name!r}{hint} Known names are {', '.join(names)}")
 
 
 def typed_setting(task_class: type[Task], name: str, value: Any) -> Any:

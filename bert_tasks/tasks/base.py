@@ -44,15 +44,15 @@ def float_list(vector: NDArray[np.float32]) -> list[float]:
 
 
 class Feature(TypedDict):
-    """One window of one row: flat, so that Arrow stores it as it is.
+    """One window of one row, which is flat, so that Arrow stores it as it is.
 
     Attributes:
         row: Index of the row. The features of a row are neighbours.
         labels: The labels as numbers. Absent (or None, from Arrow) if the row has no label.
-        gather_positions: The tokens that a head with logits per token reads, ascending. Absent (or None): all.
+        gather_positions: The tokens that a head with logits per token reads, ascending. All if absent or None.
         word_ids: For each of these tokens the number of its word in the row, for ``decode``.
-        offsets: Three numbers per token of a span task, for ``compact_logits`` and ``decode``: its first character,
-            last character + 1, and role. Training does not load them.
+        offsets: For ``compact_logits`` and ``decode``, three numbers per token of a span task, which are its first
+            character, last character + 1, and role. Training does not load them.
         lost_tokens, lost_answers: Number of the row's tokens, and answers, that no window holds completely.
         sentence_starts: The tokens at which sentences begin, for a task that makes pairs of sentences.
         fields: More numbers for ``loss``, by name. ``prepare`` makes them, and they are never cached.
@@ -78,7 +78,7 @@ class Feature(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class LossTerm:
-    """One term of a loss: a sum and the count by which the mean divides it.
+    """One term of a loss, with a sum and the count by which the mean divides it.
 
     Attributes:
         name, weight: Name of the term, unique in a task, and weight of its mean. Both are the same in every batch.
@@ -102,7 +102,7 @@ class FeatureKeys:
 
     Attributes:
         numbers: The number of each feature among all features of its split. In evaluation, a hash of its tokens.
-        is_evaluation: Whether the features are evaluated. They must look alike in every corpus, so count nothing over
+        is_evaluation: True if the features are evaluated. They must look alike in every corpus, so count nothing over
             it.
     """
 
@@ -118,7 +118,7 @@ class FeatureKeys:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a task predicts for one row: a frozen dataclass that is its own schema.
+    """The prediction of a task for one row. The frozen dataclass is its own schema.
 
     Its fields are what ``predict`` returns, the keys of the written JSON, Arrow columns, and the server's OpenAPI
     document. JSON has a field with a default only if its value differs from the default. A field with the metadata
@@ -186,8 +186,8 @@ class Part:
 class Task(ABC, Generic[PredictionT]):
     """The base class of tasks, from rows to features, loss, predictions and metrics.
 
-    A subclass is a frozen dataclass with a ``name`` and the abstract members. Its fields are the settings of the task:
-    what a recipe may set under ``[settings]`` and what ``config.json`` stores, so they hold plain values. There is one
+    A subclass is a frozen dataclass with a ``name`` and the abstract members. Its fields are the settings of the task,
+    which a recipe may set under ``[settings]`` and ``config.json`` stores, so they hold plain values. There is one
     instance for each model.
 
     Attributes:
@@ -268,7 +268,7 @@ class Task(ABC, Generic[PredictionT]):
 
     @property
     def output_kind(self) -> OutputKind:
-        """What the logits mean. It decides the divergence of distillation and the mean of an ensemble."""
+        """Meaning of the logits, which decides the divergence of distillation and the mean of an ensemble."""
         return "softmax"
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
@@ -287,7 +287,7 @@ class Task(ABC, Generic[PredictionT]):
         processes that train together wait for each other's gradients.
 
         Args:
-            logits: The output of the head: a tensor or a ``HeadOutput``.
+            logits: The output of the head, a tensor or a ``HeadOutput``.
             batch: The batch with its labels.
         """
 

@@ -62,10 +62,10 @@ class Embedding(Task[EmbeddingPrediction]):
 
     Attributes:
         pooling: The mean over the tokens of a text, special tokens included, the first token, or the largest values.
-        normalize: Whether vectors have length 1.
+        normalize: True if vectors have length 1.
         depth: Number of layers of the encoder to run. 0 reads the embeddings of the tokens.
         prompt: Text in front of each text.
-        lowercase: Whether texts and prompt are changed to lower case.
+        lowercase: True if texts and prompt are changed to lower case.
     """
 
     name: ClassVar[str] = "embedding"
@@ -118,4 +118,4 @@ class Embedding(Task[EmbeddingPrediction]):
 
 
 def _refuse_training() -> NoReturn:
-    raise UsageError("embedding has no labels: it can be neither trained nor evaluated")
+    raise UsageError("embedding has no labels, so it can be neither trained nor evaluated")

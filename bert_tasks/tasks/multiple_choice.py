@@ -99,7 +99,7 @@ class ChoiceDetection(Detection):
             precedence=3,
             settings={"label_base": base} if base else {},
             reasons=(
-                f"{columns[CHOICES]}: {several} choices in a row; {columns[LABEL]} names the right one{counting}",
+                f"{columns[CHOICES]}: {several} choices in a row, and {columns[LABEL]} names the right one{counting}",
                 f"{', '.join(texts)}: what the choices are about",
             ),
             alternatives=other_columns(columns, others, profiles),
@@ -112,7 +112,7 @@ class ChoiceFormats(Card, HFConfig):
     pipeline_tag: ClassVar[str] = "multiple-choice"
     has_labels: ClassVar[bool] = False
     default_head: ClassVar[Literal["choice"]] = "choice"
-    limits: ClassVar[tuple[str, ...]] = ("Longer texts are cut: context, question and choice together.",)
+    limits: ClassVar[tuple[str, ...]] = ("If context, question and choice are longer together, they are cut.",)
     example_rows: ClassVar[Sequence[Row]] = (
         {
             CONTEXT: "The pan was still hot. She wanted to move it to the table.",
@@ -200,8 +200,8 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
     """Contexts with choices, one of them right.
 
     Attributes:
-        labels: None; do not set them.
-        max_length: Maximum length of a sequence in tokens: context, question, one choice, special tokens.
+        labels: None. Do not set them.
+        max_length: Maximum length in tokens of context, question, one choice and special tokens together.
         label_base: The number that labels give to the first choice, 0 or 1.
 
     Example:

@@ -123,7 +123,7 @@ class PairClassification(TextClassification):
 
     @property
     def can_rank(self) -> bool:
-        """Whether a prediction has one number or the probability of two labels."""
+        """Returns True if a prediction has one number or the probability of two labels."""
         is_binary = self.problem_type == "single_label_classification" and len(self.labels) == 2
         return is_binary or self.problem_type == "regression"
 

@@ -120,8 +120,8 @@ class ReplacedReport(Report):
             title="Texts with the worst mistakes",
             lead=(
                 f"Of {figures['tokens']:,} tokens {figures['masked']:,} were masked, and {figures['replaced']:,} of "
-                "these replaced by another token. Each text is shown as the model read it; the numbers are the "
-                "probabilities that it gave to replaced tokens of being so."
+                "these replaced by another token. Each text is shown as the model read it. The numbers are the "
+                "model's probabilities of being replaced, at replaced tokens."
             ),
             items=tuple(replace(each.example, line=row.get("line")) for row, each in worst if each.example is not None),
         )
@@ -142,8 +142,8 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
     Attributes:
         mask_replace_prob: Share of the predicted tokens that the mask token replaces. ELECTRA masks 85 of 100.
         random_replace_prob: Share of the predicted tokens that random tokens replace. The rest is not changed.
-        generator_size: width of the generator as a share of the model's; it has as many layers.
-        discriminator_weight: of the discriminator's loss; the generator's has the weight 1.
+        generator_size: Width of the generator as a share of the model's width. Both have the same number of layers.
+        discriminator_weight: Weight of the discriminator's loss. The generator's loss has the weight 1.
 
     Example:
         >>> model = TaskModel.from_pretrained("google/electra-small-discriminator", task=ReplacedTokens)
@@ -198,7 +198,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         """
         if not isinstance(logits, heads.ReplacedTokenOutput):
             if len(batch.labels) > 0:
-                raise UsageError(f"{self.name}: a loss needs what the generator gives, not logits alone")
+                raise UsageError(f"{self.name}: a loss needs what the generator returns, not logits alone")
             zero = logits.sum() * 0.0
             names = ((GENERATOR, 1.0), (DISCRIMINATOR, self.discriminator_weight))
             return tuple(LossTerm(name=name, total=zero, count=zero.detach(), weight=weight) for name, weight in names)
@@ -272,7 +272,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
             DataError: No token was masked.
         """
         if not any(masked for one in predictions for _, _, masked in one.measured):
-            raise DataError("no token was masked: the texts are empty")
+            raise DataError("no token was masked, because the texts are empty")
         values = _measure(predictions).values().items()
         return {name: math.nan if value is None else value for name, value in values}
 

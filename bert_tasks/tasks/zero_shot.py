@@ -39,7 +39,7 @@ class ZeroShotFormats(TextFormats):
 
     hub_nests: ClassVar[bool] = False
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"text_pair": "a text with labels has no second text: leave out text_pair"}
+        {"text_pair": "a text with labels has no second text. Remove text_pair"}
     )
 
 
@@ -138,7 +138,7 @@ def zero_shot_task(
         hf_config: Its config.json. A folder of transformers does not say how many texts its classifier reads.
         labels: The candidates, as a list or separated by commas.
         hypothesis: A sentence with ``{}`` for the label.
-        multi_label: Whether each label is decided alone.
+        multi_label: True if each label is decided alone.
 
     Raises:
         CheckpointError: The model does not read pairs, or has no label of entailment.
@@ -150,10 +150,8 @@ def zero_shot_task(
         raise CheckpointError(f"{option}: the model must be one of {PairClassification.name}, not of {task.name}")
     entailment = next((index for index, label in enumerate(task.labels) if label.lower().startswith("entail")), None)
     if entailment is None:
-        known_labels = first_few(task.labels, 5) if task.labels else "none"
-        raise CheckpointError(
-            f"{option}: the model needs a label that begins with 'entail'. Its labels: {known_labels}"
-        )
+        known_labels = f"Its labels are {first_few(task.labels, 5)}" if task.labels else "It has no labels"
+        raise CheckpointError(f"{option}: the model needs a label that begins with 'entail'. {known_labels}")
     if task.overlap is not None:
         raise UsageError(f"{option}: texts are not read in windows. Set long_texts = 'truncate'")
     try:

@@ -102,7 +102,7 @@ def convert(folder: str | Path, output: str | Path) -> Conversion:
             _read_pieces_as_google(workspace)
         problems = inspect_checkpoint(workspace).problems
         if problems:
-            raise CheckpointError(f"{source}: the model would not load: {first_few(problems, 8)}")
+            raise CheckpointError(f"{source}: the model would not load ({first_few(problems, 8)})")
     used = {variable for variable, _ in parameters.values()}
     return Conversion(
         folder=str(target),
@@ -116,7 +116,7 @@ def convert(folder: str | Path, output: str | Path) -> Conversion:
 def _index(folder: Path) -> Path:
     """Returns the index of the checkpoint that the file ``checkpoint`` calls latest."""
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; expected the folder of a TensorFlow checkpoint")
+        raise CheckpointError(f"{folder}: no such folder. Expected the folder of a TensorFlow checkpoint")
     indexes = sorted(path.name for path in folder.glob(f"?*{INDEX}"))
     latest = folder / "checkpoint"
     match = _LATEST.search(latest.read_text("utf-8", errors="replace")) if latest.is_file() else None
@@ -124,11 +124,11 @@ def _index(folder: Path) -> Path:
         return folder / f"{match[1]}{INDEX}"
     if len(indexes) > 1:
         raise CheckpointError(
-            f"{folder} holds several TensorFlow checkpoints ({first_few(indexes, 3)}): leave one of them there, or "
-            f'name it in a file checkpoint: model_checkpoint_path: "{indexes[-1].removesuffix(INDEX)}"'
+            f"{folder} holds several TensorFlow checkpoints ({first_few(indexes, 3)}). Keep one of them, or "
+            f'write a file checkpoint with the line model_checkpoint_path: "{indexes[-1].removesuffix(INDEX)}"'
         )
     if not indexes:
-        raise CheckpointError(f"{folder}: no TensorFlow checkpoint; looked for NAME{INDEX}")
+        raise CheckpointError(f"{folder}: no TensorFlow checkpoint. Expected NAME{INDEX}")
     return folder / indexes[0]
 
 
@@ -141,8 +141,8 @@ def _model(bundle: TensorBundle, hf_config: Mapping[str, Any]) -> tuple[TF1Names
         program = "an object-based checkpoint of TensorFlow 2" if is_tf2 else "a checkpoint of another program"
         refuse(
             bundle.path,
-            f"{program}, whose variables do not belong to {', '.join(dict.fromkeys(names.family for names in MODELS))}:"
-            f" {first_few(sorted(bundle.entries), 3)}",
+            f"{program}, whose variables do not belong to {', '.join(dict.fromkeys(names.family for names in MODELS))} "
+            f"({first_few(sorted(bundle.entries), 3)})",
         )
     choices = []
     for names in models:
@@ -197,7 +197,7 @@ def _config(
             config["num_attention_heads"] = config["hidden_size"] // _HEAD_SIZE
     if "num_attention_heads" not in {**config, **hf_config}:
         raise CheckpointError(
-            f"{folder}: the weights do not show the number of attention heads. State num_attention_heads in "
+            f"{folder}: the weights do not show the number of attention heads. Set num_attention_heads in "
             f"{'config.json' if names.config_file is None else names.config_file}, beside {bundle.path.name}"
         )
     if hf_config.get("model_type", family.model_type) != family.model_type:
@@ -224,7 +224,7 @@ def _write_vocabulary(source: Path, folder: Path) -> bool:
     """Copies the vocabulary under transformers' name. Returns False if there is none."""
     files = sorted(path for pattern in ("*.model", "vocab*.txt") for path in source.glob(pattern))
     if len(files) > 1:
-        raise CheckpointError(f"{source} holds several vocabularies ({', '.join(f.name for f in files)}): leave one")
+        raise CheckpointError(f"{source} holds several vocabularies ({', '.join(f.name for f in files)}). Keep one")
     if not files:
         return False
     path, is_wordpiece = checked_file(source, files[0].name), files[0].suffix == ".txt"
@@ -234,8 +234,8 @@ def _write_vocabulary(source: Path, folder: Path) -> bool:
     is_lower = settings.get("do_lower_case", _is_lower_cased(tokens, keeps_accents=is_wordpiece))
     if not isinstance(is_lower, bool):
         raise CheckpointError(
-            f"{path}: neither its tokens nor the checkpoint tell whether the model is cased or uncased: "
-            f'state it in {source / "tokenizer_config.json"}, as {{"do_lower_case": true}} (uncased) or false (cased)'
+            f"{path}: neither its tokens nor the checkpoint tell whether the model is cased or uncased. "
+            f'Set {{"do_lower_case": true}} (uncased) or false (cased) in {source / "tokenizer_config.json"}'
         )
     tokenizer_class = "BertTokenizer" if is_wordpiece else "AlbertTokenizer"
     content = {**settings, "do_lower_case": is_lower, "tokenizer_class": tokenizer_class}

@@ -34,7 +34,7 @@ _DTYPES = {
     14: torch.bfloat16,
     19: torch.float16,
 }
-_AGAIN = "it is damaged; copy or download it again"
+_AGAIN = "The file is damaged. Copy or download it again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,21 +68,21 @@ class TensorBundle:
         if entry.dtype not in _DTYPES:
             refuse(self.path, f"the variable {name} has TensorFlow's type {entry.dtype}, expected numbers")
         if entry.is_partitioned:
-            refuse(self.path, f"the variable {name} is partitioned, which is not supported: save it in one part")
+            refuse(self.path, f"the variable {name} is partitioned, which is not supported. Save it in one part")
         dtype = _DTYPES[entry.dtype]
         if math.prod(entry.shape) * dtype.itemsize != entry.size:
-            refuse(self.path, f"the variable {name} has the shape {list(entry.shape)} but {entry.size} bytes; {_AGAIN}")
+            refuse(self.path, f"the variable {name} has the shape {list(entry.shape)} but {entry.size} bytes. {_AGAIN}")
         stem = self.path.name.removesuffix(INDEX)
         path = checked_file(self.path.parent, f"{stem}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
         end, size = entry.offset + entry.size, path.stat().st_size
         if size < end:
-            refuse(path, f"truncated: {size} bytes, but {name} ends at byte {end}; copy or download it again")
+            refuse(path, f"truncated to {size} bytes, but {name} ends at byte {end}. Copy or download it again")
         content = torch.empty(entry.size, dtype=torch.uint8)
         with path.open("rb") as file:
             file.seek(entry.offset)
             file.readinto(content.numpy().data)
         if crc32c(content.numpy().data) != _unmasked(entry.checksum):
-            refuse(path, f"the checksum of {name} (bytes {entry.offset} to {end}) is not the stored one: {_AGAIN}")
+            refuse(path, f"the checksum of {name} (bytes {entry.offset} to {end}) is not the stored one. {_AGAIN}")
         return content.view(dtype).reshape(entry.shape)
 
 
@@ -104,7 +104,7 @@ def open_bundle(path: Path) -> TensorBundle:
             raise ValueError(f"its header states {num_shards} data files, or big-endian numbers")
         named = {key.decode(): _entry(value, num_shards) for key, value in entries.items()}
     except (ValueError, IndexError) as error:
-        refuse(path, f"not the index of a TensorFlow checkpoint, or damaged: {error}. Copy or download it again")
+        refuse(path, f"not the index of a TensorFlow checkpoint, or damaged ({error}). Copy or download it again")
     return TensorBundle(path=path, num_shards=num_shards, entries=named)
 
 

@@ -100,7 +100,7 @@ def save_checkpoint(
         size = sum(tensor.nbytes for tensor in (*state.weights.values(), *state.optimizer.values()))
         reason, saved = weights_write_error(error, folder, size), checkpoints(folder)
         resumable = f". The run can be resumed from {saved[-1].name}" if saved else ""
-        raise CheckpointError(f"{target}: cannot be written: {reason}{resumable}") from error
+        raise CheckpointError(f"{target} cannot be written ({reason}){resumable}") from error
     return target
 
 
@@ -113,9 +113,9 @@ def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
         except CheckpointError as error:
             skipped.append(str(error))
     if skipped:
-        reasons = "; ".join(skipped)
+        reasons = ". ".join(skipped)
         raise CheckpointError(
-            f"no checkpoint can be used: {reasons}. Restore one of them, or start again with {argument('overwrite')}"
+            f"no checkpoint can be used. {reasons}. Restore one of them, or start again with {argument('overwrite')}"
         )
     return None
 
@@ -134,7 +134,7 @@ def remove_checkpoints(folder: Path, *, only_leftovers: bool = False) -> None:
     The folder stays if it holds other files.
 
     Args:
-        only_leftovers: Whether to remove only half-written checkpoints of killed runs.
+        only_leftovers: True to remove only half-written checkpoints of killed runs.
     """
     if not folder.is_dir():
         return
@@ -184,9 +184,9 @@ def _verified(path: Path) -> RunState:
         try:
             is_intact = isinstance(entry, dict) and entry.get("sha256") == sha256_file(file)
         except OSError as error:
-            raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+            raise CheckpointError(f"{file} cannot be read ({error.strerror})") from error
         if not is_intact:
-            raise CheckpointError(f"{file} is damaged: its content is not what the manifest says")
+            raise CheckpointError(f"{file} is damaged. Its content is not what the manifest says")
     return RunState(
         step=_step_of(path),
         weights=read_safetensors(path / _WEIGHTS),

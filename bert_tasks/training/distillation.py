@@ -50,7 +50,7 @@ class Distillation(Objective):
 
     Attributes:
         model: The student.
-        teachers: The teacher, a model of the same task (see ``check_teacher``). Of several tasks their teachers by
+        teachers: The teacher, a model of the same task (see ``check_teacher``). For several tasks, their teachers by
             name.
         section: How it teaches.
         relation_heads: Number of heads in which queries, keys and values are compared. 0 does not compare them.
@@ -65,7 +65,7 @@ class Distillation(Objective):
 
         Args:
             model: The student.
-            teacher: A trained model. Of several tasks also a trained model for some of the tasks.
+            teacher: A trained model. For several tasks, also a trained model for some of the tasks.
             section: A recipe's ``[teacher]``. Its name and revision are not used. Default: the section's defaults.
 
         Raises:
@@ -88,23 +88,23 @@ class Distillation(Objective):
         )
         reject(
             section.hidden == "none" or widths[0] == widths[1],
-            f"teacher.hidden = {section.hidden!r} compares states of one width: the teacher has {widths[0]}, "
-            f"the model {widths[1]}. Set it to 'none'; teacher.relations compares models of any width",
+            f"teacher.hidden = {section.hidden!r} needs models of one width, but the teacher has {widths[0]} and "
+            f"the model {widths[1]}. Set it to 'none', and use teacher.relations for any widths",
         )
         reject(
             not heads or math.gcd(*widths) % heads == 0,
-            f"teacher.relations: {heads} heads do not divide the widths of the teacher, {widths[0]}, "
-            f"and of the model, {widths[1]}: choose a divisor of {math.gcd(*widths)}",
+            f"teacher.relations: {heads} heads do not divide the widths {widths[0]} of the teacher "
+            f"and {widths[1]} of the model. Choose a divisor of {math.gcd(*widths)}",
         )
         if section.cache_logits:
             reject(
                 not self._reads_states,
-                "teacher.cache_logits keeps logits alone; set teacher.hidden to 'none' and teacher.relations to false",
+                "teacher.cache_logits stores only logits. Set teacher.hidden to 'none' and teacher.relations to false",
             )
             reject(
                 not is_dynamic(model.task),
-                f"teacher.cache_logits: {model.task.name} changes its inputs in each epoch, so that a teacher's logits "
-                "cannot be kept; set it to false",
+                f"teacher.cache_logits cannot store the logits, because {model.task.name} changes its inputs in each "
+                "epoch. Set it to false",
             )
         return {None: teacher.eval()}
 
@@ -133,8 +133,8 @@ class Distillation(Objective):
             for name, model in (*self.teachers.items(), ("the model", self.model))
         }
         return tuple(
-            f"teacher {'' if task is None else f'of {task} '}{teacher_name(teacher)}: {sizes[task]}; "
-            f"the model: {sizes['the model']}"
+            f"teacher {'' if task is None else f'of {task} '}{teacher_name(teacher)} has {sizes[task]}, and "
+            f"the model has {sizes['the model']}"
             for task, teacher in self.teachers.items()
         )
 
@@ -254,12 +254,12 @@ def load_teacher(name: str, task: Task, *, revision: str | None) -> TaskModel:
     try:
         teacher: TaskModel = TaskModel.from_pretrained(name, task=type(task), revision=revision, **options)
     except CheckpointError as error:
-        raise CheckpointError(f"[teacher]: {error}") from error
+        raise CheckpointError(f"[teacher] {error}") from error
     report = teacher.load_report
     if report is not None and report.new:
-        reasons = "; ".join([*report.notes, f"{', '.join(report.new)} would be new"])
+        reasons = ", ".join([*report.notes, f"{', '.join(report.new)} would be new"])
         raise CheckpointError(
-            f"teacher {name}: it has no trained head for {type(task).name} with this run's labels "
+            f"teacher {name} has no trained head for {type(task).name} with this run's labels "
             f"({reasons}). Train it first, or name another teacher"
         )
     return teacher
@@ -280,25 +280,25 @@ def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
     task, other = model.task, teacher.task
     reject = partial(require, error=UsageError)
     check_teachable(task)
-    reject(not teacher.no_weights_reason, f"the teacher cannot teach: {teacher.no_weights_reason}")
-    reject(teacher.encoder is not model.encoder, "the teacher is the model itself; load the teacher a second time")
+    reject(not teacher.no_weights_reason, f"the teacher cannot teach, because {teacher.no_weights_reason}")
+    reject(teacher.encoder is not model.encoder, "the teacher is the model itself. Load the teacher a second time")
     reject(
         type(task) is type(other),
-        f"the teacher's task is {other.name}, the model's is {task.name}; both need the same task",
+        f"the teacher's task is {other.name}, but the model's is {task.name}. Both need the same task",
     )
     check_teachable(other)
     labels, other_labels = (", ".join(each.labels) if each.labels else "none" for each in (task, other))
     reject(
         task.labels == other.labels,
-        f"the teacher's labels are {other_labels}, the model's are {labels}; both need the same in one order",
+        f"the teacher's labels are {other_labels}, but the model's are {labels}. Both need the same label order",
     )
     reject(
         HFConfig.of(task).entries == HFConfig.of(other).entries,
-        "the teacher's logits mean something else: its task has other settings, such as problem_type",
+        "the teacher's logits mean something else, because its task has other settings, such as problem_type",
     )
     reject(
         same_token_ids(teacher.require_tokenizer(), model.require_tokenizer()),
-        "the teacher has another tokenizer than the model: both read the same token ids, so distil from a teacher "
+        "the teacher has another tokenizer than the model, but both read the same token ids. Choose a teacher "
         "with the model's tokenizer, or make the student of the teacher's layers",
     )
     length = teacher.config.usable_length

@@ -76,7 +76,7 @@ def check_metric(
             metric_names = list(evaluate_all(model, samples, accelerator, forward_fn=forward_fn).metrics)
         if metric in metric_names:
             return
-    raise UsageError(f"metric_for_best_model = {metric!r}: there are {', '.join(metric_names)}")
+    raise UsageError(f"metric_for_best_model is {metric!r}, expected one of {', '.join(metric_names)}")
 
 
 def metric_metadata(task: Task, run: RunSection, sets: Sequence[str]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def check_folder(folder: Path) -> None:
     names = {name for name in names if not is_temporary(name, WRITTEN)}
     if names and RUN not in names:
         raise UsageError(
-            f"{folder} is not empty and contains no run (it contains {', '.join(sorted(names)[:3])}): choose another "
+            f"{folder} is not empty and contains no run (it contains {', '.join(sorted(names)[:3])}). Choose another "
             "folder"
         )
 
@@ -146,7 +146,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
         try:
             check_record(event, EventRecord)
         except ValueError as error:
-            raise UsageError(f"{path}:{number} is damaged: {error}. Remove the line") from None
+            raise UsageError(f"{path}:{number} is damaged ({error}). Remove the line") from None
         events.append(event)
     return events
 
@@ -172,7 +172,7 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
         with (folder / EVENTS).open("a", encoding="utf-8") as file:
             file.write(_line(event))
     except OSError as error:
-        raise CheckpointError(f"{folder / EVENTS}: cannot be written: {error.strerror}") from error
+        raise CheckpointError(f"{folder / EVENTS} cannot be written ({error.strerror})") from error
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -186,7 +186,7 @@ def write_text(path: Path, text: str) -> None:
         with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from error
+        raise CheckpointError(f"{path} cannot be written ({error.strerror})") from error
 
 
 def _line(event: Mapping[str, Any]) -> str:
@@ -289,14 +289,12 @@ def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, 
     if rejected:
         state = "a finished" if finished else "an unfinished"
         names = [
-            f"the rows of {change.name.removeprefix('data.')} changed"
-            if change.name.startswith("data.")
-            else str(change)
+            f"the rows of {change.name.removeprefix('data.')}" if change.name.startswith("data.") else str(change)
             for change in rejected[:_SHOWN]
         ]
         names += [f"and {len(rejected) - _SHOWN} more"] if len(rejected) > _SHOWN else []
         raise UsageError(
-            f"{folder} holds {state} run with other settings: {'; '.join(names)}. "
+            f"{folder} holds {state} run that differs in {', '.join(names)}. "
             f"Choose another folder, or {argument('overwrite')} to replace the run"
         )
     return differing

@@ -62,7 +62,7 @@ _OWN_TO_PROCESS = ("model.name", "model.revision", "teacher.name", "teacher.revi
 
 
 class Trainer:
-    """A run: model, data, optimizer, state and logger.
+    """A run with its model, data, optimizer, state and logger.
 
     Attributes:
         validation: The tokenised rows of each validation set.
@@ -99,7 +99,7 @@ class Trainer:
         """Stores the parts of a run, without reading or writing anything.
 
         Args:
-            objective: What is minimised, or a model to train on the labels. Afterwards the model holds the best
+            objective: The objective to minimise, or a model to train on the labels. Afterwards the model holds the best
                 weights.
             splits: The checked rows.
             optim, run: The sections ``[optim]`` and ``[run]`` of a recipe. ``run.output_dir`` is the folder of the run.
@@ -121,9 +121,9 @@ class Trainer:
         """Trains, or resumes the run in the folder. Raises the errors of ``fit``.
 
         Args:
-            overwrite: Whether to replace a run that is in the folder. Otherwise the result of a finished run is
+            overwrite: True to replace a run that is in the folder. Otherwise the result of a finished run is
                 returned.
-            progress: Whether to show progress on standard error.
+            progress: True to show progress on standard error.
         """
         broadcast_from_main(self.accelerator, outputs.check_folder, self.output_dir)
         trainable = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
@@ -190,8 +190,8 @@ class Trainer:
             or any(SEPARATOR in name for name in validation)
         ):
             raise UsageError(
-                f"validation sets {list(validation)}: expected at least one, with a name for each of several, without "
-                f"{SEPARATOR!r} in names"
+                f"the validation sets are {list(validation)}, expected at least one, with a name for each of several, "
+                f"without {SEPARATOR!r} in names"
             )
         model.task = fitted_task(model.task, self.splits)
         if self.optimizer is None:
@@ -290,8 +290,8 @@ class Trainer:
         if loaded is not None:
             if earlier.get("encoder_weights") != metadata["encoder_weights"]:
                 raise CheckpointError(
-                    "the weights of the encoder are not those that the run began with, and its checkpoints hold only "
-                    f"the adapters and the head. Give it the model that it began with, or "
+                    "the encoder has other weights than at the start of the run. Checkpoints hold only the adapters "
+                    f"and the head. Pass the model that the run began with, or "
                     f"{argument('overwrite')} to start again"
                 )
             load_state(loaded, self.steps, self.state)
@@ -373,7 +373,7 @@ class Trainer:
         }
         self.reporter.evaluation(state.step, overall, best=is_best)
         if state.stopped:
-            self.reporter.note(f"stopped early: no better model in {counted(state.since_best, 'evaluation')}")
+            self.reporter.note(f"stopped early without a better model in {counted(state.since_best, 'evaluation')}")
         elif asked:
             state.stopped = True
             self.reporter.note("the callback asked to stop")
@@ -390,8 +390,8 @@ class Trainer:
         """Ends a run that is saved."""
         received = signal.SIGTERM if self.signals.received is None else self.signals.received
         raise StoppedError(
-            f"stopped by {received.name} after step {self.state.step} of {self.steps.plan.total}; the run is saved in "
-            f"{self.output_dir}; run the same command again to resume it",
+            f"stopped by {received.name} after step {self.state.step} of {self.steps.plan.total}. The run is saved in "
+            f"{self.output_dir}. Run the same command again to resume it",
             signal_number=received,
         )
 
@@ -543,11 +543,11 @@ def prepare_model(model: TaskModel, *, seed: int) -> None:
     """
     if not isinstance(model, TaskModel):
         raise UsageError(
-            f"expected a TaskModel, got a {type(model).__name__}. Of a model that another library has wrapped, pass "
-            "the TaskModel inside; adapters of peft are merged by model = peft_model.merge_and_unload()"
+            f"expected a TaskModel, got a {type(model).__name__}. If another library has wrapped the model, pass "
+            "the TaskModel inside. Merge adapters of peft with model = peft_model.merge_and_unload()"
         )
     if model.no_weights_reason:
-        raise UsageError(f"it cannot be trained: {model.no_weights_reason}")
+        raise UsageError(f"it cannot be trained, because {model.no_weights_reason}")
     model.check_parameters()
     model.draw_new_head(seed)
 

@@ -50,7 +50,7 @@ class MultiTaskDistillation(Distillation):
         students, reject = models_of(self.model), partial(require, error=UsageError)
         reject(
             self.section.hidden == "none" and not self.section.relations,
-            "[teacher]: several tasks learn from logits only: set teacher.hidden to 'none' and teacher.relations to "
+            "[teacher] of several tasks teaches only logits. Set teacher.hidden to 'none' and teacher.relations to "
             "false",
         )
         self._shared: tuple[TaskModel, ...] = ()  # a teacher with the tasks of the model, whose encoder runs once
@@ -59,7 +59,7 @@ class MultiTaskDistillation(Distillation):
             missing = [name for name in students if name not in tasks]
             reject(
                 not missing,
-                f"[teacher]: {teacher_name(teacher)} has no task {', '.join(missing)} (tasks: "
+                f"the teacher {teacher_name(teacher)} has no task {', '.join(missing)} (it has "
                 f"{', '.join(tasks) if tasks else f'only {teacher.task.name}'}). Name a teacher for each task that has "
                 'one, for example {TASK = "FOLDER"}',
             )
@@ -70,7 +70,7 @@ class MultiTaskDistillation(Distillation):
             try:
                 check_teacher(model, students[name])
             except UsageError as error:
-                raise UsageError(f"[teacher], task {name}: {error}") from None
+                raise UsageError(f"[teacher] of task {name}: {error}") from None
         return {name: teacher[name].eval() for name in sorted(teacher)}
 
     @property
@@ -163,10 +163,10 @@ def load_teachers(task: MultiTask, teacher: Teacher, *, revision: str | None) ->
         try:
             return TaskModel.from_pretrained(teacher, revision=revision)
         except CheckpointError as error:
-            raise CheckpointError(f"[teacher]: {error}") from error
+            raise CheckpointError(f"[teacher] {error}") from error
     unknown = sorted(teacher.keys() - task.tasks.keys())
     if unknown:
-        raise UsageError(f"[teacher]: there is no task {unknown[0]!r}: name teachers of {', '.join(task.tasks)}")
+        raise UsageError(f"[teacher] names the unknown task {unknown[0]!r}. Name teachers of {', '.join(task.tasks)}")
     return {
         name: model if isinstance(model, TaskModel) else _load_head(str(model), name, task, revision)
         for name, model in teacher.items()

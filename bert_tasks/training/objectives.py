@@ -76,7 +76,7 @@ class Objective(nn.Module, ABC):
 
     @property
     def reads_all_embeddings(self) -> bool:
-        """Whether a step may read word embeddings of tokens outside the training rows.
+        """Returns True if a step may read word embeddings of tokens outside the training rows.
 
         It does if a head is tied to their table, or if tokens are drawn.
         """

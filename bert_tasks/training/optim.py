@@ -48,7 +48,7 @@ class ModelOptimizer:
         accelerated: The optimizer as accelerate wraps it.
         rates: The learning rate of each parameter group before the schedule.
         vocabulary: The rows of the word embeddings that are trained. None trains all of them.
-        adapters: What is trained instead of the weights of the encoder. None trains its weights.
+        adapters: Weights that are trained instead of the weights of the encoder. None trains its weights.
         notes: Sentences for the log.
     """
 
@@ -287,11 +287,11 @@ def make_optimizer(groups: list[dict[str, Any]], factory: OptimizerFactory) -> t
     try:
         optimizer = factory(groups)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"optimizer: {name} makes none of the parameter groups: {error}") from error
+        raise UsageError(f"optimizer: {name} rejects the parameter groups ({error})") from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"optimizer: {name} returns a {type(optimizer).__name__}, expected a torch.optim.Optimizer")
     if {parameter for group in optimizer.param_groups for parameter in group["params"]} != parameters:
-        raise UsageError(f"optimizer: {name} returns an optimizer of other parameters than it gets")
+        raise UsageError(f"optimizer: {name} returns an optimizer of other parameters than it received")
     return optimizer
 
 
@@ -348,7 +348,7 @@ def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> No
     if layers != 0 and layers not in ends:
         choices = ", ".join(str(end) for end in ends)
         raise UsageError(
-            f"freeze_layers = {layers}: expected 0 or one of {choices} (layers that share weights are frozen together)"
+            f"freeze_layers is {layers}, expected 0 or one of {choices} (layers that share weights are frozen together)"
         )
     for name, parameter in model.named_parameters():
         if (embeddings and depths[name] == 0) or 1 <= depths[name] <= layers:
@@ -360,17 +360,17 @@ def freeze_encoder(objective: Objective, optim: OptimSection) -> None:
     model = objective.model
     if sum(isinstance(module, TaskModel) for module in objective.modules()) > 1:
         raise UsageError(
-            f"optim.lora_rank: {model.task.name} trains two models together, and adapters are for one; remove it"
+            f"optim.lora_rank adapts one model, but {model.task.name} trains two models together. Remove it"
         )
     if optim.lora_rank is not None and optim.lora_rank > model.config.hidden_size:
         raise UsageError(
-            f"lora_rank = {optim.lora_rank}: expected at most {model.config.hidden_size}, the encoder's hidden_size"
+            f"lora_rank is {optim.lora_rank}, expected at most {model.config.hidden_size}, the encoder's hidden_size"
         )
     for parameter in model.encoder.parameters():
         if parameter.dtype not in (torch.float32, torch.float64):
             raise UsageError(
-                f"optim.lora_rank: adapters are trained in float32, but the model's weights are {parameter.dtype}: "
-                "call model.float()"
+                f"optim.lora_rank trains adapters in float32, but the model's weights are {parameter.dtype}. "
+                "Call model.float()"
             )
         parameter.requires_grad_(False)
 

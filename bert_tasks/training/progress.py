@@ -128,8 +128,8 @@ def check_installed(names: Sequence[str]) -> None:
     missing = [name for name in names if name not in installed]
     if missing:
         raise UsageError(
-            f"run.trackers: {' and '.join(missing)} not installed: pip install '.[tracking]', "
-            "or remove it from run.trackers"
+            f"{' and '.join(missing)} not installed, needed for run.trackers. Run `pip install '.[tracking]'`, "
+            "or change run.trackers"
         )
 
 
@@ -242,9 +242,9 @@ class MetricsLogger:
             text = masked(str(error).partition("\n")[0])[:300]
             reason = f"tracker {name} {failure} ({type(error).__name__}: {text})"
             if fatal:
-                raise UsageError(f"{reason}: fix this, or remove it from run.trackers") from error
+                raise UsageError(f"{reason}. Fix this, or remove it from run.trackers") from error
             self._trackers.pop(name, None)
-            _LOGGER.warning("%s; the run continues without it, and %s has all records", reason, outputs.EVENTS)
+            _LOGGER.warning("%s. The run continues without it, and %s has all records", reason, outputs.EVENTS)
 
 
 def points(event: Mapping[str, Any]) -> dict[str, float]:

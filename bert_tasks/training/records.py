@@ -188,7 +188,7 @@ def read_record(path: Path, record: type[BaseModel], *, remedy: str) -> dict[str
         check_record(content, record)
     except (CheckpointError, ValueError) as error:
         reason = str(error).removeprefix(f"{path}: ")
-        raise UsageError(f"{path} is damaged: {reason}. {remedy[:1].upper()}{remedy[1:]}") from None
+        raise UsageError(f"{path} is damaged ({reason}). {remedy[:1].upper()}{remedy[1:]}") from None
     return content
 
 
@@ -199,4 +199,4 @@ def check_record(content: object, record: type[BaseModel]) -> None:
     except ValidationError as error:
         first = error.errors()[0]
         location = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{location} = {shortened(first['input'])}: {first['msg']}") from None
+        raise ValueError(f"{location} = {shortened(first['input'])}, {first['msg']}") from None

@@ -84,7 +84,7 @@ def make_objective(
         teachers = load_teachers(model.task, section.name if teacher is None else teacher, revision=section.revision)
         return MultiTaskDistillation(model, teachers, section)
     if isinstance(section.name, dict):
-        raise UsageError(f"[teacher]: {', '.join(section.name)} are no tasks, the model has one: name one teacher")
+        raise UsageError(f"[teacher] has tasks ({', '.join(section.name)}), but the model has one. Name one teacher")
     if not isinstance(teacher, TaskModel):
         teacher = load_teacher(section.name, model.task, revision=section.revision)
     return Distillation(model, teacher, section)
@@ -105,7 +105,7 @@ def train(
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if loaded.folds is not None and loaded.folds.fold is None:
-        raise RecipeError("the recipe has [folds]: call train_folds, or set folds.fold to train one of them")
+        raise RecipeError("the recipe has [folds]. Call train_folds, or set folds.fold to train one of them")
     return run_recipe(loaded, overwrite=overwrite, progress=progress, callback=callback)[1]
 
 
@@ -126,7 +126,7 @@ def run_folder(recipe: Recipe) -> Path:
     """Returns the output folder of a recipe. Raises RecipeError if it has none."""
     if recipe.run.output_dir is None:
         raise RecipeError(
-            f"no output folder: set run.output_dir in the recipe, or pass {argument('output_dir', 'FOLDER')}"
+            f"no output folder. Set run.output_dir in the recipe, or pass {argument('output_dir', 'FOLDER')}"
         )
     return Path(recipe.run.output_dir)
 
@@ -157,7 +157,7 @@ class DryRun:
             f"parameters: {self.parameters:,} ({self.trained_parameters:,} trained)",
             f"steps: {self.steps} ({self.warmup_steps} of warm-up), {self.tokens_per_epoch:,} tokens an epoch",
             f"first row of the first batch: {self.example}",
-            f"output folder: {self.output_dir}: {self.state} (nothing was written)",
+            f"output folder: {self.output_dir}, {self.state} (the dry run wrote no files)",
         ]
 
 

@@ -127,7 +127,7 @@ class TrainerState:
             try:
                 tuned[name] = typed_setting(task_class, name, value)
             except ValidationError as error:
-                raise ValueError(f"tuned.{name} = {shortened(value)}: {error.errors()[0]['msg']}") from None
+                raise ValueError(f"tuned.{name} = {shortened(value)}, {error.errors()[0]['msg']}") from None
         self.task = replace(self.task, **tuned)
         for name, value in values.items():
             metrics_or_value = _from_json(value) if name in ("best", "last") else value
@@ -144,10 +144,10 @@ class FitResult:
         train_seconds: Seconds of training, without evaluation and saving.
         task: The task of the best model, with its tuned thresholds.
         validation_sets: Names of the validation sets, with which their metrics begin. A single set may be "".
-        collapse: What the best model predicts for every row of a validation set although the labels differ, such as
+        collapse: The prediction of the best model for every row of a validation set although the labels differ, such as
             "predicts 'calm' for every row", or None.
         notes: Sentences that a reader of the metrics must know.
-        reused: Whether the run was complete already, so that nothing was trained.
+        reused: True if the run was complete already, so that nothing was trained.
 
     Example:
         >>> fit(model, "train.csv", output_dir="runs/x", epochs=1).metrics["accuracy"]
@@ -224,7 +224,7 @@ def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> 
     different = sorted(name for name in here.keys() | stored.keys() if here.get(name) != stored.get(name))
     if different:
         raise CheckpointError(
-            f"ckpt-{loaded.step} is of another model: {', '.join(different[:5])} differ. "
+            f"ckpt-{loaded.step} belongs to another model, which differs in {', '.join(different[:5])}. "
             f"Choose another output folder, or {argument('overwrite')} to start again"
         )
     steps.optimizer.load_state_dict(loaded.weights, loaded.optimizer, loaded.progress.get("optimizer", {}))
@@ -234,7 +234,7 @@ def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> 
         state.load_state_dict(loaded.progress.get("course", {}))
     except ValueError as error:
         raise CheckpointError(
-            f"ckpt-{loaded.step} is damaged: {error}. Remove it, or start again with {argument('overwrite')}"
+            f"ckpt-{loaded.step} is damaged ({error}). Remove it, or start again with {argument('overwrite')}"
         ) from None
 
 
@@ -316,15 +316,15 @@ class RunFolder:
         if newest is None:
             if existing.summary is not None:
                 raise UsageError(
-                    f"{self.path} holds a finished run without checkpoints, which cannot be resumed: choose another "
+                    f"{self.path} holds a finished run without checkpoints, which cannot be resumed. Choose another "
                     f"folder, or {argument('overwrite')} to train again (run.keep_checkpoints keeps the checkpoints of "
                     "a run)"
                 )
-            return None, ["the run in the folder has no checkpoint: it starts again from the beginning"]
+            return None, ["the run in the folder has no checkpoint and starts again from the beginning"]
         if newest.state.step > total_steps:
             raise UsageError(
-                f"{self.path} holds {newest.state.step} steps, more than the {total_steps} of this run: "
-                "raise optim.epochs or optim.max_steps, choose another folder, or "
+                f"{self.path} holds {newest.state.step} steps, more than the {total_steps} of this run. "
+                "Raise optim.epochs or optim.max_steps, choose another folder, or "
                 f"{argument('overwrite')} to train again"
             )
         skipped = [f"NOT USED: {reason}" for reason in newest.skipped]
@@ -345,7 +345,7 @@ class RunFolder:
         except CheckpointError as error:
             if not (self.path / outputs.MODEL / "config.json").is_file():
                 raise
-            return [f"NOT USED: {error}. The best model so far remains the one in {outputs.MODEL}/"]
+            return [f"NOT USED: {error}. The best model so far remains in {outputs.MODEL}/"]
         parameters = steps.optimizer.checkpoint_parameters()
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -448,12 +448,12 @@ def start_notes(steps: OptimizerSteps, splits: Splits, attention: str) -> Iterat
             yield hint
         slow = slow_bfloat16() if steps.optim.mixed_precision == "bf16" else None
         if slow is not None:
-            yield f'{slow}; set optim.mixed_precision = "no"'
+            yield f'{slow}. Set optim.mixed_precision = "no"'
     if model.load_report is not None:
         yield model.load_report.summary()
     if optimizer.adapters is not None:
         trained = count_trained(objective, optimizer.adapters)
-        yield f"low-rank adapters and the head are trained: {trained:,} parameters"
+        yield f"{trained:,} parameters of the low-rank adapters and the head are trained"
     yield from optimizer.notes
     yield from objective.notes
     tables = {f"validation {name}".strip(): table for name, table in splits.validation.items()}

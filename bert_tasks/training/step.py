@@ -66,7 +66,7 @@ class StepLog:
     Attributes:
         loss: The weighted sum of ``terms``.
         terms: name -> mean of each loss term that counted something.
-        stop: Whether a process was asked to stop. All processes read the same value.
+        stop: True if a process was asked to stop. All processes read the same value.
     """
 
     step: int
@@ -97,7 +97,7 @@ class OptimizerSteps:
     """The optimizer steps of a run.
 
     Attributes:
-        objective: What is minimised.
+        objective: The objective to minimise.
         optimizer: The trained parameters and their optimizer.
         order: Which samples form each step.
         plan: How many steps there are.
@@ -257,10 +257,10 @@ def read_step_metrics(
     rows = [row + 1 for row in sorted(rows_of(result.batch))]
     raise DivergedError(
         f"step {result.step + 1}: the loss is {loss}, the gradient norm {norm}, "
-        f"the learning rate {result.learning_rate:.3g}. The weights are those before this step. "
-        f"Rows of the batch (the first of the data is 1): {', '.join(map(str, rows[:10]))}"
-        f"{', ...' if len(rows) > 10 else ''}. "
-        "Lower optim.learning_rate, raise optim.warmup_ratio, or look at those rows"
+        f"the learning rate {result.learning_rate:.3g}. The weights are not changed. "
+        f"The batch has the rows {', '.join(map(str, rows[:10]))}"
+        f"{', ...' if len(rows) > 10 else ''} (the first of the data is 1). "
+        "Lower optim.learning_rate, raise optim.warmup_ratio, or look at these rows"
     )
 
 

@@ -126,7 +126,7 @@ def remap_moment(moment: Tensor, stored: Tensor | None, wanted_ids: Tensor | Non
     selected = whole.index_select(0, wanted_ids)
     if selected.count_nonzero() != whole.count_nonzero():
         raise CheckpointError(
-            "the checkpoint has trained embeddings of tokens that are not in the training rows: the tokenizer has "
-            'changed. Set optim.vocabulary_rows = "all" to resume the run'
+            "the checkpoint has trained embeddings of tokens that are not in the training rows, because the tokenizer "
+            'has changed. Set optim.vocabulary_rows = "all" to resume the run'
         )
     return selected

@@ -137,7 +137,7 @@ OWN_CAMPAIGN = ("fuzz", "guided", "mutants")
 
 def run_class(name: str) -> dict[str, object]:
     """Runs the tests of a class; the counts, and what they were run with."""
-    chosen, began = CLASSES[name], time.monotonic()
+    fault_class, began = CLASSES[name], time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         pytest = Path(sys.executable).with_name("pytest")  # unlike -m, it leaves the source tree off the import path
@@ -146,18 +146,18 @@ def run_class(name: str) -> dict[str, object]:
             "-q",
             "-m",
             "not gpu",
-            *chosen.tests,
+            *fault_class.tests,
             f"--junitxml={report}",
             "--tb=short",
             "-o",
             "junit_family=xunit1",
         ]
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | chosen.full, check=False)
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | fault_class.full, check=False)
         if done.returncode not in (0, 1):
             raise SystemExit(f"{name}: pytest ended with {done.returncode}")
-        found = counts(ElementTree.parse(report).getroot())
-    environment = " ".join(f"{key}={value}" for key, value in chosen.full.items())
-    return {**found, **provenance(f"{environment} pytest -m 'not gpu' {' '.join(chosen.tests)}".strip(), began)}
+        figures = counts(ElementTree.parse(report).getroot())
+    environment = " ".join(f"{key}={value}" for key, value in fault_class.full.items())
+    return {**figures, **provenance(f"{environment} pytest -m 'not gpu' {' '.join(fault_class.tests)}".strip(), began)}
 
 
 def provenance(command: str, began: float) -> dict[str, object]:
@@ -170,10 +170,10 @@ def provenance(command: str, began: float) -> dict[str, object]:
     }
 
 
-def write(name: str, found: dict[str, object]) -> None:
+def write(name: str, figures: dict[str, object]) -> None:
     """The figures of a class, and the document anew."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    (FOLDER / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     DOCUMENT.write_text(document(), encoding="utf-8")
 
 
@@ -214,9 +214,9 @@ def document() -> str:
         "versions.",
         "",
     ]
-    for name, chosen in CLASSES.items():
-        lines += [f"## {name.capitalize()}", "", chosen.promise, "", *_figures(name), ""]
-        lines += [f"- `{test}`" for test in chosen.tests] + [""]
+    for name, fault_class in CLASSES.items():
+        lines += [f"## {name.capitalize()}", "", fault_class.promise, "", *_figures(name), ""]
+        lines += [f"- `{test}`" for test in fault_class.tests] + [""]
     return "\n".join(lines)
 
 
@@ -224,13 +224,13 @@ def _figures(name: str) -> list[str]:
     path = FOLDER / f"{name}.json"
     if not path.is_file():
         return ["Not yet run at full length."]
-    found = json.loads(path.read_text(encoding="utf-8"))
-    details = ", ".join(f"{count} {what}" for what, count in found["details"].items())
-    skipped = f", {found['skipped']} skipped" if found["skipped"] else ""
+    figures = json.loads(path.read_text(encoding="utf-8"))
+    details = ", ".join(f"{count} {what}" for what, count in figures["details"].items())
+    skipped = f", {figures['skipped']} skipped" if figures["skipped"] else ""
     return [
-        f"**{found['cases']} cases, {found['failures']} failures**{skipped}{f' ({details})' if details else ''}, "
-        f"{found['seconds']} s, commit {found['commit']}.{' ' + found['note'] if 'note' in found else ''}",
-        *_not_killed(found.get("not_killed", [])),
+        f"**{figures['cases']} cases, {figures['failures']} failures**{skipped}{f' ({details})' if details else ''}, "
+        f"{figures['seconds']} s, commit {figures['commit']}.{' ' + figures['note'] if 'note' in figures else ''}",
+        *_not_killed(figures.get("not_killed", [])),
     ]
 
 
@@ -244,13 +244,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("classes", nargs="*", choices=[*CLASSES, []], help="default: all")
     parser.add_argument("--document", action="store_true", help="run nothing")
-    given = parser.parse_args()
+    options = parser.parse_args()
     failed = []
-    chosen = given.classes if given.classes else [name for name in CLASSES if name not in OWN_CAMPAIGN]
-    for name in [] if given.document else chosen:
-        found = run_class(name)
-        write(name, found)
-        failed += [name] if found["failures"] else []
+    names = options.classes if options.classes else [name for name in CLASSES if name not in OWN_CAMPAIGN]
+    for name in [] if options.document else names:
+        figures = run_class(name)
+        write(name, figures)
+        failed += [name] if figures["failures"] else []
     DOCUMENT.write_text(document(), encoding="utf-8")
     if failed:
         raise SystemExit(f"failures: {', '.join(failed)}")

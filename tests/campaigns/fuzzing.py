@@ -156,8 +156,8 @@ def _checkpoint_file(name: str) -> Read:
     """Reads a run's checkpoints, of which one file is what is given."""
 
     def read(content: bytes, folder: Path) -> object:
-        made = saved_run(folder / "checkpoints") / name
-        made.write_bytes(content)
+        path = saved_run(folder / "checkpoints") / name
+        path.write_bytes(content)
         return checkpointing.newest_checkpoint(folder / "checkpoints")
 
     return read
@@ -234,8 +234,8 @@ def saved_export(folder: Path) -> Path:
             helper.make_tensor("weights", TensorProto.FLOAT, [1, 2], [1.0, -1.0]),
         ]
         graph = helper.make_graph(nodes, "model", inputs, outputs, values)
-        made = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", OPSET)])
-        _write_graph(folder, made.SerializeToString())
+        model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", OPSET)])
+        _write_graph(folder, model.SerializeToString())
     return folder
 
 
@@ -347,8 +347,8 @@ def _answer(served: Serving, request: bytes) -> bytes:
 
 def _received(connection: socket.socket, seconds: float) -> Iterator[bytes]:
     connection.settimeout(seconds)
-    while part := connection.recv(2**16):
-        yield part
+    while chunk := connection.recv(2**16):
+        yield chunk
 
 
 def file_groups(folder: Path) -> Mapping[str, Mapping[str, Target]]:
@@ -408,8 +408,8 @@ def campaign(groups: Mapping[str, Mapping[str, Target]], folder: Path, seconds: 
         end, number = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             for name, target in targets.items():
-                with tempfile.TemporaryDirectory(dir=folder) as place:
-                    fuzz(target, Path(place), examples=ROUND, seed_value=number)
+                with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                    fuzz(target, Path(scratch), examples=ROUND, seed_value=number)
                 tried[name] = tried.get(name, 0) + ROUND
             number += 1
     return tried
@@ -427,9 +427,9 @@ def main() -> None:
         server.mkdir()
         with connections(server) as sent:
             tried = campaign({**file_groups(folder), "connections": sent}, folder, seconds)
-    found = {"cases": sum(tried.values()), "failures": 0, "skipped": 0, "details": tried}
+    figures = {"cases": sum(tried.values()), "failures": 0, "skipped": 0, "details": tried}
     about = faults.provenance(f"python -m campaigns.fuzzing --seconds {seconds:g}", began)
-    faults.write("fuzz", {**found, **about})
+    faults.write("fuzz", {**figures, **about})
 
 
 if __name__ == "__main__":

@@ -27,22 +27,22 @@ KEPT = 200  # contents after which the files that reading them left are removed
 
 def run_target(target: Target, folder: Path, seconds: float) -> None:
     """Edits the target's valid content until the time is up; does not return."""
-    corpus, place, tried = folder / "corpus", folder / "place", 0
+    corpus, scratch, tried = folder / "corpus", folder / "place", 0
     corpus.mkdir(parents=True)
     (corpus / "valid").write_bytes(target.valid)
     words = folder / "words"
     words.write_text("".join(f'"{_escaped(token)}"\n' for token in TOKENS if 0 < len(token) < 60), "ascii")
 
-    def one(content: bytes) -> None:
+    def run_input(content: bytes) -> None:
         nonlocal tried
         if tried % KEPT == 0:
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir()
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir()
         tried += 1
-        attempt(target, content, place)
+        attempt(target, content, scratch)
 
     limits = [f"-max_total_time={seconds:.0f}", "-timeout=60", "-rss_limit_mb=6000", "-max_len=20000"]
-    atheris.Setup([sys.argv[0], str(corpus), f"-dict={words}", f"-artifact_prefix={folder}/", *limits], one)
+    atheris.Setup([sys.argv[0], str(corpus), f"-dict={words}", f"-artifact_prefix={folder}/", *limits], run_input)
     atheris.Fuzz()
 
 
@@ -68,10 +68,10 @@ def run_process(name: str, folder: Path, seconds: float) -> int:
         str(seconds),
     ]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    found = re.search(r"Done (\d+) runs", done.stderr)
-    if done.returncode != 0 or found is None:
+    match = re.search(r"Done (\d+) runs", done.stderr)
+    if done.returncode != 0 or match is None:
         raise SystemExit(f"{name}: ended with {done.returncode}; contents in {folder}\n{done.stderr[-4000:]}")
-    return int(found[1])
+    return int(match[1])
 
 
 def campaign(seconds: float) -> None:
@@ -84,8 +84,8 @@ def campaign(seconds: float) -> None:
             tried[name] = run_process(name, root / f"{len(tried)}-{number}", seconds / len(group))
     shutil.rmtree(root)
     about = faults.provenance(f"python -m campaigns.guided_fuzzing --seconds {seconds:g}", began)
-    found = {"cases": sum(tried.values()), "failures": 0, "skipped": 0, "details": tried}
-    faults.write("guided", {**found, **about})
+    figures = {"cases": sum(tried.values()), "failures": 0, "skipped": 0, "details": tried}
+    faults.write("guided", {**figures, **about})
 
 
 def main() -> None:
@@ -93,13 +93,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each group of targets")
     parser.add_argument("--target", help="only this one, in this process")
     parser.add_argument("--folder", type=Path, help="where it works")
-    given = parser.parse_args()
-    if given.target is None:
-        campaign(given.seconds)
+    options = parser.parse_args()
+    if options.target is None:
+        campaign(options.seconds)
     else:
-        given.folder.mkdir(parents=True)
-        groups = file_groups(given.folder / "started").values()
-        run_target(next(group[given.target] for group in groups if given.target in group), given.folder, given.seconds)
+        options.folder.mkdir(parents=True)
+        groups = file_groups(options.folder / "started").values()
+        run_target(
+            next(group[options.target] for group in groups if options.target in group), options.folder, options.seconds
+        )
 
 
 if __name__ == "__main__":

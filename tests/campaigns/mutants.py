@@ -99,8 +99,8 @@ class Mutant:
         return self.file, self.mutation.function, self.mutation.change
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.mutation.line}"
-        return f"{place} {self.mutation.function or '(module)'}: {self.mutation.kind}: {self.mutation.change}"
+        location = f"{self.file}:{self.mutation.line}"
+        return f"{location} {self.mutation.function or '(module)'}: {self.mutation.operator}: {self.mutation.change}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,18 +145,18 @@ def _compiles(text: str) -> bool:
 def sources_of(packages: Sequence[str]) -> dict[str, str]:
     """Source texts of the package, or of parts of it, which are named as modules are (``encoder``, ``data.splits``)."""
     files = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
-    wanted = [package.replace(".", "/") for package in packages]
+    units = [package.replace(".", "/") for package in packages]
     return {
         file: path.read_text("utf-8")
         for file, path in files.items()
-        if not wanted or any(file in (f"{name}.py", name) or file.startswith(f"{name}/") for name in wanted)
+        if not units or any(file in (f"{name}.py", name) or file.startswith(f"{name}/") for name in units)
     }
 
 
 def own_tests(unit: str) -> list[Path]:
     """The tests of a part of the package: those of its folder, and a file that is called like it."""
-    found = [*(TESTS / unit).glob("test_*.py"), *TESTS.glob(f"test_{unit}.py")] if unit else []
-    return [path for path in sorted(found) if str(path.relative_to(TESTS)) not in TIMED]
+    paths = [*(TESTS / unit).glob("test_*.py"), *TESTS.glob(f"test_{unit}.py")] if unit else []
+    return [path for path in sorted(paths) if str(path.relative_to(TESTS)) not in TIMED]
 
 
 def neighbours(unit: str) -> list[Path]:
@@ -167,12 +167,12 @@ def neighbours(unit: str) -> list[Path]:
 
 def stages(file: str) -> list[list[Path]]:
     """The tests that may notice a fault in a file: of the module, of its folder, of its neighbours."""
-    own = own_tests(unit_of(file))
+    tests = own_tests(unit_of(file))
     *_, package, module = ("", *Path(file).with_suffix("").parts)
     name = package if module in ("task", "base") else module
-    near = [path for path in own if name in path.stem]
-    found = [near, [path for path in own if path not in near], neighbours(unit_of(file))]
-    return [stage for stage in found if stage]
+    near = [path for path in tests if name in path.stem]
+    groups = [near, [path for path in tests if path not in near], neighbours(unit_of(file))]
+    return [stage for stage in groups if stage]
 
 
 class Copy:
@@ -334,18 +334,18 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=1, help="test runs at a time")
     parser.add_argument("--list", action="store_true", help="print the faults and run nothing")
-    given = parser.parse_args()
-    mutants = draw(sources_of(given.package), count=given.count, seed=given.seed)
-    if given.list:
+    options = parser.parse_args()
+    mutants = draw(sources_of(options.package), count=options.count, seed=options.seed)
+    if options.list:
         print(*mutants, sep="\n")
         return
     began = time.monotonic()
-    found = report(campaign(mutants, given.workers))
-    if given.package:
-        print(json.dumps(found, indent=2))
+    summary = report(campaign(mutants, options.workers))
+    if options.package:
+        print(json.dumps(summary, indent=2))
         return
-    command = f"python -m campaigns.mutants --count {given.count} --seed {given.seed}"
-    faults.write("mutants", {**found, **faults.provenance(command, began)})
+    command = f"python -m campaigns.mutants --count {options.count} --seed {options.seed}"
+    faults.write("mutants", {**summary, **faults.provenance(command, began)})
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Mutation:
     ``function`` is the dotted name of the function or class around it, ``""`` at the level of the module.
     """
 
-    kind: str
+    operator: str
     function: str
     line: int
     start: int
@@ -110,12 +110,12 @@ class _Finder(ast.NodeVisitor):
     def __init__(self, text: _Text) -> None:
         self.text, self.found, self.scope, self.default = text, list[Mutation](), list[str](), False
 
-    def replace(self, node: ast.expr | ast.stmt, after: str, kind: str) -> None:
+    def replace(self, node: ast.expr | ast.stmt, after: str, operator: str) -> None:
         start, end = self.text.span(node)
         before = self.text.data[start:end].decode()
         self.found.append(
             Mutation(
-                kind=kind,
+                operator=operator,
                 function=".".join(self.scope),
                 line=node.lineno,
                 start=start,
@@ -125,8 +125,8 @@ class _Finder(ast.NodeVisitor):
             )
         )
 
-    def expression(self, node: ast.expr, new: ast.expr, kind: str) -> None:
-        self.replace(node, f"({ast.unparse(ast.fix_missing_locations(new))})", kind)
+    def expression(self, node: ast.expr, new: ast.expr, operator: str) -> None:
+        self.replace(node, f"({ast.unparse(ast.fix_missing_locations(new))})", operator)
 
     # Scopes, and what is left as it is.
 

@@ -135,10 +135,10 @@ class Soak:
         self.found.lost += status != 200
         await asyncio.sleep(0.05)
 
-    async def client(self, kind: str) -> None:
+    async def client(self, request: str) -> None:
         while time.monotonic() < self.end:
-            self.found.requests[kind] += 1
-            await getattr(self, kind)()
+            self.found.requests[request] += 1
+            await getattr(self, request)()
 
     async def watch(self, process: int, seconds: float) -> None:
         """The server's memory and open files, after every tenth of the time but the last."""
@@ -157,10 +157,10 @@ def soak(port: int, process: int, scores: list[dict[str, float]], seconds: float
     """What the clients of a running server find."""
 
     async def run() -> Findings:
-        made = Soak(port=port, scores=scores, end=time.monotonic() + seconds)
-        clients = [made.client(kind) for kind, count in CLIENTS.items() for _ in range(count)]
-        await asyncio.gather(made.watch(process, seconds), *clients)
-        return made.found
+        session = Soak(port=port, scores=scores, end=time.monotonic() + seconds)
+        clients = [session.client(kind) for kind, count in CLIENTS.items() for _ in range(count)]
+        await asyncio.gather(session.watch(process, seconds), *clients)
+        return session.found
 
     return asyncio.run(run())
 
@@ -169,18 +169,18 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("model")
     options.add_argument("--seconds", type=float, default=600.0)
-    given = options.parse_args()
-    predictions = TaskModel.from_pretrained(given.model).predict([{"text": text} for text in TEXTS])
+    args = options.parse_args()
+    predictions = TaskModel.from_pretrained(args.model).predict([{"text": text} for text in TEXTS])
     scores = [prediction.to_json()["scores"] for prediction in predictions]
-    command = [sys.executable, "-m", "bert_tasks", "serve", given.model, "--port", "0"]
+    command = [sys.executable, "-m", "bert_tasks", "serve", args.model, "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         line = "" if server.stdout is None else server.stdout.readline()
-        found = soak(int(line.split("http://")[1].split()[0].rpartition(":")[2]), server.pid, scores, given.seconds)
+        result = soak(int(line.split("http://")[1].split()[0].rpartition(":")[2]), server.pid, scores, args.seconds)
     finally:
         server.terminate()
         server.wait(LONGEST_WAIT)
-    print(json.dumps(found.to_json(), indent=2))
+    print(json.dumps(result.to_json(), indent=2))
 
 
 if __name__ == "__main__":

@@ -20,17 +20,17 @@ def test_the_document_is_generated_from_the_figures() -> None:
 
 
 def test_every_class_names_tests_that_exist_and_figures_that_are_whole(repository: Path) -> None:
-    for name, chosen in faults.CLASSES.items():
-        for test in chosen.tests:
+    for name, fault_class in faults.CLASSES.items():
+        for test in fault_class.tests:
             file, _, function = test.partition("::")
             assert f"def {function}" in (repository / file).read_text("utf-8"), test
         path = faults.FOLDER / f"{name}.json"
         if path.is_file():
-            found = json.loads(path.read_text("utf-8"))
-            assert {"cases", "failures", "seconds", "commit", "command", "versions"} <= found.keys()
-            assert name in faults.OWN_CAMPAIGN or all(test in found["command"] for test in chosen.tests), name
+            figures = json.loads(path.read_text("utf-8"))
+            assert {"cases", "failures", "seconds", "commit", "command", "versions"} <= figures.keys()
+            assert name in faults.OWN_CAMPAIGN or all(test in figures["command"] for test in fault_class.tests), name
 
 
 def test_cases_are_tests_or_what_they_recorded() -> None:
-    found = faults.counts(ElementTree.fromstring(REPORT))
-    assert found == {"cases": 13, "failures": 2, "skipped": 1, "details": {"saving": 5, "training": 6}}
+    counts = faults.counts(ElementTree.fromstring(REPORT))
+    assert counts == {"cases": 13, "failures": 2, "skipped": 1, "details": {"saving": 5, "training": 6}}

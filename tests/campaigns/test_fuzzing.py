@@ -25,10 +25,10 @@ def test_models_and_checkpoints_are_read_or_refused(tmp_path: Path) -> None:
     assert {f"run {name}" for name in LOADERS} <= targets.keys()
     assert {"model config.json", "model model.safetensors", "export model.onnx", "export export.json"} <= targets.keys()
     for name, target in targets.items():
-        place = tmp_path / name.replace(" ", "-")
-        place.mkdir()
-        assert attempt(target, target.valid, place), name
-        fuzz(target, place, examples=EXAMPLES // 2)
+        folder = tmp_path / name.replace(" ", "-")
+        folder.mkdir()
+        assert attempt(target, target.valid, folder), name
+        fuzz(target, folder, examples=EXAMPLES // 2)
 
 
 def test_bodies_of_requests_are_read_or_refused(tmp_path: Path) -> None:

@@ -64,13 +64,13 @@ def test_faults_of_a_text(text: str, changes: set[str]) -> None:
 
 
 def test_what_nobody_should_notice_is_left_alone() -> None:
-    found = {mutation.change for mutation in mutations_of(LEFT_ALONE)}
-    assert found == {"zip(value, rest, strict=True) -> pass"}
+    changes = {mutation.change for mutation in mutations_of(LEFT_ALONE)}
+    assert changes == {"zip(value, rest, strict=True) -> pass"}
 
 
 def test_a_fault_replaces_its_own_place_only() -> None:
     text = 'ä = "ü", 1\n\ndef f(x):\n    return (x\n        + 1)  # é\n'
-    applied = {mutation.kind: mutation.apply(text) for mutation in mutations_of(text)}
+    applied = {mutation.operator: mutation.apply(text) for mutation in mutations_of(text)}
     assert applied["operator"] == 'ä = "ü", 1\n\ndef f(x):\n    return ((x - 1))  # é\n'
     assert applied["return value"] == 'ä = "ü", 1\n\ndef f(x):\n    return None  # é\n'
     assert {mutation.function for mutation in mutations_of(text)} == {"", "f"}
@@ -78,7 +78,9 @@ def test_a_fault_replaces_its_own_place_only() -> None:
 
 def test_a_default_is_told_from_other_constants() -> None:
     text = "class A:\n    rate: float = 0.1\n    def f(self, key='a'):\n        return self.f(key='b')\n"
-    kinds = {mutation.before: mutation.kind for mutation in mutations_of(text) if mutation.kind != "return value"}
+    kinds = {
+        mutation.before: mutation.operator for mutation in mutations_of(text) if mutation.operator != "return value"
+    }
     assert kinds == {"0.1": "default", "'a'": "default", "'b'": "constant"}
 
 
@@ -123,15 +125,15 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
 
 @pytest.mark.slow
 def test_a_fault_is_killed_or_equivalent_or_survives(toy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {mutant.mutation.kind: mutant for mutant in draw(sources_of([]), count=10, seed=0)}
+    by_operator = {mutant.mutation.operator: mutant for mutant in draw(sources_of([]), count=10, seed=0)}
     limits = {"sizes": time_limit("sizes", toy)}
-    wrong = toy.test(found["negated condition"], limits)
+    wrong = toy.test(by_operator["negated condition"], limits)
     assert (wrong.verdict, wrong.reason.rpartition("::")[2]) == ("killed", "test_largest")
-    assert toy.test(found["return value"], limits).verdict == "killed"
-    same = toy.test(found["comparison"], limits)
+    assert toy.test(by_operator["return value"], limits).verdict == "killed"
+    same = toy.test(by_operator["comparison"], limits)
     assert (same.verdict, same.reason) == ("equivalent", "equal")
     monkeypatch.setattr(mutants, "equivalent", dict)
-    assert toy.test(found["comparison"], limits).verdict == "survived"
+    assert toy.test(by_operator["comparison"], limits).verdict == "survived"
     assert toy.run(own_tests("sizes"), 60.0) is None  # the fault is gone
 
 
@@ -168,15 +170,15 @@ def test_equivalent_faults_are_not_counted() -> None:
         Result(mutant=second, verdict="survived", reason="", seconds=1.0),
         Result(mutant=third, verdict="equivalent", reason="equal", seconds=1.0),
     ]
-    found = report(results)
-    assert {key: found[key] for key in ("cases", "failures", "skipped")} == {"cases": 2, "failures": 1, "skipped": 1}
-    assert found["details"] == {"a": "1 of 2"}
-    assert [entry["verdict"] for entry in found["not_killed"]] == ["survived", "equivalent"]
+    summary = report(results)
+    assert {key: summary[key] for key in ("cases", "failures", "skipped")} == {"cases": 2, "failures": 1, "skipped": 1}
+    assert summary["details"] == {"a": "1 of 2"}
+    assert [entry["verdict"] for entry in summary["not_killed"]] == ["survived", "equivalent"]
 
 
 def test_equivalent_faults_are_faults_of_the_package() -> None:
     """One whose code has changed is to be judged again."""
     entries = tomllib.loads(mutants.EQUIVALENT.read_text("utf-8"))["mutant"]
-    known = {Mutant(file, fault).key for file, text in sources_of([]).items() for fault in mutations_of(text)}
-    assert [key for key in mutants.equivalent() if key not in known] == []
+    keys = {Mutant(file, fault).key for file, text in sources_of([]).items() for fault in mutations_of(text)}
+    assert [key for key in mutants.equivalent() if key not in keys] == []
     assert all(len(entry["reason"]) > 20 for entry in entries)

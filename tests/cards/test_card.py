@@ -83,8 +83,8 @@ def test_the_code_of_a_card_runs(name: str, checkpoint: Path, tmp_path: Path, mo
     example = EXAMPLES[name]
     model = TaskModel.from_pretrained(checkpoint, task=example.task)
     result = fit(model, list(example.rows), list(example.rows), output_dir=tmp_path / "run", epochs=1, progress=False)
-    found = blocks(card_of(result.output_dir).text, "python")
-    assert len(found) == 2
+    snippets = blocks(card_of(result.output_dir).text, "python")
+    assert len(snippets) == 2
     card = card_of(result.output_dir)
     assert (
         (NO_HF_HEAD in card.text)
@@ -93,7 +93,7 @@ def test_the_code_of_a_card_runs(name: str, checkpoint: Path, tmp_path: Path, mo
     )
     monkeypatch.chdir(result.output_dir / "model")
     printed = []
-    for block in found:
+    for block in snippets:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             names: dict[str, Any] = {}
             exec(block, names)
@@ -193,7 +193,7 @@ def test_every_seed_gets_its_card(checkpoint: Path, tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("metrics.json", None, "no finished run"),
-        ("run.json", '{"data": null}', r"run\.json is damaged: data = None"),
+        ("run.json", '{"data": null}', r"run\.json is damaged \(data = None"),
         ("model/config.json", None, r"config\.json"),
         # beyond what is read
         ("recipe.toml", "x = " + "[" * 5000 + "]" * 5000, r"recipe\.toml is damaged"),

@@ -75,17 +75,17 @@ def test_a_finished_run_means_its_model(model: Path, tmp_path: Path) -> None:
     ("damage", "error", "message"),
     [
         (shutil.rmtree, UsageError, "no such folder"),
-        (lambda folder: (shutil.rmtree(folder), folder.touch()), UsageError, "a file; expected the folder"),
-        (lambda folder: (folder / "config.json").unlink(), UsageError, r"is no model: it has no config\.json"),
+        (lambda folder: (shutil.rmtree(folder), folder.touch()), UsageError, "a file. Expected the folder"),
+        (lambda folder: (folder / "config.json").unlink(), UsageError, r"has no config\.json\. Expected a folder"),
         (
             lambda folder: (folder / "README.md").symlink_to("/etc/hostname"),
             UsageError,
-            "is a link; push a copy of the folder: cp -rL",
+            r"is a link\. Push a copy of the folder \(`cp -rL",
         ),
         (
             lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x"),
             UsageError,
-            "holds pickled weights; load the model and save it",
+            r"holds pickled weights\. Load the model and save it",
         ),
         (lambda folder: os.truncate(folder / "model.safetensors", 500), CheckpointError, r"model\.safetensors"),
         (lambda folder: (folder / "model.safetensors").unlink(), CheckpointError, "no weights"),
@@ -147,11 +147,11 @@ def test_no_token_is_ever_shown(pushed: dict[str, Ended]) -> None:
 @pytest.mark.parametrize(
     ("case", "code", "message"),
     [
-        ("no token", 2, "there is no token: run `hf auth login`"),
+        ("no token", 2, "there is no token. Run `hf auth login`"),
         ("bad token", 4, "The hub does not accept the token (401)"),
         ("read token", 4, "may not write there (403)"),
         ("other owner", 4, "may not write there (403)"),
-        ("public", 2, "org/public exists and is public: pass --public"),
+        ("public", 2, "org/public exists and is public. Pass --public"),
     ],
 )
 def test_a_refusal_is_one_line(case: str, code: int, message: str, pushed: dict[str, Ended]) -> None:
@@ -167,7 +167,7 @@ def test_a_dry_run_contacts_nothing(pushed: dict[str, Ended], hub: HubServer) ->
     assert ended.code == 0
     assert all(name in ended.out for name in MODEL)
     assert "left out: .cache, .env, checkpoints" in ended.out
-    assert "dry run: nothing was sent; would go to org/dry (private), branch main" in ended.out
+    assert "dry run, which sent nothing to org/dry (private), branch main" in ended.out
     assert ("model", "org/dry") not in hub.repositories
     assert hub.requests[0] == "POST /api/repos/create"  # the bad token's; before it nothing was asked
 
@@ -204,7 +204,7 @@ def test_ways_to_the_hub_that_fail(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint if answers else "http://127.0.0.1:9")
     monkeypatch.setenv("HF_TOKEN", WRITER)
-    with pytest.raises(CheckpointError, match=f"^org/way: nothing was published: .*{message}") as caught:
+    with pytest.raises(CheckpointError, match=rf"^org/way: bert_tasks published nothing\. .*{message}") as caught:
         push(model, "org/way")
     assert "\n" not in str(caught.value)
     assert WRITER not in str(caught.value)
@@ -224,5 +224,5 @@ def test_the_status_of_a_refusal_is_found_in_the_error_or_in_its_cause(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", WRITER)
     monkeypatch.setattr(HfApi, "create_repo", create_repo)
-    with pytest.raises(CheckpointError, match=r"org/way: nothing was published: the hub .* answered 503; try again"):
+    with pytest.raises(CheckpointError, match=r"bert_tasks published nothing\. The hub .* answered 503\. Try again"):
         push(model, "org/way")

@@ -31,9 +31,9 @@ TENSORS = {
 }
 
 
-def flip(path: Path, place: int, bit: int) -> None:
+def flip(path: Path, index: int, bit: int) -> None:
     content = bytearray(path.read_bytes())
-    content[place] ^= 1 << bit
+    content[index] ^= 1 << bit
     path.write_bytes(content)
 
 
@@ -57,20 +57,20 @@ def saved(by_kind: dict[str, PreTrainedTokenizerBase], tmp_path_factory: pytest.
 
 
 @settings(max_examples=300, deadline=None)
-@given(place=st.integers(0), bit=st.integers(0, 7))
+@given(index=st.integers(0), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_refused_or_changes_no_tensor(
-    place: int, bit: int, tmp_path_factory: pytest.TempPathFactory
+    index: int, bit: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("flipped")
     save_folder(folder, config={}, tensors=TENSORS, tokenizer=None)
     path = folder / "model.safetensors"
-    flip(path, place % path.stat().st_size, bit)
+    flip(path, index % path.stat().st_size, bit)
     try:
-        found = read_safetensors(path)
+        tensors = read_safetensors(path)
     except CheckpointError:
         return
-    assert found.keys() == TENSORS.keys()
-    assert all(torch.equal(found[name], value) for name, value in TENSORS.items())
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
 
 
 @pytest.mark.parametrize(

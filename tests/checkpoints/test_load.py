@@ -259,9 +259,9 @@ def old_norms(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(names, tensors.values(), strict=True))
 
 
-def assert_same_state(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    different = [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]
+def assert_same_state(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert state.keys() == expected.keys()
+    different = [name for name, tensor in expected.items() if not torch.equal(state[name], tensor)]
     assert different == []
 
 
@@ -328,13 +328,13 @@ def test_keys_and_shapes_of_heads_of_pretraining_and_choices(name: str) -> None:
             theirs, ours = hf_class_of_head(config), TaskModel(raw, task)
         assert HFConfig.of(task).head is not None
         names = parameter_map(family_of(raw), encoder_config(raw), head=HFConfig.of(task).head, pooler=False)
-        found = {
+        shapes = {
             source: torch.Size([shape[0] // len(names[key]), *shape[1:]])
             for key, shape in ((key, value.shape) for key, value in ours.state_dict().items())
             for source in names[key]
         }
-        stated = {key: value.shape for key, value in theirs.state_dict().items()}
-        assert found == {key: shape for key, shape in stated.items() if key not in theirs.all_tied_weights_keys}
+        expected = {key: value.shape for key, value in theirs.state_dict().items()}
+        assert shapes == {key: shape for key, shape in expected.items() if key not in theirs.all_tied_weights_keys}
 
 
 @pytest.mark.parametrize("class_name", PRETRAINING)
@@ -390,18 +390,18 @@ def test_old_norm_names(prefix: str, tmp_path: Path) -> None:
     assert report.renamed == sum(".LayerNorm." in f".{name}" or not prefix for name in model.state_dict())
 
 
-@pytest.mark.parametrize("kind", ["sharded", "bin", "sharded-bin"])
-def test_other_file_layouts(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["sharded", "bin", "sharded-bin"])
+def test_other_file_layouts(layout: str, tmp_path: Path) -> None:
     model = small_model("roberta")
     state = model.state_dict()
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 3
-    if kind != "sharded":
+    if layout != "sharded":
         for file in tmp_path.glob("model*.safetensors*"):
             file.unlink()
-    if kind == "bin":
+    if layout == "bin":
         torch.save(state, tmp_path / "pytorch_model.bin")
-    elif kind == "sharded-bin":
+    elif layout == "sharded-bin":
         shards = {name: f"pytorch_model-0000{1 + (i % 2)}-of-00002.bin" for i, name in enumerate(state)}
         for shard in set(shards.values()):
             torch.save({name: state[name] for name in state if shards[name] == shard}, tmp_path / shard)
@@ -475,7 +475,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], str]]
     ),
     "twice-prefix": (
         lambda state: state | {f"bert.{QUERY}": torch.ones(36, 36)},
-        f"bert.{QUERY} appears twice: as {QUERY} and as bert.{QUERY}",
+        f"bert.{QUERY} appears twice, as {QUERY} and as bert.{QUERY}",
     ),
 }
 

@@ -95,9 +95,9 @@ def test_head_tensors_come_back(tmp_path: Path) -> None:
     write(tmp_path)
     assert read_head_tensors(tmp_path) is None
     write(tmp_path, head_tensors=HEAD)
-    found = read_head_tensors(tmp_path)
-    assert found is not None
-    assert torch.equal(found["score.weight"], HEAD["score.weight"])
+    tensors = read_head_tensors(tmp_path)
+    assert tensors is not None
+    assert torch.equal(tensors["score.weight"], HEAD["score.weight"])
     (tmp_path / "task_head.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"task_head\.safetensors: empty"):
         read_head_tensors(tmp_path)
@@ -147,8 +147,8 @@ def test_full_disk_keeps_the_old_files(error: Exception, tmp_path: Path, monkeyp
     monkeypatch.setattr(save, "save_file", fail)
     with pytest.raises(CheckpointError) as caught:
         write(tmp_path, config={"model_type": "albert"})
-    assert str(caught.value).startswith(f"{tmp_path}: cannot be written: no space left: 32 bytes of weights needed, ")
-    assert caught.value.args[0].endswith(" free")
+    assert str(caught.value).startswith(f"{tmp_path} cannot be written (no space left for 32 bytes of weights, ")
+    assert caught.value.args[0].endswith(" bytes free)")
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
@@ -164,8 +164,8 @@ def test_full_disk_while_the_tokenizer_is_written(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("place", ["model", "model/inner"])
-def test_file_in_place_of_the_folder(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["model", "model/inner"])
+def test_file_in_place_of_the_folder(name: str, tmp_path: Path) -> None:
     (tmp_path / "model").touch()
-    with pytest.raises(CheckpointError, match="a file is in the way; expected a folder"):
-        write(tmp_path / place)
+    with pytest.raises(CheckpointError, match="a file is in the way of the folder"):
+        write(tmp_path / name)

@@ -42,11 +42,11 @@ def test_a_folder_of_transformers_has_none(tmp_path: Path) -> None:
         ({}, "mean"),
     ],
 )
-@pytest.mark.parametrize("kind", [f"{OLD}Pooling", f"{NEW}Pooling"])
-def test_pooling_of_old_and_new_versions(pooling: dict[str, Any], expected: str, kind: str, tmp_path: Path) -> None:
-    found = read_sentence_settings(written(tmp_path, f"{OLD}Transformer", kind, pooling=pooling))
-    assert found is not None
-    assert (found.pooling, found.unsupported) == (expected, None)
+@pytest.mark.parametrize("module", [f"{OLD}Pooling", f"{NEW}Pooling"])
+def test_pooling_of_old_and_new_versions(pooling: dict[str, Any], expected: str, module: str, tmp_path: Path) -> None:
+    settings = read_sentence_settings(written(tmp_path, f"{OLD}Transformer", module, pooling=pooling))
+    assert settings is not None
+    assert (settings.pooling, settings.unsupported) == (expected, None)
 
 
 @pytest.mark.parametrize(
@@ -61,26 +61,27 @@ def test_pooling_of_old_and_new_versions(pooling: dict[str, Any], expected: str,
 def test_what_is_not_computed_is_named(
     kinds: tuple[str, ...], pooling: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    found = read_sentence_settings(written(tmp_path, *(f"{OLD}{kind}" for kind in kinds), pooling=pooling))
-    assert found is not None
-    assert found.pooling is None
-    assert message in str(found.unsupported)
+    settings = read_sentence_settings(written(tmp_path, *(f"{OLD}{kind}" for kind in kinds), pooling=pooling))
+    assert settings is not None
+    assert settings.pooling is None
+    assert message in str(settings.unsupported)
 
 
 def test_prompt_and_case(tmp_path: Path) -> None:
     prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
     options = {"config_sentence_transformers": prompts, "sentence_bert_config": {"do_lower_case": True}}
-    found = read_sentence_settings(written(tmp_path, f"{OLD}Transformer", f"{OLD}Pooling", **options))
-    assert found is not None
-    assert (found.prompt, found.lowercase, found.max_length, found.pools_prompt) == ("query: ", True, None, True)
+    settings = read_sentence_settings(written(tmp_path, f"{OLD}Transformer", f"{OLD}Pooling", **options))
+    assert settings is not None
+    assert (settings.prompt, settings.pools_prompt) == ("query: ", True)
+    assert (settings.lowercase, settings.max_length) == (True, None)
 
 
 def test_a_prompt_may_be_left_out_of_the_pooling(tmp_path: Path) -> None:
-    found = read_sentence_settings(
+    settings = read_sentence_settings(
         written(tmp_path, f"{OLD}Transformer", f"{OLD}Pooling", pooling={"include_prompt": False})
     )
-    assert found is not None
-    assert (found.pooling, found.prompt, found.pools_prompt) == ("mean", "", False)
+    assert settings is not None
+    assert (settings.pooling, settings.prompt, settings.pools_prompt) == ("mean", "", False)
 
 
 @pytest.mark.parametrize(

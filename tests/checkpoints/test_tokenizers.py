@@ -55,7 +55,7 @@ def test_no_files(folder: Path) -> None:
     for name in ("tokenizer.json", "vocab.txt"):
         (folder / name).unlink()
     assert load_tokenizer(folder, vocab_size=VOCABULARY, required=False) is None
-    with pytest.raises(CheckpointError, match=r"no tokenizer; looked for tokenizer\.json, vocab\.txt"):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\. Expected one of tokenizer\.json, vocab\.txt"):
         load_tokenizer(folder, vocab_size=VOCABULARY)
 
 
@@ -182,19 +182,19 @@ def test_a_damaged_sentencepiece_file_is_named(content: bytes, folder: Path, cap
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("kind", ["multilingual", "french"])
+@pytest.mark.parametrize("name", ["multilingual", "french"])
 def test_special_tokens_in_a_text_are_characters(
-    kind: str, tmp_path: Path, by_kind: dict[str, PreTrainedTokenizerBase]
+    name: str, tmp_path: Path, by_kind: dict[str, PreTrainedTokenizerBase]
 ) -> None:
     """The Unigram model has them among its pieces. Masks that are asked for stay masks."""
-    by_kind[kind].save_pretrained(tmp_path / "stock")
+    by_kind[name].save_pretrained(tmp_path / "stock")
     tokenizer = load(tmp_path / "stock")
     text = "a </s></s> b<s>, <pad> <mask>"
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     plain: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True}
-    assert special.intersection(by_kind[kind](text, **plain)["input_ids"])
+    assert special.intersection(by_kind[name](text, **plain)["input_ids"])
     assert special.isdisjoint(tokenizer(text, **plain)["input_ids"])
-    assert tokenizer(TEXT, TEXT)["input_ids"] == by_kind[kind](TEXT, TEXT)["input_ids"]
+    assert tokenizer(TEXT, TEXT)["input_ids"] == by_kind[name](TEXT, TEXT)["input_ids"]
     assert tokenizer.mask_token_id in tokenizer(text)["input_ids"]
     save_tokenizer(tokenizer, tmp_path)
     again = load(tmp_path)
@@ -222,9 +222,9 @@ def test_saved_files_forget_the_last_call(folder: Path, tmp_path: Path) -> None:
     assert content["padding"] is None
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_saved_tokenizer_gives_the_same_ids(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    tokenizer: PreTrainedTokenizerBase = request.getfixturevalue(f"{kind}_tokenizer")
+@pytest.mark.parametrize("name", ["wordpiece", "bpe", "unigram"])
+def test_saved_tokenizer_gives_the_same_ids(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    tokenizer: PreTrainedTokenizerBase = request.getfixturevalue(f"{name}_tokenizer")
     save_tokenizer(tokenizer, tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
     for text in (TEXT, "café 你好 😀 ", ""):

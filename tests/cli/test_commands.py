@@ -171,19 +171,19 @@ class TestNamesThatAreNotThere:
     """Wherever a file or a folder is named, a name that is not there brings up the one that was meant."""
 
     @pytest.fixture
-    def place(self, recipe: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def folder(self, recipe: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.chdir(recipe.parent)
         assert run("train", recipe).code == 0
         return recipe.parent
 
     @pytest.mark.parametrize("command", WRONG_DATA)
-    def test_data(self, command: str, place: Path, run: Run) -> None:
+    def test_data(self, command: str, folder: Path, run: Run) -> None:
         message = failure(run(*WRONG_DATA[command]), 3)
         assert "dve.csv: no such file, did you mean 'dev.csv'?" in message
-        assert not (place / "made.toml").exists()
+        assert not (folder / "made.toml").exists()
 
     @pytest.mark.parametrize("command", WRONG_FOLDER)
-    def test_folders(self, command: str, place: Path, run: Run) -> None:
+    def test_folders(self, command: str, folder: Path, run: Run) -> None:
         result = run(*WRONG_FOLDER[command])
         assert "did you mean 'run'?" in failure(result, result.code)
         assert result.code in (2, 3, 4)
@@ -214,7 +214,7 @@ class TestTrain:
         before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
         second = run("train", recipe)
         assert second.code == 0
-        assert "this run was already complete; nothing was trained" in second.out
+        assert "this run was already complete, so it was not trained again" in second.out
         assert f"model: {folder / 'model'}" in second.out
         assert "report:" not in second.out
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
@@ -244,7 +244,7 @@ class TestTrain:
         assert sorted(recipe.parent.rglob("*")) == before
         text = run("train", recipe, "--dry-run").out
         assert "steps: 2" in text
-        assert "nothing was written" in text
+        assert "the dry run wrote no files" in text
 
     def test_divergence(self, recipe: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = SequenceClassification.loss
@@ -267,8 +267,8 @@ class TestSeeds:
         assert lines[0].split() == ["seed", "accuracy", "best", "step"]
         assert [line.split()[0] for line in lines[1:3]] == ["1", "2"]
         assert f"runs: {recipe.parent / 'run'}" in lines
-        stated = run("train", recipe, "--set", "run.seeds=[1, 2]", "--json")
-        summary = json.loads(stated.out)
+        output = run("train", recipe, "--set", "run.seeds=[1, 2]", "--json")
+        summary = json.loads(output.out)
         assert summary.pop("report") == str(recipe.parent / "run" / "report.html")
         assert summary == json.loads((recipe.parent / "run" / "seeds.json").read_text())
         assert summary["seeds"] == [1, 2]
@@ -346,7 +346,7 @@ WRONG_LABELS: list[tuple[tuple[str, ...], int, str]] = [
     ((*ABOUT[:3], "It is so."), 2, "--hypothesis: it needs {} for the label, once. Write it as 'This example is {}.'"),
     ((*ABOUT[:3], "{} or {}"), 2, "--hypothesis: it needs {} for the label, once."),
     ((*ABOUT[:3], "a " * 60 + "{}"), 2, "--hypothesis: with a label it leaves no room for the text in max_length = 32"),
-    ((*ABOUT, "--explain"), 2, "zero-shot-classification gives no explanations"),
+    ((*ABOUT, "--explain"), 2, "zero-shot-classification has no explanations"),
     ((*ABOUT, "--text-pair", "b"), 2, "--labels and --text-pair exclude each other"),
 ]
 
@@ -380,14 +380,14 @@ class TestZeroShot:
             tmp_path
         )
         message = failure(run("predict", tmp_path, "--text", "a", *ABOUT), 4)
-        assert "--labels: the model needs a label that begins with 'entail'. Its labels: no, yes" in message
+        assert "--labels: the model needs a label that begins with 'entail'. Its labels are no, yes" in message
 
 
 class TestCheckAndInspect:
     def test_check(self, recipe: Path, run: Run) -> None:
         result = run("check", recipe)
         assert result.code == 0, result.err
-        assert result.out.endswith(f"{recipe}: OK: ready to train.\n")
+        assert result.out.endswith(f"{recipe}: OK, ready to train.\n")
         assert "calm" in result.out
         report = json.loads(run("check", recipe, "--json").out)
         assert isinstance(report, dict)
@@ -462,7 +462,7 @@ class TestTrainRows:
     def test_a_dry_run_writes_nothing(self, rows: Path, run: Run) -> None:
         before = sorted(Path().iterdir())
         result = run("train", rows, "--dry-run")
-        assert (result.code, "runs/reviews: a new run" in result.out) == (0, True), result.err
+        assert (result.code, "runs/reviews, a new run" in result.out) == (0, True), result.err
         assert sorted(Path().iterdir()) == before
 
     def test_wrong_files(self, rows: Path, run: Run) -> None:
@@ -477,14 +477,14 @@ class TestTrainRows:
 @pytest.mark.parametrize(
     ("command", "name", "hint"),
     [
-        ("check", "optim.num_train_epochs", "is optim.epochs"),
-        ("train", "per_device_train_batch_size", "is optim.batch_size, which counts samples over all devices"),
-        ("search", "optim.fp16", 'is optim.mixed_precision="fp16"'),
-        ("train", "settings.max_seq_length", "is settings.max_length"),
-        ("train", "run.load_best_model_at_end", "the model ends with the best weights"),
-        ("train", "callbacks", "known: task"),
-        ("predict", "max_seq_length", "is the setting max_length"),
-        ("evaluate", "num_train_epochs", "has no setting 'num_train_epochs'; known: "),
+        ("check", "optim.num_train_epochs", "Use optim.epochs"),
+        ("train", "per_device_train_batch_size", "Use optim.batch_size, which counts samples over all devices"),
+        ("search", "optim.fp16", 'Use optim.mixed_precision="fp16"'),
+        ("train", "settings.max_seq_length", "Use settings.max_length"),
+        ("train", "run.load_best_model_at_end", "The model ends with the best weights"),
+        ("train", "callbacks", "Known names are task"),
+        ("predict", "max_seq_length", "Use the setting max_length"),
+        ("evaluate", "num_train_epochs", "has no setting 'num_train_epochs'. Known names are "),
     ],
 )
 def test_names_of_transformers_are_answered_with_ours(
@@ -675,7 +675,7 @@ class Terminal(io.StringIO):
 
 def test_predict_does_not_wait_for_rows_from_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal("a fine film\n"))
-    assert "nothing to predict: give a file" in failure(run("predict", "model"), 2)
+    assert "nothing to predict. Pass a file" in failure(run("predict", "model"), 2)
 
 
 def test_the_line_of_the_progress_is_cleared_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

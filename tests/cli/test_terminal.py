@@ -112,9 +112,9 @@ def test_log_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
     try:
         run(capsys, monkeypatch, "env")
         logging.getLogger("bert_tasks").warning("column %s", HOSTILE)
-        made = root.handlers
+        handlers = root.handlers
     finally:
         root.handlers = before
-    assert made
+    assert handlers
     record = logging.LogRecord("bert_tasks", logging.WARNING, "x.py", 1, "column %s", (HOSTILE,), None)
-    assert acting(made[0].format(record)) == set()
+    assert acting(handlers[0].format(record)) == set()

@@ -29,8 +29,8 @@ TEXTS: tuple[tuple[str, Spans], ...] = (
 )
 
 
-def utf16(text: str, place: int) -> int:
-    return len(text[:place].encode("utf-16-le")) // 2
+def utf16(text: str, index: int) -> int:
+    return len(text[:index].encode("utf-16-le")) // 2
 
 
 def doccano(text: str, spans: Spans) -> dict[str, Any]:

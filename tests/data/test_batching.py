@@ -24,17 +24,17 @@ FEW = settings(max_examples=25, deadline=None, database=None, derandomize=True)
 
 
 def stored(windows: list[list[int]], lost: int = 0) -> ArrowRows:
-    made = [(row, tokens) for row, sizes in enumerate(windows) for tokens in sizes]
+    pairs = [(row, tokens) for row, sizes in enumerate(windows) for tokens in sizes]
     columns = {
-        "row": [row for row, _ in made],
-        "input_ids": [list(range(tokens)) for _, tokens in made],
-        "token_type_ids": [[0] * tokens for _, tokens in made],
+        "row": [row for row, _ in pairs],
+        "input_ids": [list(range(tokens)) for _, tokens in pairs],
+        "token_type_ids": [[0] * tokens for _, tokens in pairs],
         **{
-            name: [None] * len(made)
+            name: [None] * len(pairs)
             for name in ("labels", "gather_positions", "word_ids", "offsets", "sentence_starts", "head")
         },
-        "lost_tokens": [lost if row % 2 else 0 for row, _ in made],
-        "lost_answers": [0] * len(made),
+        "lost_tokens": [lost if row % 2 else 0 for row, _ in pairs],
+        "lost_answers": [0] * len(pairs),
     }
     nothing = cached_features(RowTable.from_rows([]), features=lambda rows, tokenizer: [], tokenizer=None, key={})
     return ArrowRows.from_columns(columns, nothing.table().schema)

@@ -196,7 +196,7 @@ def test_any_scheme_fits_labels_of_any_scheme(labels: tuple[str, ...], sentence:
         (("O O", "O"), (), "train.conll: only the tag 'O' in 2 rows. Training needs at least 2 classes."),
         (("O O",), ("O", "B-PER"), "train.conll: only the tag 'O' in 1 row"),
         (("", ""), (), "train.conll: no tag in 2 rows"),
-        (("O", "B-PER"), (), "train.conll: every row has one word. A row is a sentence"),
+        (("O", "B-PER"), (), "train.conll: every row has one word. Write all words of a sentence"),
         (
             ("O", "O B-PRE"),
             ("O", "B-PER"),

@@ -123,9 +123,9 @@ def test_other_cells_hold_no_list(cell: str) -> None:
 @given(cell=st.text("[]'\"\\,ab1 ux{}", max_size=20).map(lambda text: f"[{text}"))
 def test_no_cell_of_a_list_is_an_internal_error(cell: str) -> None:
     assert list_in_cell(cell) is None or isinstance(list_in_cell(cell), list)
-    for kind in KINDS.values():
+    for column_kind in KINDS.values():
         with suppress(RowError):
-            kind.parse(cell)
+            column_kind.parse(cell)
 
 
 PAIR = [
@@ -136,7 +136,7 @@ PAIR = [
 
 
 @pytest.mark.parametrize(
-    ("given", "columns", "expected"),
+    ("data", "columns", "expected"),
     [
         ("a", PAIR[:1], [{"text": "a"}]),
         (("a", "b"), PAIR[:1], [{"text": "a"}, {"text": "b"}]),
@@ -146,6 +146,6 @@ PAIR = [
     ],
 )
 def test_a_tuple_of_as_many_texts_as_a_row_has_is_one_row(
-    given: Any, columns: list[Column], expected: list[dict[str, str]]
+    data: Any, columns: list[Column], expected: list[dict[str, str]]
 ) -> None:
-    assert list(as_rows(given, columns)) == expected
+    assert list(as_rows(data, columns)) == expected

@@ -110,7 +110,7 @@ def test_the_task_says_what_a_txt_file_is(content: str, columns: Any, expected: 
 def test_a_document_may_be_a_line(tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("a b\nc d\n\ne f\n")
     spec = DataSpec(train=str(tmp_path / "rows.txt"), document="line")
-    with pytest.raises(DataError, match=r"document = 'paragraph': expected one of 'blank-line', 'line', 'file'"):
+    with pytest.raises(DataError, match=r"document = 'paragraph' is not one of 'blank-line', 'line', 'file'"):
         ReadOptions(document="paragraph")  # type: ignore[arg-type]
     splits = load_splits(spec, columns=CORPUS, seed=0, cache_dir=tmp_path / "cache")
     rows = [*splits.train, *splits.validation[""]]
@@ -132,8 +132,8 @@ def test_a_tagger_reads_a_text_on_each_line_whatever_it_writes(tmp_path: Path) -
     path = tmp_path / "rows.text"
     path.write_text("a b\nc d\n\ne f\n")
     task: Any = TokenClassification(labels=("O", "B-X", "I-X"))
-    found = [len(load_table(path, task, labels=labels)) for labels in ("unread", "optional")]
-    assert found == [4, 4]
+    counts = [len(load_table(path, task, labels=labels)) for labels in ("unread", "optional")]
+    assert counts == [4, 4]
 
 
 def test_the_rows_of_several_files_follow_each_other(tmp_path: Path) -> None:

@@ -27,15 +27,15 @@ class Maker:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[dict[str, Any]]:
         self.calls += 1
-        made: list[dict[str, Any]] = []
+        features: list[dict[str, Any]] = []
         for number, row in enumerate(rows):
             ids = tokenizer(row["text"], add_special_tokens=False, truncation=False, padding=False)["input_ids"]
             for start in range(0, len(ids), 6):
-                part = ids[start : start + 6]
-                made.append({"row": number, "input_ids": part, "token_type_ids": [0] * len(part)})
+                piece = ids[start : start + 6]
+                features.append({"row": number, "input_ids": piece, "token_type_ids": [0] * len(piece)})
             if row["text"] == "dull":
-                made[-1] |= {"labels": [1.0, 0.5], "lost_tokens": 3, "lost_answers": 2}
-        return made
+                features[-1] |= {"labels": [1.0, 0.5], "lost_tokens": 3, "lost_answers": 2}
+        return features
 
 
 def keep(folder: Path, make: Maker, tokenizer: Any, table: RowTable | None = None, **changes: Any) -> list[Any]:

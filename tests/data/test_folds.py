@@ -53,8 +53,8 @@ def test_labels_are_spread_within_one_row(labels: list[str], count: int, seed: i
     assert set(folds.numbers) == set(range(1, count + 1))
     for label, total in Counter(labels).items():
         for fold in range(1, count + 1):
-            own = sum(one == label for one, number in zip(labels, folds.numbers, strict=True) if number == fold)
-            assert total // count <= own <= -(-total // count)
+            label_count = sum(one == label for one, number in zip(labels, folds.numbers, strict=True) if number == fold)
+            assert total // count <= label_count <= -(-total // count)
 
 
 @given(groups=st.lists(st.integers(0, 11), min_size=40, max_size=60), texts=st.integers(30, 60), seed=st.integers(0, 9))
@@ -102,8 +102,8 @@ def test_folds_of_groups_are_about_equally_large(sizes: list[int], count: int, s
     assert len(folds) == count
     # A fold was the smallest when it got its last group, which is less than twice as large as its smallest one.
     for fold, total in folds.items():
-        own = Counter(one for one, number in zip(documents, numbers, strict=True) if number == fold)
-        assert total - min(folds.values()) <= 2 * min(own.values())
+        document_counts = Counter(one for one, number in zip(documents, numbers, strict=True) if number == fold)
+        assert total - min(folds.values()) <= 2 * min(document_counts.values())
 
 
 def test_texts_of_too_many_groups_are_counted() -> None:
@@ -114,7 +114,7 @@ def test_texts_of_too_many_groups_are_counted() -> None:
     folds = make_folds(table(GROUPED, rows), GROUPED, count=3, seed=0)
     assert len({(row[FOLD_GROUP], number) for row, number in zip(rows, folds.numbers, strict=True)}) == 9
     assert folds.summary.endswith(
-        "stay together; 9 rows have texts that are also in other folds, because too many groups share texts"
+        "stay together. 9 rows have texts that are also in other folds, because too many groups share texts"
     )
     of_two = [{**row, "text": f"text {n // 2}" if n < 2 else f"text {n}"} for n, row in enumerate(rows)]
     folds = make_folds(table(GROUPED, of_two), GROUPED, count=3, seed=0)  # two groups of three rows become one
@@ -126,16 +126,16 @@ def test_texts_of_too_many_groups_are_counted() -> None:
 def test_rows_without_a_group_are_groups_of_their_own(tmp_path: Path, name: str) -> None:
     """A csv file has an empty cell there, JSON null or no such key."""
     authors = [f"author {n % 3}" if n < 12 else None for n in range(36)]
-    given = [{"text": f"text {n}", "label": "ab"[n % 2], "author": one} for n, one in enumerate(authors)]
-    given[-1].pop("author")
+    data = [{"text": f"text {n}", "label": "ab"[n % 2], "author": one} for n, one in enumerate(authors)]
+    data[-1].pop("author")
     if name.endswith(".csv"):
-        lines = ["text,label,author", *(f"{row['text']},{row['label']},{row.get('author') or ''}" for row in given)]
+        lines = ["text,label,author", *(f"{row['text']},{row['label']},{row.get('author') or ''}" for row in data)]
     else:
-        lines = [json.dumps(row) for row in given]
+        lines = [json.dumps(row) for row in data]
     (tmp_path / name).write_text("\n".join(lines) + "\n", "utf-8")
-    group, stated = group_column(LABELLED, "author")
+    group, group_name = group_column(LABELLED, "author")
     spec = DataSpec(train=str(tmp_path / name))
-    rows = load_tables(spec, columns=LABELLED, labels=(), cache_dir=tmp_path, group=group, group_name=stated).train
+    rows = load_tables(spec, columns=LABELLED, labels=(), cache_dir=tmp_path, group=group, group_name=group_name).train
     numbers = make_folds(rows, LABELLED, count=3, seed=0).numbers.tolist()
     assert len(set(zip(authors[:12], numbers, strict=False))) == 3
     assert set(numbers[12:]) == {1, 2, 3}
@@ -164,8 +164,8 @@ def test_sets_of_labels_are_spread_evenly() -> None:
         seed=3,
     ).numbers
     assert {58 <= count <= 62 for count in Counter(numbers.tolist()).values()} == {True}
-    for chosen in (["a"], ["b"], ["c"], []):
-        has = [set(chosen) <= set(names) if chosen else not names for names in sets]
+    for combination in (["a"], ["b"], ["c"], []):
+        has = [set(combination) <= set(names) if combination else not names for names in sets]
         counts = [sum(one for one, number in zip(has, numbers, strict=True) if number == fold) for fold in range(1, 6)]
         assert max(counts) - min(counts) <= 2
 
@@ -210,8 +210,10 @@ def test_a_column_names_the_groups(tmp_path: Path) -> None:
     spec = DataSpec(train=str(tmp_path / "train.csv"))
 
     def load(name: str) -> RowTable:
-        group, given = group_column(LABELLED, name)
-        return load_tables(spec, columns=LABELLED, labels=(), cache_dir=tmp_path, group=group, group_name=given).train
+        group, group_name = group_column(LABELLED, name)
+        return load_tables(
+            spec, columns=LABELLED, labels=(), cache_dir=tmp_path, group=group, group_name=group_name
+        ).train
 
     rows = load("writer")
     folds = make_folds(rows, LABELLED, count=3, seed=0)
@@ -232,7 +234,7 @@ def test_a_column_names_the_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "count", "message"),
     [
-        ("abab", 5, "4 rows, 4 different texts: too few for 5 folds"),
+        ("abab", 5, "4 rows and 4 different texts are too few for 5 folds"),
         ("aaaabbbbc", 3, "one fold would have all rows with the label 'c', which its model could not learn"),
     ],
 )
@@ -251,23 +253,23 @@ def test_a_part_has_the_features_of_the_whole(
     model = load_model(checkpoint)
     task = SequenceClassification(labels=TASK.labels, max_length=8, long_texts="windows", doc_stride=1)
     whole = RowTable.from_rows(make_rows(30), "rows", task.columns)
-    chosen = [3, 4, 9, 20, 29]
-    part, alone = whole.select_part(chosen), whole.select(chosen)
-    nested = whole.select_part([1, *chosen, 28]).select(range(1, 6))
+    indices = [3, 4, 9, 20, 29]
+    selected, alone = whole.select_part(indices), whole.select(indices)
+    nested = whole.select_part([1, *indices, 28]).select(range(1, 6))
     expected = tokenized(alone, task, model)
     if unit == "window":
         expected = Samples.of(expected.features, "window", count=5)
-    for one in (part, nested):
-        found = tokenized(one, task, model)
+    for subset in (selected, nested):
+        features = tokenized(subset, task, model)
         if unit == "window":
-            assert one.part is not None
-            found = Samples.of(tokenized(whole, task, model).features, "window", count=30).of_rows(one.part[1])
+            assert subset.part is not None
+            features = Samples.of(tokenized(whole, task, model).features, "window", count=30).of_rows(subset.part[1])
         for name in ("tokens", "starts", "lengths", "row_starts"):
-            assert getattr(found, name).tolist() == getattr(expected, name).tolist()
-        assert found.decoded_rows(0, 5) == expected.decoded_rows(0, 5)
-        assert found.decoded_rows(2, 4) == expected.decoded_rows(2, 4)
+            assert getattr(features, name).tolist() == getattr(expected, name).tolist()
+        assert features.decoded_rows(0, 5) == expected.decoded_rows(0, 5)
+        assert features.decoded_rows(2, 4) == expected.decoded_rows(2, 4)
         of_samples = range(len(expected))
-        for mine, theirs in zip(found.features_of(of_samples), expected.features_of(of_samples), strict=True):
+        for mine, theirs in zip(features.features_of(of_samples), expected.features_of(of_samples), strict=True):
             assert {**mine, "row": 0} == {**theirs, "row": 0}
-        assert found.rows(of_samples) == expected.rows(of_samples)
+        assert features.rows(of_samples) == expected.rows(of_samples)
     assert len(list((tmp_path / "bert_tasks" / "features").glob("*.arrow"))) == 2  # the whole, and the part alone

@@ -39,7 +39,7 @@ def key_values() -> Iterator[None]:
 def test_rows_are_read_by_the_extension_or_the_name(name: str, read: Callable[..., RowTable]) -> None:
     rows = read(ROWS, name, format="kv" if name == "rows.data" else None)
     assert [(row["text"], row["label"], row["line"]) for row in rows] == [("fine", "good", 1), ("poor", "bad", 2)]
-    with pytest.raises(DataError, match="header = false is for csv and tsv files; kv has no header line"):
+    with pytest.raises(DataError, match="header = false is for csv and tsv files, but kv has no header line"):
         read(ROWS, name, format="kv", header=False)
 
 

@@ -118,7 +118,7 @@ def test_short_rows_of_qqp_are_skipped_and_counted(read: Read) -> None:
 def test_only_short_rows_and_only_of_qqp_are_skipped(read: Read) -> None:
     with pytest.raises(RowErrors, match=r"train.tsv:2: 7 cells where the header has 6"):
         read(QQP + "1\t2\t3\ta\tb\t1\tmore\n", "train.tsv", format="glue/qqp", columns=COLUMNS)
-    with pytest.raises(DataError, match=r"train.tsv: no rows; 1 of 1 row skipped: too few cells \(line 2\)"):
+    with pytest.raises(DataError, match=r"train.tsv: no rows. 1 of 1 row skipped: too few cells \(line 2\)"):
         read(QQP + "1\t2\n", "train.tsv", format="glue/qqp", columns=COLUMNS)
     with pytest.raises(RowErrors, match="2 cells where the header has 4"):
         read("index\tsentence1\tsentence2\tlabel\n1\ta\n", "train.tsv", format="glue/rte", columns=COLUMNS)

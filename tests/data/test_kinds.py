@@ -84,15 +84,15 @@ def test_no_other_module_compares_names_of_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "cells"), [("label", ["x ", "\tx", "x"]), ("labels", [["x", " y"], " x;y ", ["x", "y"]])], ids=str
+    ("name", "cells"), [("label", ["x ", "\tx", "x"]), ("labels", [["x", " y"], " x;y ", ["x", "y"]])], ids=str
 )
 def test_white_space_around_labels_is_removed_and_counted(
-    read: Callable[..., RowTable], kind: str, cells: list[Any]
+    read: Callable[..., RowTable], name: str, cells: list[Any]
 ) -> None:
-    content = "".join(json.dumps({"text": "a", kind: cell}) + "\n" for cell in cells)
-    table = read(content, "rows.jsonl", columns=(Column(name="text", kind="text"), Column(name=kind, kind=kind)))
-    assert [row[kind] for row in table] == [table[2][kind]] * 3
-    assert table.notes == ("2 of 3 rows changed: white space around a label was removed (line 1, 2)",)
+    content = "".join(json.dumps({"text": "a", name: cell}) + "\n" for cell in cells)
+    table = read(content, "rows.jsonl", columns=(Column(name="text", kind="text"), Column(name=name, kind=name)))
+    assert [row[name] for row in table] == [table[2][name]] * 3
+    assert table.notes == ("2 of 3 rows had white space around a label, which was removed (line 1, 2)",)
 
 
 def test_texts_that_were_decoded_wrongly_are_counted(read: Callable[..., RowTable]) -> None:
@@ -100,5 +100,5 @@ def test_texts_that_were_decoded_wrongly_are_counted(read: Callable[..., RowTabl
     content = b"text\nit\x92s\nplain\n"
     columns = (Column(name="text", kind="text"),)
     assert read(content, columns=columns, encoding="cp1252").notes == ()
-    remark = "hold control characters from U+0080 to U+009F: is the encoding 'cp1252'?"
+    remark = "hold control characters from U+0080 to U+009F, so the encoding may be 'cp1252'"
     assert read(content, columns=columns, encoding="latin-1").notes == (f"1 of 2 rows {remark} (line 2)",)

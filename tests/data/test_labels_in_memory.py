@@ -68,7 +68,7 @@ def test_labels_are_those_of_the_file(form: str, labels: list[str], change: str 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    ("known", "spelled", "label"),
+    ("labels", "spelled", "label"),
     [
         (("true", "false"), "false", "false"),
         (("FALSE", "TRUE"), "TRUE", "TRUE"),
@@ -80,17 +80,17 @@ def test_labels_are_those_of_the_file(form: str, labels: list[str], change: str 
     ],
 )
 def test_a_number_is_the_known_label_that_spells_it(
-    form: str, known: tuple[str, ...], spelled: str, label: str, tmp_path: Path
+    form: str, labels: tuple[str, ...], spelled: str, label: str, tmp_path: Path
 ) -> None:
     path = csv_file(tmp_path, [spelled])
-    assert in_memory(FORMS[form](pd.read_csv(path)), known) == [label]
-    assert [row["label"] for row in read_table(path, columns=[TEXT, LABEL], labels=known, cache_dir=tmp_path)] == [
+    assert in_memory(FORMS[form](pd.read_csv(path)), labels) == [label]
+    assert [row["label"] for row in read_table(path, columns=[TEXT, LABEL], labels=labels, cache_dir=tmp_path)] == [
         label
     ]
 
 
 @pytest.mark.parametrize(
-    ("value", "known", "said"),
+    ("value", "labels", "said"),
     [
         (False, ("yes", "no"), "rows:1: unknown label in column 'label': 'False'. Expected one of yes, no"),
         (np.bool_(False), ("yes", "no"), "rows:1: unknown label in column 'label': 'False'. Expected one of yes, no"),
@@ -100,9 +100,9 @@ def test_a_number_is_the_known_label_that_spells_it(
         (float("nan"), ("1", "2"), "rows:1: missing label in column 'label': nan"),
     ],
 )
-def test_messages_show_the_value(value: Any, known: tuple[str, ...], said: str) -> None:
+def test_messages_show_the_value(value: Any, labels: tuple[str, ...], said: str) -> None:
     with pytest.raises(RowErrors) as error:
-        in_memory([{"text": "a", "label": value}], known)
+        in_memory([{"text": "a", "label": value}], labels)
     assert said in str(error.value)
 
 
@@ -110,8 +110,8 @@ def test_messages_show_the_value(value: Any, known: tuple[str, ...], said: str) 
 def test_sets_of_one_number_each(form: str, tmp_path: Path) -> None:
     path = csv_file(tmp_path, ["1", "0", "1"], "labels")
     table = read_table(path, columns=[TEXT, LABELS], labels=(), cache_dir=tmp_path)
-    found = in_memory(FORMS[form](pd.read_csv(path)), column=LABELS)
-    assert found == [row["labels"] for row in table] == [["1"], ["0"], ["1"]]
+    labels = in_memory(FORMS[form](pd.read_csv(path)), column=LABELS)
+    assert labels == [row["labels"] for row in table] == [["1"], ["0"], ["1"]]
 
 
 def test_ids_beside_missing_ones_are_whole_numbers() -> None:

@@ -34,8 +34,8 @@ def squad(context: str) -> str:
     return json.dumps({"data": [{"title": "t", "paragraphs": [{"context": context, "qas": questions}]}]})
 
 
-ROW_SAID = "the row that begins here has more than 1,000 characters: close its quotes, split its texts"
-JSON_SAID = "has more than 4,000 characters: split it into rows, such as one JSON object per line"
+ROW_SAID = "the row that begins here has more than 1,000 characters. Close its quotes, split its texts"
+JSON_SAID = "has more than 4,000 characters. Split it into rows, such as one JSON object per line"
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_a_bomb_ends_the_command_before_it_fills_the_memory(tmp_path: Path, name
     options = "--type bpe --vocab-size 300 --output made"
     script = f"ulimit -v 5000000; exec {runs.CONSOLE[0]} tokenizer {name} {options}"
     ended = runs.run(["sh", "-c", f"cd {tmp_path} && {script}"], folder=tmp_path, HF_DATASETS_CACHE=str(tmp_path / "c"))
-    assert (ended.code, "characters: " in ended.err) == (3, True), ended.err
+    assert (ended.code, "characters. " in ended.err) == (3, True), ended.err

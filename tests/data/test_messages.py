@@ -34,10 +34,10 @@ def cases(*, files: bool) -> Iterator[tuple[str, ...]]:
             head, lines = line, []
 
 
-@pytest.mark.parametrize(("kind", "names", "value", "message"), list(cases(files=False)))
-def test_values(read: Callable[..., RowTable], kind: str, names: str, value: str, message: str) -> None:
-    beside = BESIDE.get(kind, {})
-    columns = [*(Column(name=name, kind=KINDS.get(name, name)) for name in beside), Column(name="x", kind=kind)]
+@pytest.mark.parametrize(("kind_name", "names", "value", "message"), list(cases(files=False)))
+def test_values(read: Callable[..., RowTable], kind_name: str, names: str, value: str, message: str) -> None:
+    beside = BESIDE.get(kind_name, {})
+    columns = [*(Column(name=name, kind=KINDS.get(name, name)) for name in beside), Column(name="x", kind=kind_name)]
     with pytest.raises(DataError) as error:
         read(json.dumps({**beside, "x": json.loads(value)}) + "\n", "rows.jsonl", columns=columns)
     heading, line = str(error.value).splitlines()
@@ -48,9 +48,9 @@ def test_values(read: Callable[..., RowTable], kind: str, names: str, value: str
 @pytest.mark.parametrize(("name", "names", "how", "message"), list(cases(files=True)))
 def test_files(read: Callable[..., RowTable], name: str, names: str, how: str, message: str) -> None:
     columns = []
-    for stated in names.split(","):
-        called, _, kind = stated.removesuffix("?").partition(":")
-        columns.append(Column(name=called, kind=kind or KINDS.get(called, called), required="?" not in stated))
+    for entry in names.split(","):
+        called, _, kind_name = entry.removesuffix("?").partition(":")
+        columns.append(Column(name=called, kind=kind_name or KINDS.get(called, called), required="?" not in entry))
     options, end = json.JSONDecoder().raw_decode(how)
     with pytest.raises(DataError) as error:
         read(json.loads(how[end:]).encode("utf-8", "surrogateescape"), name, columns=columns, **options)

@@ -63,8 +63,8 @@ def outcome(read: Callable[[], RowTable], first_line: int) -> list[Any]:
 @pytest.mark.parametrize("labels", LABELS)
 def test_a_frame_is_its_files(labels: str, task: str, tmp_path: Path) -> None:
     frame = pandas.DataFrame({"text": ["w x", "y", "z", "NA"], "label": LABELS[labels]})
-    found = {
+    by_source = {
         name: outcome(read, 2 if name in (".csv", ".xlsx") else 1)
         for name, read in forms(frame, tmp_path, TASKS[task]).items()
     }
-    assert all(rows == found["frame"] for rows in found.values()), found
+    assert all(rows == by_source["frame"] for rows in by_source.values()), by_source

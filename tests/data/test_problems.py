@@ -10,22 +10,22 @@ from bert_tasks.data.problems import counted, missing_path
 from support.sources import package_sources
 
 
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_only_what_was_expected_there_is_suggested(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path_type", ["file", "folder"])
+def test_only_what_was_expected_there_is_suggested(path_type: str, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "rums").touch()
-    expected = {"file": "rums", "folder": "runs"}[kind]
-    assert missing_path(tmp_path / "rusn", kind) == f"no such {kind}, did you mean {expected!r}?"
-    assert missing_path(tmp_path / "far from it", kind) == f"no such {kind}"
-    assert missing_path(tmp_path / "rusn", kind, pattern="*.toml") == f"no such {kind}"
+    expected = {"file": "rums", "folder": "runs"}[path_type]
+    assert missing_path(tmp_path / "rusn", path_type) == f"no such {path_type}, did you mean {expected!r}?"
+    assert missing_path(tmp_path / "far from it", path_type) == f"no such {path_type}"
+    assert missing_path(tmp_path / "rusn", path_type, pattern="*.toml") == f"no such {path_type}"
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "topics").mkdir()
     wrong = tmp_path / "topcis"
-    assert missing_path(wrong / "dev.csv") == f"no such file: there is no folder {wrong}, did you mean 'topics'?"
+    assert missing_path(wrong / "dev.csv") == f"no such file. There is no folder {wrong}, did you mean 'topics'?"
     deep = tmp_path / "gone" / "further"
-    assert missing_path(deep / "dev.csv") == f"no such file: there is no folder {deep}"
+    assert missing_path(deep / "dev.csv") == f"no such file. There is no folder {deep}"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may list any folder")

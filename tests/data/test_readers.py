@@ -109,12 +109,12 @@ CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("stated", ["utf-8", "latin-1", "same"])
+@pytest.mark.parametrize("user_encoding", ["utf-8", "latin-1", "same"])
 @pytest.mark.parametrize("encoding", MARKS)
 @pytest.mark.parametrize("name", CONTENTS)
-def test_a_byte_order_mark_decides_the_encoding(read: Read, name: str, encoding: str, stated: str) -> None:
+def test_a_byte_order_mark_decides_the_encoding(read: Read, name: str, encoding: str, user_encoding: str) -> None:
     content = MARKS[encoding] + CONTENTS[name].encode(encoding)
-    assert texts(read(content, name, encoding=encoding if stated == "same" else stated)) == ["café ĉ 貓"]
+    assert texts(read(content, name, encoding=encoding if user_encoding == "same" else user_encoding)) == ["café ĉ 貓"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
@@ -144,7 +144,7 @@ def test_files_without_a_header(read: Read, name: str, format: str | None) -> No
 
 
 def test_a_header_belongs_to_delimited_files(read: Read) -> None:
-    with pytest.raises(DataError, match=r"header = false is for csv and tsv files; jsonl has no header line"):
+    with pytest.raises(DataError, match=r"header = false is for csv and tsv files, but jsonl has no header line"):
         read('{"text": "a", "label": "x"}\n', "rows.jsonl", header=False)
 
 
@@ -165,8 +165,8 @@ def test_several_labels_in_a_cell(read: Read, separator: str, rows: list[list[st
 
 
 def test_an_unknown_encoding_is_named(read: Read) -> None:
-    for encoding, what in (("utf-99", "'utf-99'"), ("base64", "not a text encoding"), ("a\0", "not a text encoding")):
-        with pytest.raises(DataError, match=what):
+    for encoding, text in (("utf-99", "'utf-99'"), ("base64", "not a text encoding"), ("a\0", "not a text encoding")):
+        with pytest.raises(DataError, match=text):
             read("text,label\na,x\n", encoding=encoding)
     with pytest.raises(DataError, match=r"rows.csv: not a text in 'utf-16'"):
         read("text,label\na,xy\n", encoding="utf-16")
@@ -180,7 +180,7 @@ def test_equal_problems_are_one_line_and_only_the_first_twenty_are_shown(read: R
     assert lines[0].startswith("58 problems")
     assert len(lines) == 22
     assert lines[1] == "  rows.csv:2: missing number in column 'label': ''. (30 times, also in lines 3, 4, 5, 6, ...)"
-    assert lines[2].startswith("  rows.csv:32: 3 cells where the header has 2;")
+    assert lines[2].startswith("  rows.csv:32: 3 cells where the header has 2. ")
     assert lines[2].endswith("(3 times, also in lines 33, 34)")
     assert lines[20].startswith("  rows.csv:52:")
     assert lines[21] == "  ... and 7 more"
@@ -192,7 +192,7 @@ def test_paths_that_are_no_file(read: Read, tmp_path: Path) -> None:
     for path, said in [
         ("trian.csv", "no such file, did you mean 'train.csv'?"),
         ("nowhere/train.csv", "no folder nowhere"),
-        (str(tmp_path), "a folder where a file was expected; it holds train.csv"),
+        (str(tmp_path), "a folder where a file was expected. It holds train.csv"),
         ("train.csv/rows.csv", "no folder train.csv"),
         ("pipe.csv", "a pipe or a device where a file was expected"),
         ("/dev/zero", "a pipe or a device where a file was expected"),
@@ -211,7 +211,7 @@ def test_delimiters_and_tsv(read: Read) -> None:
     assert texts(read("text;label\na,b;x\n", delimiter=";")) == ["a,b"]
     assert texts(read('text\tlabel\n"a\tb"\tx\n', "rows.tsv")) == ["a\tb"]
     assert texts(read('text\tlabel\n"a\tx\n', "rows.tsv", format="tsv/plain")) == ['"a']
-    with pytest.raises(DataError, match="expected one character"):
+    with pytest.raises(DataError, match="Expected one character"):
         read("text;label\n", delimiter=";;")
 
 
@@ -319,7 +319,7 @@ def test_a_tab_may_be_typed_with_a_backslash(read: Read, format: str) -> None:
 @pytest.mark.parametrize("format", ["csv", "tsv", "tsv/plain"])
 @pytest.mark.parametrize("delimiter", ["", "ab", "\n", "\r", '"'])
 def test_a_delimiter_is_one_character_in_every_format(read: Read, format: str, delimiter: str) -> None:
-    with pytest.raises(DataError, match="expected one character"):
+    with pytest.raises(DataError, match="Expected one character"):
         read("text\tlabel\na, b\tx\n", format=format, delimiter=delimiter)
 
 

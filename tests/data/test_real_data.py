@@ -74,12 +74,16 @@ def test_init_leaves_answers_out_that_are_not_verbatim(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "format", "kind", "train", "dev"),
+    ("folder", "format", "label_kind", "train", "dev"),
     [("STS-B", "glue/stsb", "number", 5749, 1500), ("RTE", "glue/rte", "label", 2490, 277)],
 )
-def test_glue_pairs(tmp_path: Path, folder: str, format: str, kind: str, train: int, dev: int) -> None:
-    label = Column(name="label", kind="number" if kind == "number" else "label", required=False)
+def test_glue_pairs(tmp_path: Path, folder: str, format: str, label_kind: str, train: int, dev: int) -> None:
+    label = Column(name="label", kind="number" if label_kind == "number" else "label", required=False)
     tables = [read(tmp_path, f"glue/{folder}/{name}.tsv", (*TEXTS, label), format) for name in ("train", "dev")]
     assert [len(table) for table in tables] == [train, dev]
     values = set(tables[0].rows.values("label"))
-    assert values == {"entailment", "not_entailment"} if kind == "label" else (min(values), max(values)) == (0.0, 5.0)
+    assert (
+        values == {"entailment", "not_entailment"}
+        if label_kind == "label"
+        else (min(values), max(values)) == (0.0, 5.0)
+    )

@@ -53,8 +53,8 @@ def test_spans_come_back_from_the_tags() -> None:
         text = "".join(generator.choices(ALPHABET, k=generator.randrange(1, 40)))
         words = word_spans(text)
         bounds = sorted(generator.sample(range(len(words) + 1), k=min(len(words) + 1, generator.randrange(6))))
-        chosen = list(zip(bounds[::2], bounds[1::2], strict=False))
-        spans = [[words[first][0], words[end - 1][1], generator.choice("AB")] for first, end in chosen]
+        ranges = list(zip(bounds[::2], bounds[1::2], strict=False))
+        spans = [[words[first][0], words[end - 1][1], generator.choice("AB")] for first, end in ranges]
         tags, moved = word_tags(parse_spans(spans), words, text)
         read = [[words[entity.start][0], words[entity.end - 1][1], entity.type] for entity in entities(tags)]
         assert (read, moved) == (spans, 0)
@@ -70,8 +70,8 @@ def test_what_becomes_of_a_row_is_noted_by_its_line(read: Read) -> None:
     )
     assert [row["tags"] for row in table] == [["B-LOC"], ["B-PER"], ["B-PER"], ["B-PER"]]
     assert table.notes == (
-        "1 of 4 rows changed: spans that begin or end within a word were moved to its borders (line 1)",
-        "1 of 4 rows changed: the spans replaced other tags (line 2)",
+        "1 of 4 rows had spans that begin or end within a word, which were moved to its borders (line 1)",
+        "1 of 4 rows had other tags, which the spans replaced (line 2)",
     )
 
 
@@ -84,16 +84,16 @@ def test_words_without_a_text_are_counted_with_a_space_between_them(read: Read) 
 @pytest.mark.parametrize(
     ("spans", "message"),
     [
-        ([[0, 7, "A"], [4, 7, "B"]], "spans that share a word: 'Ada Bob' (A) and 'Bob' (B)"),
-        ([[0, 2, "A"], [2, 3, "B"]], "spans that share a word: 'Ad' (A) and 'a' (B)"),
-        ([[3, 4, "A"]], "a span without a word: ' ' (A)"),
-        ([[0, 9, "A"]], "a span that ends at 9; the text has 7 characters"),
+        ([[0, 7, "A"], [4, 7, "B"]], "the spans 'Ada Bob' (A) and 'Bob' (B) share a word"),
+        ([[0, 2, "A"], [2, 3, "B"]], "the spans 'Ad' (A) and 'a' (B) share a word"),
+        ([[3, 4, "A"]], "the span ' ' (A) has no word"),
+        ([[0, 9, "A"]], "a span that ends at 9"),
         ([[3, 3, "A"]], "span 1 is from 3 to 3"),
         ([[0, 3, "A"], [4, "7", "A"]], "span 2 has no whole numbers as start and end"),
         ([[0, True, "A"]], "span 1 has no whole numbers as start and end"),
         ([[0, 3]], "span 1 is not [start, end, label]"),
         ([[0, 3, None]], "not a label name"),
-        ([{"start": 0, "end": 3, "label": "A", "text": "Bob"}], "a misplaced span: the text has 'Ada' there"),
+        ([{"start": 0, "end": 3, "label": "A", "text": "Bob"}], "a misplaced span"),
         ({"A": {"Ada": [0]}}, "not spans by type and text"),
         ("Ada", "not JSON"),
         (3, "not a list of spans"),

@@ -45,10 +45,10 @@ def load(folder: Path, task_columns: tuple[Column, ...] = COLUMNS, seed: int = 1
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, "expected exactly one of dataset, dir, train; none of them given"),
-        ({"dir": "a", "train": "b"}, "expected exactly one of dataset, dir, train; dir and train given"),
-        ({"dataset": ""}, "dataset is empty: name a data set"),
-        ({"train": ""}, "train is empty: name a path"),
+        ({}, "expected exactly one of dataset, dir, train, but none of them is set"),
+        ({"dir": "a", "train": "b"}, "expected exactly one of dataset, dir, train, but dir and train are set"),
+        ({"dataset": ""}, "dataset is empty. Name a data set"),
+        ({"train": ""}, "train is empty. Name a path"),
         ({"dir": "a", "config": "b"}, "config belongs to dataset"),
         ({"train": "a", "revision": "b"}, "revision belongs to dataset"),
         ({"train": "a", "validation_share": 1.0}, "validation_share = 1.0"),
@@ -101,8 +101,8 @@ def test_the_two_validation_sets_of_mnli(folder: Path) -> None:
         (folder / f"{name}.tsv").write_text("sentence1\tsentence2\tgold_label\n" + row)
     splits = load(folder, PAIRS, dir=str(folder), format="glue/mnli")
     assert {name: rows[0]["text"] for name, rows in splits.validation.items()} == {"matched": "b", "mismatched": "c"}
-    stated = load(folder, PAIRS, dir=str(folder), format="glue/mnli", validation="dev_matched.tsv")
-    assert list(stated.validation) == [""]
+    dev_splits = load(folder, PAIRS, dir=str(folder), format="glue/mnli", validation="dev_matched.tsv")
+    assert list(dev_splits.validation) == [""]
     (folder / "dev_matched.tsv").rename(folder / "dev.tsv")
     with pytest.raises(DataError, match=r"dev_matched.tsv: no such file, did you mean 'dev_mismatched.tsv'"):
         load(folder, PAIRS, dir=str(folder), format="glue/mnli")
@@ -142,7 +142,7 @@ def test_questions_and_sentences_are_set_aside(folder: Path) -> None:
     splits = load(folder, TAGGED, train=str(folder / "train.txt"))
     assert (len(splits.train), len(splits.validation[""])) == (1, 1)
     (folder / "train.json").write_text(SQUAD)
-    with pytest.raises(DataError, match=r"train.json: 1 row, no two on different contexts: too few"):
+    with pytest.raises(DataError, match=r"train.json: too few rows .*\(1 row, no two on different contexts\)"):
         load(folder, ASKED, train=str(folder / "train.json"))
 
 
@@ -158,7 +158,7 @@ def test_folders_that_do_not_fit(folder: Path) -> None:
     for fields, said in [
         ({"dir": "dat"}, "no such folder, did you mean 'data'?"),
         ({"dir": train}, "a file where a folder was expected"),
-        ({"dir": "data", "format": "glue/sst2"}, "no file train.tsv; the folder holds train.csv"),
+        ({"dir": "data", "format": "glue/sst2"}, "no file train.tsv. The folder holds train.csv"),
     ]:
         with pytest.raises(DataError) as error:
             load(folder, **fields)
@@ -178,7 +178,7 @@ def test_validation_is_set_aside(folder: Path) -> None:
     assert list(again.validation[""]) == list(splits.validation[""])
     assert list(other.validation[""]) != list(splits.validation[""])
     assert len(load(folder, train=train, validation_share=0.5).validation[""]) == 30
-    with pytest.raises(DataError, match="too few to split off validation rows"):
+    with pytest.raises(DataError, match="too few rows to split off validation rows"):
         load(folder, train=write(folder / "few.csv", "a,x", "b,y"))
 
 

@@ -76,7 +76,7 @@ def test_problems_name_the_question(read: Read) -> None:
         read(content, "train.json", columns=COLUMNS)
     assert str(error.value).splitlines()[1:] == [
         "  train.json:1: misplaced answer (question 'q1') in column 'answers': 'Paris'. The text is at 3.",
-        "  train.json:2: it has answers, but is_impossible is true; correct one of them (question 'q2')",
+        "  train.json:2: is_impossible is true, so correct it or remove the answers (question 'q2')",
         "  train.json:3: missing answers (question 'q3') in column 'answers'. The row has 'title', 'context', "
         "'question', 'id'.",
         "  train.json:4: missing text in column 'question'. The row has 'title', 'context', 'answers'.",
@@ -86,16 +86,16 @@ def test_problems_name_the_question(read: Read) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"data": [{"paragraphs": [{]}]}', r"a.json:1: not valid JSON at column 28: "),
-        ('{"data": [\n{"paragraphs": [', r"a.json:2: not valid JSON at column 17: "),
-        ("", "a.json:1: not valid JSON at column 1: "),
-        ('{"data": 5}', "a.json: no list 'data', which SQuAD's JSON has; read one object a line"),
+        ('{"data": [{"paragraphs": [{]}]}', r"a.json:1: not valid JSON at column 28 \("),
+        ('{"data": [\n{"paragraphs": [', r"a.json:2: not valid JSON at column 17 \("),
+        ("", r"a.json:1: not valid JSON at column 1 \("),
+        ('{"data": 5}', "a.json: no list 'data', which SQuAD's JSON has. Read one object a line"),
         ("[]", "a.json: no list 'data'"),
-        ('{"data": [5]}', r"a.json: data\[0\]: expected an object, not 5"),
+        ('{"data": [5]}', r"a.json: expected an object at data\[0\], not 5"),
         ('{"data": [{"paragraphs": 1}]}', r"a.json: no list 'data\[0\].paragraphs', which SQuAD's JSON has$"),
         ('{"data": [{"paragraphs": [{"qas": []}, {}]}]}', r"a.json: no list 'data\[0\].paragraphs\[1\].qas'"),
         ('{"data": []}', "a.json: no rows$"),
-        ("[" * 100_000, "a.json: JSON that cannot be read: maximum recursion depth"),
+        ("[" * 100_000, r"a.json: JSON that cannot be read \(maximum recursion depth"),
     ],
 )
 def test_other_json(read: Read, content: str, said: str) -> None:

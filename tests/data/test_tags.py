@@ -28,19 +28,19 @@ BMES = str.maketrans("I", "M")
 @st.composite
 def spans(draw):
     """The length of a sentence and its entities; short gaps make neighbours of one type common."""
-    place, found = 0, []
-    for gap, length, kind in draw(
+    position, result = 0, []
+    for gap, length, label in draw(
         st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.sampled_from(TYPES)), max_size=6)
     ):
-        found.append(Entity(type=kind, start=place + gap, end=place + gap + length))
-        place += gap + length
-    return place + draw(st.integers(0, 2)), found
+        result.append(Entity(type=label, start=position + gap, end=position + gap + length))
+        position += gap + length
+    return position + draw(st.integers(0, 2)), result
 
 
-def written(length, found, scheme):
+def written(length, annotations, scheme):
     """The sentence in a scheme, from the scheme's definition."""
     tags = ["O"] * length
-    for entity in found:
+    for entity in annotations:
         before = tags[entity.start - 1][2:] if entity.start > 0 else ""
         first = "I" if scheme == "IOB1" and before != entity.type else "B"
         roles = first + "I" * (entity.end - entity.start - 1)
@@ -60,13 +60,13 @@ any_tags = st.lists(st.sampled_from(["O", *(f"{prefix}-{kind}" for prefix in "BI
 @quick
 @given(spans())
 def test_each_scheme_is_written_as_defined_and_read_back(sentence):
-    length, found = sentence
-    iob2 = written(length, found, "IOB2")
+    length, annotations = sentence
+    iob2 = written(length, annotations, "IOB2")
     for scheme in CHUNK_SCHEMES:
-        tags = written(length, found, scheme)
+        tags = written(length, annotations, scheme)
         assert from_iob2(iob2, scheme) == tags
         assert to_iob2(tags) == iob2
-        assert entities(tags) == found
+        assert entities(tags) == annotations
         assert invalid_transitions(tags, scheme) == 0
 
 
@@ -159,25 +159,25 @@ def test_raw_sentences_are_left_alone(scheme):
 
 def conlleval_entities(tags):
     """Chunks of B-, I- and O as conlleval's published rules begin and end them."""
-    found, start = [], None
+    chunks, start = [], None
     before, kind_before = "O", ""
-    for place, tag in enumerate([*tags, "O"]):
-        role, _, kind = tag.partition("-")
-        changed = kind != kind_before
+    for index, tag in enumerate([*tags, "O"]):
+        role, _, entity_type = tag.partition("-")
+        changed = entity_type != kind_before
         if start is not None and (role in ("B", "O") or changed):
-            found.append((kind_before, start, place))
+            chunks.append((kind_before, start, index))
             start = None
         if role == "B" or (role == "I" and (before == "O" or changed)):
-            start = place
-        before, kind_before = role, kind
-    return found
+            start = index
+        before, kind_before = role, entity_type
+    return chunks
 
 
 @pytest.mark.parametrize("length", range(6))
 def test_entities_are_those_of_conlleval_in_every_sentence(length):
     for tags in product(["O", "B-X", "I-X", "B-Y", "I-Y"], repeat=length):
-        found = [(entity.type, entity.start, entity.end) for entity in entities(tags)]
-        assert found == conlleval_entities(tags)
+        chunks = [(entity.type, entity.start, entity.end) for entity in entities(tags)]
+        assert chunks == conlleval_entities(tags)
 
 
 @pytest.mark.parametrize(

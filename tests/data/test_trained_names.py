@@ -17,8 +17,8 @@ NAMES = {"text": "review", "label": "stars", "tokens": "words"}  # the task has 
 
 
 def test_a_model_remembers_all_names_that_are_not_the_tasks(tmp_path: Path) -> None:
-    stated = ReadOptions(columns={"text": "review", "label": "label"}, delimiter=";", encoding="latin-1")
-    assert stated.training_names("train.csv") == {"text": "review"}
+    options = ReadOptions(columns={"text": "review", "label": "label"}, delimiter=";", encoding="latin-1")
+    assert options.training_names("train.csv") == {"text": "review"}
     glue = ReadOptions(format="glue/mrpc", columns={"label": "gold"}).training_names("train.tsv")
     assert glue == {"text": "#1 String", "text_pair": "#2 String", "label": "gold"}
     assert ReadOptions(format="glue/mnli").training_names(None) == {"text": "premise", "text_pair": "hypothesis"}

@@ -45,10 +45,10 @@ def test_answers_without_a_start_get_the_first_place() -> None:
 )
 def test_an_answer_that_passes_is_cut_out_of_its_context(context: str, start: int, text: str) -> None:
     answers, errors = answered(text, starts=[start], context=context)
-    place = context.find(text) if start == -1 else start
-    stands_there = place >= 0 and context[place : place + len(text)] == text
+    position = context.find(text) if start == -1 else start
+    stands_there = position >= 0 and context[position : position + len(text)] == text
     assert stands_there == (errors == [])
-    assert not stands_there or answers["answer_start"] == [place]
+    assert not stands_there or answers["answer_start"] == [position]
 
 
 def test_what_is_not_there_is_not_checked() -> None:

@@ -86,8 +86,8 @@ def test_our_readers_take_lists_back(raw: bool, tmp_path: Path) -> None:
     write_table(lines_of(tmp_path, rows), tmp_path / "out.csv", ",", raw=raw)
     columns = [Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False)]
     columns += [Column(name="labels", kind="labels", required=False)]
-    found = list(read_table(tmp_path / "out.csv", columns=columns))
-    assert [{name: row[name] for name in rows[0]} for row in found] == rows
+    records = list(read_table(tmp_path / "out.csv", columns=columns))
+    assert [{name: row[name] for name in rows[0]} for row in records] == rows
 
 
 def test_parquet_keeps_kinds(tmp_path: Path) -> None:
@@ -106,14 +106,14 @@ def test_parquet_keeps_kinds(tmp_path: Path) -> None:
         {"id": 3, "new": True, "huge": 2**70},
     ]
     write_parquet(lines_of(tmp_path, rows), tmp_path / "out.parquet")
-    found = parquet.read_table(tmp_path / "out.parquet").to_pylist()
-    assert [row["id"] for row in found] == [1, 2, 3]
-    assert [row["mixed"] for row in found] == ["1", "two", None]
-    assert [row["label"] for row in found] == ["a", "=b", None]
-    assert [row["scores"] for row in found] == [{"x": 0.5}, {"x": 1.0}, None]
-    assert [row["words"] for row in found] == [["a"], [], None]
-    assert [row["n"] for row in found] == [1.0, 1.5, None]
-    assert (found[2]["new"], found[2]["huge"], found[0]["none"]) == (True, str(2**70), None)
+    records = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["id"] for row in records] == [1, 2, 3]
+    assert [row["mixed"] for row in records] == ["1", "two", None]
+    assert [row["label"] for row in records] == ["a", "=b", None]
+    assert [row["scores"] for row in records] == [{"x": 0.5}, {"x": 1.0}, None]
+    assert [row["words"] for row in records] == [["a"], [], None]
+    assert [row["n"] for row in records] == [1.0, 1.5, None]
+    assert (records[2]["new"], records[2]["huge"], records[0]["none"]) == (True, str(2**70), None)
 
 
 def test_parquet_rounds_no_whole_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_told_in_bytes(small_disk: Path) -> None:
     output = small_disk / "answers.jsonl"
-    told = r"no space left: \d+ bytes written, more needed, \d+ bytes free"
+    told = r"no space left after \d+ bytes, \d+ bytes free"
     with pytest.raises(UsageError, match=told), whole_file(output) as file:
         file.write("x" * 2**20)
     assert list(small_disk.iterdir()) == []

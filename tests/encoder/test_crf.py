@@ -57,10 +57,10 @@ class TestAgainstEveryPath:
     def test_partition_and_likelihood(self, counts: tuple[int, ...], seed: int) -> None:
         logits = logits_of(counts, seed=seed)
         labels = torch.randint(LABELS, (sum(counts),), generator=torch.Generator().manual_seed(seed))
-        totals, found = log_partition(logits, counts), log_likelihood(logits, labels, counts)
-        assert found.shape == (len(counts),)
+        totals, likelihoods = log_partition(logits, counts), log_likelihood(logits, labels, counts)
+        assert likelihoods.shape == (len(counts),)
         for chain, path, total, log in zip(
-            parts(logits, counts), parts(labels, counts), totals.tolist(), found.tolist(), strict=True
+            parts(logits, counts), parts(labels, counts), totals.tolist(), likelihoods.tolist(), strict=True
         ):
             paths = all_paths(chain)
             expected = torch.tensor(list(paths.values()), dtype=torch.float64).logsumexp(0).item()
@@ -69,9 +69,9 @@ class TestAgainstEveryPath:
 
     def test_marginals(self, counts: tuple[int, ...], seed: int) -> None:
         logits = logits_of(counts, seed=seed)
-        found = marginals(logits, counts)
-        assert found.shape == (sum(counts), LABELS)
-        for chain, of_chain in zip(parts(logits, counts), parts(found, counts), strict=True):
+        probabilities = marginals(logits, counts)
+        assert probabilities.shape == (sum(counts), LABELS)
+        for chain, of_chain in zip(parts(logits, counts), parts(probabilities, counts), strict=True):
             paths = all_paths(chain)
             weights = torch.tensor(list(paths.values()), dtype=torch.float64).softmax(0).tolist()
             expected = torch.zeros(len(chain), LABELS, dtype=torch.float64)
@@ -82,9 +82,9 @@ class TestAgainstEveryPath:
 
     def test_best_path(self, counts: tuple[int, ...], seed: int) -> None:
         logits = logits_of(counts, seed=seed)
-        for chain, found in zip(parts(logits, counts), parts(best_labels(logits, counts), counts), strict=True):
+        for chain, best in zip(parts(logits, counts), parts(best_labels(logits, counts), counts), strict=True):
             paths = all_paths(chain)
-            assert tuple(found.tolist()) == max(paths, key=paths.__getitem__)
+            assert tuple(best.tolist()) == max(paths, key=paths.__getitem__)
 
 
 @settings(max_examples=20, deadline=None)

@@ -45,8 +45,8 @@ def test_values_and_gradients_are_those_of_the_formula(
 ) -> None:
     monkeypatch.setattr(module, "_PIECE", piece)
     ours, theirs = both(length, masked=masked)
-    for found, expected in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for value, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [7, 33, 200])
@@ -60,8 +60,8 @@ def test_bfloat16_drops_the_same_weights_and_stays_near(length: int) -> None:
     exact = attention_with_dropout(qkv.float(), mask, 0.3)
     outer = torch.randn_like(exact)
     results = [(out.detach(), *torch.autograd.grad(out, qkv, outer.to(out.dtype))) for out in (half, exact)]
-    for found, expected in zip(*results, strict=True):
-        assert float((found - expected).abs().max()) <= 0.02 * float(expected.abs().max())
+    for value, expected in zip(*results, strict=True):
+        assert float((value - expected).abs().max()) <= 0.02 * float(expected.abs().max())
 
 
 def test_packed_rows_come_here_and_almost_no_dropout_is_almost_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,9 +126,9 @@ def test_gradients_of_pooling(pooling: TokenPooling) -> None:
     expected = torch.autograd.grad(pooled_one_by_one(head, sequences).square().sum(), leaves)
     packed = torch.autograd.grad(head(packed_rows(sequences, layout), layout, TABLE).square().sum(), leaves)
     padded = torch.autograd.grad(head(*padded_rows(sequences), TABLE).square().sum(), leaves)
-    for one, two, three in zip(expected, packed, padded, strict=True):
-        torch.testing.assert_close(two, one, rtol=0, atol=1e-10)
-        torch.testing.assert_close(three, one, rtol=0, atol=1e-10)
+    for first, two, three in zip(expected, packed, padded, strict=True):
+        torch.testing.assert_close(two, first, rtol=0, atol=1e-10)
+        torch.testing.assert_close(three, first, rtol=0, atol=1e-10)
 
 
 def test_attention_weights_survive_large_scores() -> None:
@@ -177,8 +177,8 @@ def test_the_last_layer_computes_the_rows_that_are_read(rows: list[int]) -> None
         torch.autograd.grad(output.square().sum(), list(model.parameters()), allow_unused=True)
         for output in (read, all_rows[selection.rows])
     )
-    for one, other in zip(of_read, of_all, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+    for value, other in zip(of_read, of_all, strict=True):
+        torch.testing.assert_close(value, other, rtol=0, atol=1e-10)
 
 
 def test_the_rest_of_the_last_layer_is_skipped() -> None:
@@ -238,11 +238,11 @@ def test_a_crf_head_adds_what_a_label_scores_at_the_start_after_each_label_and_a
     generator = torch.Generator().manual_seed(0)
     torch.nn.init.normal_(head.transitions, generator=generator)
     emissions = torch.randn(4, 3, generator=generator)
-    found = head.with_transitions(emissions)
-    assert found.shape == (4, 5, 3)
+    scores = head.with_transitions(emissions)
+    assert scores.shape == (4, 5, 3)
     for word, row, label in product(range(4), range(5), range(3)):
-        own = emissions[word, label] if row < 4 else 0.0
-        assert found[word, row, label] == own + head.transitions[row, label]
+        emission = emissions[word, label] if row < 4 else 0.0
+        assert scores[word, row, label] == emission + head.transitions[row, label]
 
 
 def vocabulary_output(
@@ -273,10 +273,10 @@ def test_cross_entropy_over_a_vocabulary_is_torchs(most: int, has_bias: bool, mo
         assert output.cross_entropy(labels).item() == pytest.approx(4 * expected.item(), rel=1e-13)
         torch.testing.assert_close(output.logits(), logits)
         scores, ids = output.top_k(3)
-        chosen = output.log_probabilities(labels)
+        log_probabilities = output.log_probabilities(labels)
     torch.testing.assert_close(scores, logits.softmax(1).topk(3).values)
     assert torch.equal(ids, logits.topk(3).indices)
-    torch.testing.assert_close(chosen, logits.log_softmax(1).gather(1, labels[:, None])[:, 0])
+    torch.testing.assert_close(log_probabilities, logits.log_softmax(1).gather(1, labels[:, None])[:, 0])
 
 
 def test_a_second_backward_pass_over_cross_entropy_is_an_error() -> None:

@@ -82,8 +82,8 @@ def test_logits_and_gradients_do_not_depend_on_the_groups(slack: float, monkeypa
 
     usual = run()
     monkeypatch.setattr(packing, "GROUP_SLACK", slack)
-    for one, other in zip(usual, run(), strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-10)
+    for reference, other in zip(usual, run(), strict=True):
+        torch.testing.assert_close(other, reference, rtol=1e-12, atol=1e-10)
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -120,8 +120,8 @@ def test_bfloat16_stays_near_single_precision(family: str, pooling: Pooling) -> 
     gradient = torch.autograd.grad(near.float().square().sum(), model.head.output.weight)[0]
     assert near.dtype == torch.bfloat16
     assert not torch.equal(near.float(), exact)
-    for one, other in ((near.detach().float(), exact.detach()), (gradient, exact_gradient)):
-        assert float((one - other).abs().max()) <= 0.05 * float(other.abs().max())
+    for value, other in ((near.detach().float(), exact.detach()), (gradient, exact_gradient)):
+        assert float((value - other).abs().max()) <= 0.05 * float(other.abs().max())
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 

@@ -40,8 +40,8 @@ def onednn(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def products(x: torch.Tensor, layer: Linear, output: torch.Tensor) -> list[torch.Tensor]:
     """The output of a layer and the gradients of its input, weight and bias."""
     gradient = torch.linspace(-1, 1, output.numel()).view_as(output)
-    wanted = [x, layer.weight] if layer.bias is None else [x, layer.weight, layer.bias]
-    return [output, *torch.autograd.grad(output, wanted, gradient)]
+    inputs = [x, layer.weight] if layer.bias is None else [x, layer.weight, layer.bias]
+    return [output, *torch.autograd.grad(output, inputs, gradient)]
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
@@ -54,11 +54,11 @@ def test_products_and_gradients_equal_those_of_torch(
     x = torch.randn(rows, inputs, requires_grad=True)
     ours = products(x, layer, layer(x))
     assert "OneDNN" in type(layer(x).grad_fn).__name__
-    for found, expected in zip(ours, products(x, layer, F.linear(x, layer.weight, layer.bias)), strict=True):
-        assert found.shape == expected.shape
-        assert (found - expected).abs().max() <= 2e-6 * expected.abs().max()
-    for found, again in zip(ours, products(x, layer, layer(x)), strict=True):
-        assert torch.equal(found, again)
+    for value, expected in zip(ours, products(x, layer, F.linear(x, layer.weight, layer.bias)), strict=True):
+        assert value.shape == expected.shape
+        assert (value - expected).abs().max() <= 2e-6 * expected.abs().max()
+    for value, again in zip(ours, products(x, layer, layer(x)), strict=True):
+        assert torch.equal(value, again)
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(0, 5, 3), (4, 0, 3), (4, 5, 0), (0, 0, 0)])
@@ -67,8 +67,8 @@ def test_products_over_nothing_are_those_of_torch(onednn: None, rows: int, input
     layer.weight, layer.bias = nn.Parameter(torch.randn(outputs, inputs)), nn.Parameter(torch.randn(outputs))
     x = torch.randn(rows, inputs, requires_grad=True)
     ours = products(x, layer, layer(x))
-    for found, expected in zip(ours, products(x, layer, F.linear(x, layer.weight, layer.bias)), strict=True):
-        assert torch.equal(found, expected)
+    for value, expected in zip(ours, products(x, layer, F.linear(x, layer.weight, layer.bias)), strict=True):
+        assert torch.equal(value, expected)
     with torch.no_grad():
         assert torch.equal(linear_activation(layer, x, "gelu"), F.gelu(F.linear(x, layer.weight, layer.bias)))
 
@@ -97,24 +97,24 @@ def test_an_activation_without_gradients_is_that_of_torch(
     product = cpu._product
     monkeypatch.setattr(cpu, "_product", recorded)
     with torch.no_grad():
-        found = linear_activation(layer, x, activation)
+        result = linear_activation(layer, x, activation)
     assert len(calls[0]) == (5 if "gelu" in activation else 3)  # GELU is part of the product
     expected = linear_activation(layer, x, activation)
     assert len(calls[1]) == 3
     assert expected.requires_grad
     assert torch.allclose(expected, ACTIVATIONS[activation](F.linear(x, layer.weight, layer.bias)), atol=1e-6)
-    assert torch.allclose(found, expected, atol=1e-6)
-    assert not torch.allclose(found, layer(x), atol=0.1)
+    assert torch.allclose(result, expected, atol=1e-6)
+    assert not torch.allclose(result, layer(x), atol=0.1)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
-@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("dtype_name", ["float32", "float64", "bfloat16"])
 def test_an_activation_without_gradients_overwrites_the_product(
-    undecided: None, monkeypatch: pytest.MonkeyPatch, kind: str, activation: Activation
+    undecided: None, monkeypatch: pytest.MonkeyPatch, dtype_name: str, activation: Activation
 ) -> None:
     monkeypatch.setenv("BERT_TASKS_MATMUL", "mkl")
     torch.manual_seed(0)
-    dtype = torch.float64 if kind == "float64" else torch.float32
+    dtype = torch.float64 if dtype_name == "float64" else torch.float32
     layer, x, products = Linear(8, 5, dtype=dtype), torch.randn(70, 8, dtype=dtype), []
 
     def recorded(*arguments: Any) -> torch.Tensor:
@@ -123,16 +123,16 @@ def test_an_activation_without_gradients_overwrites_the_product(
 
     monkeypatch.setattr(cpu, "linear_on_cpu", recorded)
     monkeypatch.setattr(linear_module, "linear_on_cpu", recorded)
-    with torch.autocast("cpu", torch.bfloat16, enabled=kind == "bfloat16"):
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype_name == "bfloat16"):
         expected = linear_activation(layer, x, activation)
         with torch.no_grad():
-            found = linear_activation(layer, x, activation)
+            result = linear_activation(layer, x, activation)
             hook = layer.register_forward_hook(lambda *_: None)
             hooked = linear_activation(layer, x, activation)
             hook.remove()
     kept, overwritten, seen = products
-    assert torch.equal(found, expected)
-    assert found.data_ptr() == overwritten.data_ptr()
+    assert torch.equal(result, expected)
+    assert result.data_ptr() == overwritten.data_ptr()
     assert torch.equal(seen, kept)  # a hook may keep the product
     assert torch.equal(hooked, expected)
 
@@ -171,10 +171,10 @@ def test_bfloat16_under_autocast_is_near_and_gradients_of_weights_are_float32(
     assert output.shape == (*shape[:-1], outputs)
     assert "BFloat16" in type(output.grad_fn).__name__
     exact = F.linear(x, layer.weight, layer.bias)
-    wanted, outer = [x, *layer.parameters()], torch.randn(exact.shape).bfloat16()
-    results = [(one.detach(), *torch.autograd.grad(one, wanted, outer.to(one.dtype))) for one in (output, exact)]
-    for one, other in zip(*results, strict=True):
-        assert float((one - other).abs().max()) <= 0.02 * float(other.abs().max())
+    leaves, outer = [x, *layer.parameters()], torch.randn(exact.shape).bfloat16()
+    results = [(one.detach(), *torch.autograd.grad(one, leaves, outer.to(one.dtype))) for one in (output, exact)]
+    for value, other in zip(*results, strict=True):
+        assert float((value - other).abs().max()) <= 0.02 * float(other.abs().max())
     assert all(gradient.dtype == torch.float32 for gradient in results[0][1:])
 
 
@@ -304,14 +304,14 @@ def test_the_first_product_limits_the_caches_that_the_user_does_not(
 
 def test_an_unknown_library_is_refused(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERT_TASKS_MATMUL", "blas")
-    with pytest.raises(UsageError, match="BERT_TASKS_MATMUL is 'blas': expected 'mkl' or 'onednn'"):
+    with pytest.raises(UsageError, match="BERT_TASKS_MATMUL is 'blas', expected 'mkl' or 'onednn'"):
         matmul_library()
     report = environment.environment()["torch"]["matmul_library"]  # for a bug report
     assert "BERT_TASKS_MATMUL is 'blas'" in report
 
 
 @pytest.mark.parametrize(
-    ("found", "limit", "reason"),
+    ("capabilities", "limit", "reason"),
     [
         ({"avx512_bf16": True, "amx_bf16": False}, None, None),
         ({"avx512_bf16": False, "amx_bf16": True}, "ALL", None),
@@ -321,10 +321,10 @@ def test_an_unknown_library_is_refused(undecided: None, monkeypatch: pytest.Monk
         ({"avx512_bf16": True, "amx_bf16": True}, "avx2", "ONEDNN_MAX_CPU_ISA=AVX2 excludes"),
     ],
 )
-def test_where_bfloat16_is_slower_a_note_says_why(monkeypatch, found, limit, reason):
+def test_where_bfloat16_is_slower_a_note_says_why(monkeypatch, capabilities, limit, reason):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     if limit is not None:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"architecture": "x86_64", **found})
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"architecture": "x86_64", **capabilities})
     note = cpu.slow_bfloat16()
     assert note is None if reason is None else reason in note

@@ -47,15 +47,15 @@ class Theirs:
         names = parameter_map(family_of(ours.hf_config), ours.config, head=head, pooler=False)
         self.modules: dict[str, tuple[str, str]] = {}  # our parameter before ".query" and so on -> theirs
         with adapters.attached():
-            own = dict(ours.named_parameters())
+            our_parameters = dict(ours.named_parameters())
         adapted: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
-        for name, matrix in own.items():
+        for name, matrix in our_parameters.items():
             if ".lora_A." in name:
                 layer, block = name.split(".lora_A.")
                 sources = names[f"{layer}.weight"]
-                place = EVERY[3 - len(sources) : 3].index(block) if len(sources) > 1 else 0
-                source = sources[place].removesuffix(".weight")
-                other = own[name.replace("lora_A", "lora_B")]
+                position = EVERY[3 - len(sources) : 3].index(block) if len(sources) > 1 else 0
+                source = sources[position].removesuffix(".weight")
+                other = our_parameters[name.replace("lora_A", "lora_B")]
                 if len(sources) == 1 and layer.endswith("qkv") and source not in adapted:  # those without are empty
                     none = (matrix.detach()[:0], other.detach()[:, :0])
                     adapted[source] = dict.fromkeys(EVERY[:3], none)
@@ -80,22 +80,22 @@ class Theirs:
         parameters = dict(self.model.named_parameters())
         for name in (name for name in names if name.startswith("head.")):
             (source,) = names[name]
-            self.pairs.append((source, parameters[source].requires_grad_(True), [own[name]]))
+            self.pairs.append((source, parameters[source].requires_grad_(True), [our_parameters[name]]))
         trained = {id(parameter) for parameter in self.model.parameters() if parameter.requires_grad}
         assert trained == {id(theirs) for _, theirs, _ in self.pairs}
         assert {id(part) for _, _, parts in self.pairs for part in parts if part.numel()} == {
-            id(parameter) for parameter in own.values() if parameter.requires_grad
+            id(parameter) for parameter in our_parameters.values() if parameter.requires_grad
         }
 
     def apart(self, *, gradients: bool) -> float:
         """The largest difference of gradients or weights, in units of the largest value."""
         largest, difference = 0.0, 0.0
         for name, theirs, ours in self.pairs:
-            wanted = theirs.grad * self.masks.get(theirs, 1.0) if gradients else theirs.detach()
+            expected = theirs.grad * self.masks.get(theirs, 1.0) if gradients else theirs.detach()
             parts = [part.grad if gradients and part.numel() else part.detach() for part in ours]
-            found = torch.cat(parts) if name.endswith(" A") else torch.block_diag(*parts).view_as(wanted)
-            largest = max(largest, float(wanted.abs().max()))
-            difference = max(difference, float((found - wanted).abs().max()))
+            tensor = torch.cat(parts) if name.endswith(" A") else torch.block_diag(*parts).view_as(expected)
+            largest = max(largest, float(expected.abs().max()))
+            difference = max(difference, float((tensor - expected).abs().max()))
         return difference / largest
 
     def mask_gradients(self) -> None:
@@ -129,21 +129,21 @@ def test_logits_loss_gradients_and_adamw_steps_are_those_of_peft(
     batch = random_batch(family, lengths=LENGTHS)
     packed = packed_batch(ours, batch, [[float(label)] for label in LABELS] if head == "sequence" else None)
     with adapters.attached():
-        own = [parameter for parameter in ours.parameters() if parameter.requires_grad]
-    optimizers = [AdamW(own, **OPTIM), AdamW([pair[1] for pair in theirs.pairs], **OPTIM)]
+        parameters = [parameter for parameter in ours.parameters() if parameter.requires_grad]
+    optimizers = [AdamW(parameters, **OPTIM), AdamW([pair[1] for pair in theirs.pairs], **OPTIM)]
     for step in range(STEPS):
         logits = hf_output(theirs.model, batch)
         if head == "sequence":
-            wanted = nn.functional.cross_entropy(logits, torch.tensor(LABELS))
+            expected = nn.functional.cross_entropy(logits, torch.tensor(LABELS))
         else:
-            wanted = logits[batch.attention_mask.bool()].square().sum() / sum(LENGTHS)
+            expected = logits[batch.attention_mask.bool()].square().sum() / sum(LENGTHS)
         with adapters.attached():
             assert (packed_output(ours, batch) - logits)[batch_mask(logits, batch)].abs().max() <= 1e-10
             (term,) = ours.task.loss(ours(packed), packed)
             loss = term.total / term.count
             loss.backward()
-        wanted.backward()
-        assert loss.item() == pytest.approx(wanted.item(), rel=1e-10)
+        expected.backward()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-10)
         assert theirs.apart(gradients=True) <= 1e-10, step
         theirs.mask_gradients()
         for optimizer in optimizers:
@@ -203,13 +203,13 @@ def test_each_adapter_drops_its_inputs_by_a_mask_of_its_own() -> None:
     for matrix in layer.lora_B.values():
         nn.init.normal_(matrix)
     torch.manual_seed(3)
-    found = layer(rows)
+    output = layer(rows)
     torch.manual_seed(3)
-    wanted, masks = plain(rows), [Dropout(0.5)(torch.ones_like(rows)) for _ in blocks]
+    expected, masks = plain(rows), [Dropout(0.5)(torch.ones_like(rows)) for _ in blocks]
     for (name, block), mask in zip(blocks.items(), masks, strict=True):
-        wanted[:, block.start : block.stop] += 3.0 * (rows * mask) @ layer.lora_A[name].T @ layer.lora_B[name].T
+        expected[:, block.start : block.stop] += 3.0 * (rows * mask) @ layer.lora_A[name].T @ layer.lora_B[name].T
     assert not torch.equal(*masks)
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(output, expected)
     torch.manual_seed(3)
     parts = layer.parts((rows[:5], rows), (4, 8))
     assert [list(part.shape) for part in parts] == [[5, 4], [50, 8]]

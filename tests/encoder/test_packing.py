@@ -149,9 +149,11 @@ def test_further_numbers_stay_in_the_callers_order() -> None:
 @given(LENGTHS, st.randoms(use_true_random=False))
 def test_what_is_read_stays_in_the_callers_order(lengths: list[int], chance: random.Random) -> None:
     ids = [[1000 * i + p for p in range(length)] for i, length in enumerate(lengths)]
-    chosen = [None if chance.random() < 0.2 else sorted(chance.sample(range(n), chance.randint(0, n))) for n in lengths]
-    batch = pack(ids, ids, position_offset=0, gather_positions=chosen)
-    expected = [part if read is None else [part[p] for p in read] for part, read in zip(ids, chosen, strict=True)]
+    positions = [
+        None if chance.random() < 0.2 else sorted(chance.sample(range(n), chance.randint(0, n))) for n in lengths
+    ]
+    batch = pack(ids, ids, position_offset=0, gather_positions=positions)
+    expected = [part if read is None else [part[p] for p in read] for part, read in zip(ids, positions, strict=True)]
     assert batch.input_ids[batch.layout.gather_positions].tolist() == [token for part in expected for token in part]
     assert batch.layout.gather_counts == tuple(map(len, expected))
     assert batch.layout.gather_positions.dtype == torch.long

@@ -39,9 +39,9 @@ def test_two_batches_are_computed_at_the_same_time_with_half_of_the_threads(four
         both.wait()
         return torch.get_num_threads(), threading.current_thread().name
 
-    found = list(map_batches(compute, range(4), device=CPU))
-    assert [count for count, _ in found] == [2] * 4
-    assert threading.current_thread().name not in {name for _, name in found}
+    results = list(map_batches(compute, range(4), device=CPU))
+    assert [count for count, _ in results] == [2] * 4
+    assert threading.current_thread().name not in {name for _, name in results}
     assert torch.get_num_threads() == 4
 
 
@@ -56,8 +56,8 @@ def test_later_threads_begin_with_all_of_torchs_threads(four_threads: None) -> N
 
 
 def test_a_single_batch_has_all_threads(two_threads: None) -> None:
-    (found,) = map_batches(lambda _: (torch.get_num_threads(), threading.current_thread()), [0], device=CPU)
-    assert found == (2, threading.current_thread())
+    (result,) = map_batches(lambda _: (torch.get_num_threads(), threading.current_thread()), [0], device=CPU)
+    assert result == (2, threading.current_thread())
 
 
 @pytest.mark.parametrize(("count", "device"), [(1, "cpu"), (3, "cpu"), (2, "meta"), (2, "cuda")])
@@ -127,8 +127,8 @@ def test_a_process_that_was_forked_has_its_own_threads(two_threads: None) -> Non
     list(map_batches(int, range(4), device=CPU))
     child = os.fork()
     if child == 0:
-        found = list(map_batches(int, range(4), device=CPU))
-        os._exit(0 if found == [0, 1, 2, 3] else 1)
+        numbers = list(map_batches(int, range(4), device=CPU))
+        os._exit(0 if numbers == [0, 1, 2, 3] else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 

@@ -59,8 +59,8 @@ def test_scores_are_added_within_each_sequence(scores: Scores, scale: float | No
     expected = torch.cat([plain(part, scores, factor) for part in parts])
     torch.testing.assert_close(context, expected, rtol=0, atol=1e-12)
     weights = random_qkv(sum(RAGGED))[:, 0].flatten(1)
-    found = [torch.autograd.grad((one * weights).sum(), qkv)[0] for one in (context, expected)]
-    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad((one * weights).sum(), qkv)[0] for one in (context, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("scores", [distances, of_content])
@@ -70,12 +70,12 @@ def test_scores_of_a_padded_layout_count_columns(scores: Scores) -> None:
     mask = torch.tensor([[1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]]).bool()
     context = attend(qkv, Padded(batch=2, length=6, mask=mask), dropout=0.0, scores=scores, scale=0.5)
     for row in range(2):
-        part, real = qkv[6 * row : 6 * row + 6], mask[row]
+        sequence, real = qkv[6 * row : 6 * row + 6], mask[row]
 
         def masked(query: Tensor, key: Tensor, real: Tensor = real) -> Tensor:
             return scores(query, key).masked_fill(~real, -torch.inf)
 
-        expected = plain(part, masked, 0.5)
+        expected = plain(sequence, masked, 0.5)
         torch.testing.assert_close(context[6 * row : 6 * row + 6][real], expected[real], rtol=0, atol=1e-12)
 
 
@@ -114,9 +114,9 @@ class CountedModule(nn.Module):
         self.calls: list[tuple[Tensor, Layout, Counted]] = []
 
     def forward(self, position_ids: Tensor, layout: Layout) -> Counted:
-        made = Counted()
-        self.calls.append((position_ids, layout, made))
-        return made
+        counter = Counted()
+        self.calls.append((position_ids, layout, counter))
+        return counter
 
 
 def tiny(**changes: object) -> EncoderConfig:
@@ -140,10 +140,10 @@ def test_the_encoder_asks_once_for_all_layers() -> None:
     module, batch = CountedModule(), packed(RAGGED)
     encoder = encoder_of(tiny(), module)
     run(encoder, batch)
-    ((position_ids, layout, made),) = module.calls
+    ((position_ids, layout, counter),) = module.calls
     assert position_ids is batch.position_ids
     assert layout is batch.layout
-    assert made.layers == [layer.attention for layer in encoder.layers]
+    assert counter.layers == [layer.attention for layer in encoder.layers]
     assert not torch.allclose(run(encoder, batch), run(encoder_of(tiny()), batch))
 
 

@@ -22,10 +22,10 @@ def test_buckets_are_those_of_transformers() -> None:
     with torch.no_grad():
         bias.bias.weight[:] = torch.arange(32.0)[:, None]
     layout = Padded(batch=1, length=length, mask=torch.ones(1, length).bool())
-    found = bias(torch.zeros(0), layout).scores  # [1, A, T, T]
+    scores = bias(torch.zeros(0), layout).scores  # [1, A, T, T]
     places = torch.arange(length)
     expected = MPNetEncoder.relative_position_bucket(places[None] - places[:, None])
-    assert torch.equal(found[0, 0], expected.float())
+    assert torch.equal(scores[0, 0], expected.float())
 
 
 @pytest.fixture

@@ -147,14 +147,14 @@ def test_all_edits_of_a_field_are_read_or_refused(
 @pytest.mark.parametrize(
     ("folder", "file", "field", "value", "message"),
     [
-        ("run", "run.json", "steps", "x", r"run\.json is damaged: steps = 'x': .*integer. Choose another folder"),
-        ("run", "run.json", "metrics", {"sets": []}, r"run\.json is damaged: metrics\.sets = \[\]: "),
-        ("run", "metrics.json", "best_step", "x", r"metrics\.json is damaged: best_step = 'x'"),
-        ("run", "metrics.json", "notes", ["\ud800"], r"metrics\.json is damaged: a text holds '.ud800'"),
-        ("run", "metrics.json", "more", 1, r"metrics\.json is damaged: more = 1: Extra inputs"),
-        ("seeds", "seeds.json", "runs", [{"seed": "x", "failure": None}], r"seeds\.json is damaged: runs\.0\.seed"),
-        ("folds", "folds.json", "rows", "x", r"folds\.json is damaged: rows = 'x': .* Run the command again"),
-        ("search", "search.json", "studies", [], r"search\.json is damaged: studies = \[\]: .* Run the search again"),
+        ("run", "run.json", "steps", "x", r"run\.json is damaged \(steps = 'x', .*integer\). Choose another folder"),
+        ("run", "run.json", "metrics", {"sets": []}, r"run\.json is damaged \(metrics\.sets = \[\], "),
+        ("run", "metrics.json", "best_step", "x", r"metrics\.json is damaged \(best_step = 'x'"),
+        ("run", "metrics.json", "notes", ["\ud800"], r"metrics\.json is damaged \(a text holds '.ud800'"),
+        ("run", "metrics.json", "more", 1, r"metrics\.json is damaged \(more = 1, Extra inputs"),
+        ("seeds", "seeds.json", "runs", [{"seed": "x", "failure": None}], r"seeds\.json is damaged \(runs\.0\.seed"),
+        ("folds", "folds.json", "rows", "x", r"folds\.json is damaged \(rows = 'x', .* Run the command again"),
+        ("search", "search.json", "studies", [], r"search\.json is damaged \(studies = \[\], .* Run the search again"),
     ],
 )
 def test_the_field_is_named(
@@ -175,11 +175,11 @@ def test_the_line_and_the_checkpoint_are_named(finished: Experiments, tmp_path: 
     state["course"]["tuned"] = {"thresholds": ["x"]}
     (copy / STATE).write_text(json.dumps(state), "utf-8")
     sign(copy)
-    with pytest.raises(CheckpointError, match=r"ckpt-2 is damaged: .*thresholds.* overwrite=True"):
+    with pytest.raises(CheckpointError, match=r"ckpt-2 is damaged \(.*thresholds.* overwrite=True"):
         commands(finished, "resumed")["resume"](copy)
     first, second = (copy / "metrics.jsonl").read_text("utf-8").splitlines()
     (copy / "metrics.jsonl").write_text(f'{first}\n{second[:-1]}, "metrics": 1}}\n', "utf-8")
-    with pytest.raises(BertTasksError, match=r"metrics\.jsonl:2 is damaged: metrics = 1: .* Remove the line"):
+    with pytest.raises(BertTasksError, match=r"metrics\.jsonl:2 is damaged \(metrics = 1, .* Remove the line"):
         make_report(copy)
 
 

@@ -47,12 +47,12 @@ def resume(path: Path) -> list[Trial]:
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete trial, a pruned and a failed one; read-only."""
     path = tmp_path_factory.mktemp("study") / "study.db"
-    made = opened(path)
+    store = opened(path)
     for state, scores in (("complete", (0.5, 0.75)), ("pruned", (0.5,)), ("failed", ())):
-        number, values = made.suggest()
+        number, values = store.suggest()
         score = 0.75 if state == "complete" else None
-        made.add(Trial(number=number, values=values, score=score, scores=scores, state=state, note="n", seconds=1.5))  # type: ignore[arg-type]
-    made.close()
+        store.add(Trial(number=number, values=values, score=score, scores=scores, state=state, note="n", seconds=1.5))  # type: ignore[arg-type]
+    store.close()
     return path
 
 

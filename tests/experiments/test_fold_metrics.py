@@ -97,9 +97,9 @@ def repeated(row: Line, number: int) -> dict[str, Any]:
 def test_metrics_are_those_of_the_written_predictions(name: str, checkpoint: Path, tmp_path: Path) -> None:
     task, rows, settings, naive, fitted = CASES[name]
     write_rows(tmp_path / "train.jsonl", [repeated(row, number) for number in range(REPEATS) for row in rows])
-    stated = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {"max_length": 32, **settings}.items())
+    settings_lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {"max_length": 32, **settings}.items())
     (tmp_path / "recipe.toml").write_text(
-        f'task = "{task}"\n[model]\nname = "{checkpoint}"\n[settings]\n{stated}'
+        f'task = "{task}"\n[model]\nname = "{checkpoint}"\n[settings]\n{settings_lines}'
         '[data]\ntrain = "train.jsonl"\nvalidation_share = 0.3\n'
         "[optim]\nepochs = 1\nbatch_size = 4\nlearning_rate = 1e-3\n"
         f'[run]\noutput_dir = "out"\n[folds]\ncount = {FOLDS}\n',
@@ -126,6 +126,6 @@ def test_metrics_are_those_of_the_written_predictions(name: str, checkpoint: Pat
     assert estimates == pytest.approx({key: expected[key] for key in estimates})
     page = report.output.read_text("utf-8")
     assert "chosen:" not in page
-    assert ("it was chosen on the validation rows of each fold&#39;s run" in page) == (name == "answers")
+    assert ("It was chosen on the validation rows of each fold&#39;s run" in page) == (name == "answers")
     figures = report.results[0][""].to_json()
     assert figures.get("curve", {}).get("chosen") is None

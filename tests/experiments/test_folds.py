@@ -74,11 +74,11 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 def test_every_row_is_predicted_once_by_a_model_that_did_not_see_it(finished: tuple[FoldsResult, Recipe]) -> None:
     result, _ = finished
     out = result.output_dir
-    found = lines_of(out / "out_of_fold.jsonl")
-    assert [row["line"] for row in found] == list(range(2, ROWS + 2))
+    rows = lines_of(out / "out_of_fold.jsonl")
+    assert [row["line"] for row in rows] == list(range(2, ROWS + 2))
     for fold in (1, 2, 3):
         data = json.loads((out / f"fold-{fold}" / "run.json").read_text("utf-8"))["data"]
-        held_out = [row for row in found if row["fold"] == fold]
+        held_out = [row for row in rows if row["fold"] == fold]
         assert data["train"]["rows"] + data["validation"]["rows"] + len(held_out) == ROWS
         model = TaskModel.from_pretrained(out / f"fold-{fold}" / "model")
         for row, again in zip(held_out, model.predict([{"text": row["text"]} for row in held_out]), strict=True):
@@ -107,7 +107,7 @@ def test_the_mean_of_the_folds_has_the_temperature_of_all_rows(tmp_path: Path, c
     assert predict(folder, ["a sunny day"], abstain_below=1.0)[0].label is None
     content = json.loads((folder / "folds.json").read_text("utf-8"))
     (folder / "folds.json").write_text(json.dumps({**content, "fitted": {"temperature": "hot"}}), "utf-8")
-    with pytest.raises(CheckpointError, match=r"folds\.json: damaged"):
+    with pytest.raises(CheckpointError, match=r"folds\.json is damaged"):
         predict(folder, ["a sunny day"])
 
 
@@ -121,9 +121,9 @@ def test_rows_of_several_files_name_their_file(tmp_path: Path) -> None:
     """Lines are counted in each file."""
     files = [RowTable.from_rows(make_rows(count), name) for name, count in (("a.csv", 2), ("b.csv", 3))]
     whole = RowTable.joined(files)
-    made = SequencePrediction(label="positive", score=1.0, scores={"negative": 0.0, "positive": 1.0})
+    prediction = SequencePrediction(label="positive", score=1.0, scores={"negative": 0.0, "positive": 1.0})
     parts = [
-        FoldPredictions(fold=fold, table=whole.select_part(chosen), predictions=[made] * len(chosen))
+        FoldPredictions(fold=fold, table=whole.select_part(chosen), predictions=[prediction] * len(chosen))
         for fold, chosen in enumerate(([0, 3], [1, 2, 4]), start=1)
     ]
     rows, folds, predictions = out_of_fold(parts)
@@ -156,11 +156,10 @@ def test_rows_of_several_files_name_their_file(tmp_path: Path) -> None:
 
 def test_metrics_are_of_all_rows_and_of_each_fold(finished: tuple[FoldsResult, Recipe]) -> None:
     result, _ = finished
-    found = lines_of(result.output_dir / "out_of_fold.jsonl")
-    right = [row["label"] == row["input.label"] for row in found]
+    rows = lines_of(result.output_dir / "out_of_fold.jsonl")
+    right = [row["label"] == row["input.label"] for row in rows]
     each = [
-        statistics.fmean(one for one, row in zip(right, found, strict=True) if row["fold"] == fold)
-        for fold in (1, 2, 3)
+        statistics.fmean(one for one, row in zip(right, rows, strict=True) if row["fold"] == fold) for fold in (1, 2, 3)
     ]
     accuracy = result.metrics["accuracy"]
     assert accuracy.out_of_fold == pytest.approx(statistics.fmean(right))
@@ -228,9 +227,9 @@ def test_slices_are_of_the_predictions_for_all_rows(finished: tuple[FoldsResult,
     (slices,) = report.results[0][""].slices
     predicted = lines_of(result.output_dir / "out_of_fold.jsonl")
     for number, channel in enumerate(CHANNELS):
-        (one,) = (one for one in slices.slices if one.name == channel)
-        part = [row["label"] == row["input.label"] for row in predicted[number::3]]
-        assert (one.count, one.scores["accuracy"].value) == (8, pytest.approx(statistics.fmean(part)))
+        (group,) = (one for one in slices.slices if one.name == channel)
+        is_right = [row["label"] == row["input.label"] for row in predicted[number::3]]
+        assert (group.count, group.scores["accuracy"].value) == (8, pytest.approx(statistics.fmean(is_right)))
     single = make_report(result.output_dir / "fold-2", tmp_path / "page.html", by=["channel"]).results[0][""]
     assert {one.name for one in single.slices[0].slices} <= {*CHANNELS}
     assert sum(one.count for one in single.slices[0].slices) == single.rows
@@ -242,9 +241,9 @@ def test_rows_that_changed_have_no_slices(finished: tuple[FoldsResult, Recipe]) 
     rows = run.predicted[0].rows
     other_texts = [{**row, "text": other["text"]} for row, other in zip(rows, [*rows[1:], rows[0]], strict=True)]
     for changed in (rows[1:], other_texts):
-        given = replace(run, predicted=(replace(run.predicted[0], rows=changed),))
-        with pytest.raises(UsageError, match="has changed while the report was made: run the command again"):
-            with_file_columns(given)
+        stale_run = replace(run, predicted=(replace(run.predicted[0], rows=changed),))
+        with pytest.raises(UsageError, match=r"has changed while the report was made\. Run the command again"):
+            with_file_columns(stale_run)
 
 
 def test_a_folder_that_is_not_complete(finished: tuple[FoldsResult, Recipe], tmp_path: Path) -> None:
@@ -252,7 +251,7 @@ def test_a_folder_that_is_not_complete(finished: tuple[FoldsResult, Recipe], tmp
     for name in ("fold-1/run.json", "fold-2/run.json", "fold-3/run.json"):
         (tmp_path / "copy" / name).parent.mkdir(parents=True)
         (tmp_path / "copy" / name).write_bytes((folder / name).read_bytes())
-    with pytest.raises(UsageError, match=r"copy: the cross-validation is not finished: run the same command again"):
+    with pytest.raises(UsageError, match=r"copy: the cross-validation is not finished\. Run the same command again"):
         make_report(tmp_path / "copy")
     (tmp_path / "copy" / "folds.json").write_bytes((folder / "folds.json").read_bytes())
     report = make_report(tmp_path / "copy")
@@ -264,7 +263,7 @@ def test_a_folder_that_is_not_complete(finished: tuple[FoldsResult, Recipe], tmp
 def test_one_model_is_needed_for_other_rows(finished: tuple[FoldsResult, Recipe], tmp_path: Path) -> None:
     folder = finished[0].output_dir
     for options in ({"data": folder.parent / "train.csv"}, {"explain": 1}):
-        with pytest.raises(UsageError, match="has a model for each fold: name the folder of one of them to "):
+        with pytest.raises(UsageError, match=r"has a model for each fold\. Name the folder of one of them to "):
             make_report(folder, tmp_path / "page.html", **options)
     with pytest.raises(UsageError, match=r"'text', 'label', 'channel'$"):
         make_report(folder, tmp_path / "page.html", by=["group"])
@@ -307,7 +306,7 @@ def test_other_folds_are_refused(finished: tuple[FoldsResult, Recipe]) -> None:
     _, loaded = finished
     assert loaded.folds is not None
     changed = loaded.model_copy(update={"folds": loaded.folds.model_copy(update={"count": 2})})
-    with pytest.raises(UsageError, match=r"holds runs of other folds: folds\.count = 2 \(was 3\)\. Choose"):
+    with pytest.raises(UsageError, match=r"holds runs that differ in folds\.count = 2 \(was 3\)\. Choose"):
         train_folds(changed, progress=False)
 
 
@@ -321,16 +320,16 @@ def test_overwriting_replaces_all_folds(recipe: Callable[..., Recipe]) -> None:
 
 
 def test_a_fold_that_diverges_is_named(recipe: Callable[..., Recipe]) -> None:
-    with pytest.raises(DivergedError, match=r"^fold 1: step "):
+    with pytest.raises(DivergedError, match=r"^fold 1, step "):
         train_folds(recipe("optim.learning_rate=1e30", "optim.epochs=3"), progress=False)
 
 
 def test_folds_and_one_run_are_told_apart(recipe: Callable[..., Recipe]) -> None:
-    with pytest.raises(RecipeError, match="call train_folds"):
+    with pytest.raises(RecipeError, match="Call train_folds"):
         train(recipe(), progress=False)
     with pytest.raises(RecipeError, match=r"folds\.fold = 2 is a single run"):
         train_folds(recipe("folds.fold=2"), progress=False)
-    with pytest.raises(RecipeError, match="fold = 4: there are 3 folds"):
+    with pytest.raises(RecipeError, match="fold is 4, but there are 3 folds"):
         recipe("folds.fold=4")
     with pytest.raises(RecipeError, match=r"run\.seeds and \[folds\] exclude each other"):
         recipe("run.seeds=[1, 2]")
@@ -424,11 +423,11 @@ def test_an_interrupted_prediction_resumes_unless_a_fold_changes(
 @pytest.mark.parametrize(
     ("removed", "message"),
     [
-        ("fold-2/metrics.json", "no finished run of fold-2 (interrupted, diverged or removed): run the command"),
+        ("fold-2/metrics.json", "no finished run of fold-2 (interrupted, diverged or removed). Run the command"),
         ("fold-3", "no finished run of fold-3"),
         ("fold-2/model/config.json", "no model/ with config.json of fold-2"),
         ("fold-1/model/model.safetensors", "fold-1/model: no weights"),
-        ("folds.json", "the cross-validation is not finished, as there is no folds.json: run the command"),
+        ("folds.json", "the cross-validation is not finished, as there is no folds.json. Run the command"),
     ],
 )
 def test_folds_without_a_model_are_named(
@@ -445,10 +444,10 @@ def test_folds_without_a_model_are_named(
 
 def test_models_of_others_are_refused(ensemble: Path) -> None:
     config = ensemble / "fold-2" / "model" / "config.json"
-    stated = json.loads(config.read_text("utf-8"))
-    stated["bert_tasks"]["settings"]["max_length"] = 20
-    config.write_text(json.dumps(stated), "utf-8")
-    with pytest.raises(CheckpointError, match=r"fold-2 and .*fold-1 do not predict the same: max_length is 20 and 40$"):
+    content = json.loads(config.read_text("utf-8"))
+    content["bert_tasks"]["settings"]["max_length"] = 20
+    config.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(CheckpointError, match=r"fold-2 and .*fold-1 do not predict .* max_length is 20 and 40$"):
         evaluate(ensemble, make_rows(3))
     assert predict(ensemble, ["a day"], settings={"max_length": 30})  # of all models
 
@@ -475,7 +474,7 @@ def test_other_commands_name_one_fold(
     name, *options = arguments
     assert command(monkeypatch, name, ensemble, *options) == 4
     error = capsys.readouterr().err
-    assert "holds the models of several folds, which only predict and evaluate use together; name one of" in error
+    assert "holds the models of several folds, which only predict and evaluate use together. Name one of" in error
     assert str(ensemble / "fold-1") in error
 
 

@@ -110,8 +110,8 @@ def test_differences_are_a_table_and_exit_5(
         assert line in done.err
     assert "surroundings differ: cpu: Z80 before" in done.out
     shown = command(monkeypatch, capsys, "reproduce", copied, "--json", "--quiet")
-    found = json.loads(shown.out)
-    assert (shown.code, shown.err, found["equal"], len(found["differences"])) == (5, "", False, 2)
+    report = json.loads(shown.out)
+    assert (shown.code, shown.err, report["equal"], len(report["differences"])) == (5, "", False, 2)
 
 
 def test_changed_rows_are_refused_by_the_name_of_their_file(copied: Path) -> None:
@@ -165,9 +165,9 @@ def test_a_run_whose_settings_changed_on_its_way_says_so(original: Path, copied:
 
 
 def test_what_is_no_run_to_repeat(original: Path, checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r": no run\.json; expected the output folder of one run"):
+    with pytest.raises(UsageError, match=r": no run\.json\. Expected the output folder of one run"):
         reproduce(tmp_path)
-    with pytest.raises(UsageError, match="is the run itself: choose another folder"):
+    with pytest.raises(UsageError, match=r"is the run itself\. Choose another folder"):
         reproduce(original, output_dir=original)
     rows = make_rows(8)
     fit(load_model(checkpoint), rows, rows, output_dir=tmp_path / "fit", epochs=1, progress=False)

@@ -89,8 +89,8 @@ def test_suggestions_and_pruning_do_not_depend_on_kills(sampler, pruner, tmp_pat
 
 
 def test_other_seeds_suggest_other_values(tmp_path):
-    one, two = (studied(tmp_path / f"{seed}.db", "random", "none", seed=seed) for seed in (1, 2))
-    assert [trial.values for trial in one] != [trial.values for trial in two]
+    first, two = (studied(tmp_path / f"{seed}.db", "random", "none", seed=seed) for seed in (1, 2))
+    assert [trial.values for trial in first] != [trial.values for trial in two]
 
 
 def test_the_grid_is_walked_once(tmp_path):
@@ -136,8 +136,8 @@ def test_the_folder_of_a_search(searched):
     assert study.trials[0].values == {"optim.learning_rate": 1e-3, "optim.batch_size": 10}  # the recipe as it is
     for trial in study.trials:
         run = folder / "out" / "tpe" / f"trial-{trial.number:03d}"
-        made = load_recipe(run / "recipe.toml")
-        assert (made.optim.learning_rate, made.run.seed) == (trial.values["optim.learning_rate"], 9)
+        best_recipe = load_recipe(run / "recipe.toml")
+        assert (best_recipe.optim.learning_rate, best_recipe.run.seed) == (trial.values["optim.learning_rate"], 9)
         metrics = json.loads((run / "metrics.json").read_text("utf-8"))["metrics"]
         assert metrics[result.metric] == trial.score
         assert (run / "model" / "model.safetensors").exists() == (trial == study.best)
@@ -166,8 +166,8 @@ def test_lines_for_people(searched):
 def test_fresh_seeds_that_diverge(searched, tmp_path, monkeypatch):
     shutil.copytree(searched[0], tmp_path / "copy")
 
-    def diverge(made, seeds, **options):
-        result = original(made, seeds, **options)
+    def diverge(searched_recipe, seeds, **options):
+        result = original(searched_recipe, seeds, **options)
         return replace(result, runs=(result.runs[0], replace(result.runs[1], result=None, failure="at step 3")))
 
     original = module.train_seeds
@@ -182,7 +182,7 @@ def test_fresh_seeds_that_diverge(searched, tmp_path, monkeypatch):
 
 def test_the_report_of_an_unfinished_search(tmp_path):
     (tmp_path / "study.db").write_bytes(b"")
-    with pytest.raises(UsageError, match="is not finished: run the same command again"):
+    with pytest.raises(UsageError, match=r"is not finished\. Run the same command again"):
         make_report(tmp_path)
 
 
@@ -204,7 +204,7 @@ def test_a_complete_search_is_reported_and_extended(searched, tmp_path, monkeypa
     folder, result = searched
     trained = []
     original = module.train
-    monkeypatch.setattr(module, "train", lambda *given, **options: trained.append(given) or original(*given, **options))
+    monkeypatch.setattr(module, "train", lambda *args, **options: trained.append(args) or original(*args, **options))
     again = search(recipe(folder), progress=False)
     assert trained == []
     assert again.to_json() == result.to_json()
@@ -218,10 +218,10 @@ def test_a_complete_search_is_reported_and_extended(searched, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("optim.epochs=2", r"other settings: optim.epochs = 2 \(was 1\)"),
-        ("search.epochs={low = 1, high = 2}", "other settings: search.optim"),
-        ("run.seed=3", "other settings: run.seed"),
-        ("run.seeds=[1, 2]", "run.seeds: a search has seeds of its own"),
+        ("optim.epochs=2", r"differs in optim.epochs = 2 \(was 1\)"),
+        ("search.epochs={low = 1, high = 2}", "differs in search.optim"),
+        ("run.seed=3", "differs in run.seed"),
+        ("run.seeds=[1, 2]", "a search has its own seeds. Remove run.seeds"),
     ],
 )
 def test_another_search_in_the_folder(change, message, searched):
@@ -233,7 +233,7 @@ def test_another_search_in_the_folder(change, message, searched):
 def test_other_rows(searched, tmp_path):
     shutil.copytree(searched[0], tmp_path / "copy")
     write_csv(tmp_path / "copy" / "dev.csv", make_rows(9, seed=2))
-    with pytest.raises(UsageError, match="other settings: the rows of validation = "):
+    with pytest.raises(UsageError, match="differs in the rows of validation = "):
         search(recipe(tmp_path / "copy"), progress=False)
 
 
@@ -292,11 +292,11 @@ def test_values_that_the_model_refuses_end_their_trial_only(tmp_path, checkpoint
     assert trials[4096].note.startswith("max_length = 4096, but the checkpoint has")
     assert result.studies[0].fresh is not None
     assert result.baseline is None
-    assert any(note.startswith("the recipe as it is cannot be trained: max_length") for note in result.notes)
+    assert any(note.startswith("the recipe as it is cannot be trained (max_length") for note in result.notes)
 
 
 def test_errors_that_are_not_of_the_values_stop_the_search(folder, monkeypatch):
-    def fail(*given, **options):
+    def fail(*args, **options):
         raise CheckpointError("the disk is full")
 
     monkeypatch.setattr(module, "train", fail)
@@ -306,10 +306,10 @@ def test_errors_that_are_not_of_the_values_stop_the_search(folder, monkeypatch):
 
 def test_what_a_search_needs(folder, monkeypatch):
     plain = recipe(folder).model_copy(update={"search": None})
-    with pytest.raises(RecipeError, match=r"add a section \[search\]"):
+    with pytest.raises(RecipeError, match=r"Add a section \[search\]"):
         search(plain)
     monkeypatch.setattr(util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"optuna not installed, .* pip install '\.\[search\]'"):
+    with pytest.raises(UsageError, match=r"optuna not installed, .*pip install '\.\[search\]'"):
         search(recipe(folder))
 
 
@@ -362,7 +362,7 @@ PRUNED = (
 BY_LOSS = 'metric_for_best_model = "loss"'  # which differs between all trials, where the accuracy of few rows may not
 
 
-def found(folder):
+def read_trials(folder):
     content = json.loads((folder / "out" / "search.json").read_text("utf-8"))
     keys = ("number", "values", "score", "scores", "state")
     return [{key: trial[key] for key in keys} for trial in content["studies"][0]["trials"]]
@@ -373,7 +373,7 @@ def test_pruning_ends_both_processes(tmp_path, checkpoint):
     write_recipe(tmp_path, checkpoint, PRUNED, epochs=4, run_section=BY_LOSS)
     done = run_program([*TORCHRUN, "search", tmp_path / "recipe.toml", "--no-report"], folder=tmp_path, seconds=240)
     assert done.code == 0, done.err[-3000:]
-    trials = found(tmp_path)
+    trials = read_trials(tmp_path)
     states = {trial["state"] for trial in trials}
     assert states == {"complete", "pruned"}
     for trial in trials:
@@ -399,5 +399,5 @@ def test_kill_during_a_trial(tmp_path, checkpoint):
     assert not (tmp_path / "killed" / "out" / "search.json").exists()
     done = run_program([*command, tmp_path / "killed" / "recipe.toml"], folder=tmp_path, seconds=240)
     assert done.code == 0, done.err[-3000:]
-    assert found(tmp_path / "killed") == found(tmp_path / "calm")
-    assert any(trial["state"] == "pruned" for trial in found(tmp_path / "calm"))
+    assert read_trials(tmp_path / "killed") == read_trials(tmp_path / "calm")
+    assert any(trial["state"] == "pruned" for trial in read_trials(tmp_path / "calm"))

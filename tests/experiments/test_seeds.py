@@ -40,10 +40,10 @@ def summary(folder):
 def diverging(wrong_seed):
     """``train`` with a learning rate that one seed does not survive."""
 
-    def run(wanted, **options):
-        rate = 1e30 if wanted.run.seed == wrong_seed else wanted.optim.learning_rate
-        optim = wanted.optim.model_copy(update={"learning_rate": rate, "epochs": 3})
-        return train(wanted.model_copy(update={"optim": optim}), **options)
+    def run(run_recipe, **options):
+        rate = 1e30 if run_recipe.run.seed == wrong_seed else run_recipe.optim.learning_rate
+        optim = run_recipe.optim.model_copy(update={"learning_rate": rate, "epochs": 3})
+        return train(run_recipe.model_copy(update={"optim": optim}), **options)
 
     return run
 
@@ -94,27 +94,27 @@ def test_runs_of_other_seeds_stay_part_of_the_comparison(folder, monkeypatch):
     monkeypatch.setattr(module, "train", train)
     assert [run.seed for run in train_seeds(recipe(folder), [1], progress=False).runs] == [1, 3]
     assert (
-        "the run of seed 2 does not count: it has other settings (optim.epochs, optim.learning_rate)"
+        "the run of seed 2 does not count. It has other settings (optim.epochs, optim.learning_rate)"
         in summary(folder)["notes"]
     )
 
 
 def test_runs_that_cannot_be_compared_are_left_out(folder):
-    wanted = recipe(folder, "optim.learning_rate=1e30")
-    assert train_seeds(wanted, [1], progress=False).failed
+    diverging_recipe = recipe(folder, "optim.learning_rate=1e30")
+    assert train_seeds(diverging_recipe, [1], progress=False).failed
     (folder / "out" / "seed-5").mkdir()
     (folder / "out" / "seed-6").mkdir()
     (folder / "out" / "seed-6" / "run.json").write_text("{")
     (folder / "out" / "seed-07").mkdir()
     shutil.copytree(folder / "out" / "seed-1", folder / "out" / "seed-4")
     (folder / "out" / "seed-4" / "metrics.json").write_text("{}")
-    result = train_seeds(wanted, [2], progress=False)
+    result = train_seeds(diverging_recipe, [2], progress=False)
     assert [run.seed for run in result.failed] == [1, 2]
-    assert [note.partition(":")[0] for note in result.notes] == [f"the run of seed {n} does not count" for n in (4, 6)]
+    assert [note.partition(".")[0] for note in result.notes] == [f"the run of seed {n} does not count" for n in (4, 6)]
     (folder / "out" / "seeds.json").unlink()
-    result = train_seeds(wanted, [2], progress=False)
+    result = train_seeds(diverging_recipe, [2], progress=False)
     assert [run.seed for run in result.runs] == [2]
-    assert "the run of seed 1 does not count: it is not finished; train with that seed to resume it" in result.notes
+    assert "the run of seed 1 does not count. It is not finished. Train with that seed to resume it" in result.notes
 
 
 def test_an_interrupted_run_goes_on(folder, monkeypatch):
@@ -126,7 +126,7 @@ def test_an_interrupted_run_goes_on(folder, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             train_seeds(recipe(folder), [1, 2], progress=False)
     assert (folder / "out" / "seed-1" / "run.json").exists()
-    with pytest.raises(UsageError, match=r"seed-1 holds an unfinished run with other settings: optim\.batch_size"):
+    with pytest.raises(UsageError, match=r"seed-1 holds an unfinished run that differs in optim\.batch_size"):
         train_seeds(recipe(folder, "optim.batch_size=2"), [1], progress=False)
     assert [run.result.reused for run in train_seeds(recipe(folder), [1], progress=False).runs] == [False]
 
@@ -140,7 +140,7 @@ def test_a_run_that_diverges_does_not_stop_the_others(folder, monkeypatch):
     assert summary(folder)["failed"].keys() == {"1"}
     assert summary(folder)["metrics"]["accuracy"]["best_seed"] == 2
     text = "\n".join(result.lines())
-    assert "diverged: step" in text
+    assert "diverged at step" in text
     assert "1 of 2 runs (seed 1) diverged" in text
 
 
@@ -167,11 +167,11 @@ def test_named_validation_sets(folder):
     named = '[data.validation]\ntrain = "dev.csv"\nother = "train.csv"\n[optim]'
     (folder / "recipe.toml").write_text(text.replace('validation = "dev.csv"\n', "").replace("[optim]", named), "utf-8")
     assert train_seeds(recipe(folder), [4], progress=False).metric == "train/accuracy"
-    chosen = train_seeds(
+    result = train_seeds(
         recipe(folder, "run.metric_for_best_model=other/f1", f"run.output_dir={folder / 'b'}"), [4], progress=False
     )
-    assert chosen.metric == "other/f1"
-    assert not math.isnan(chosen.runs[0].value("other/f1"))
+    assert result.metric == "other/f1"
+    assert not math.isnan(result.runs[0].value("other/f1"))
 
 
 # Before the first run
@@ -204,7 +204,7 @@ def test_the_folder_of_the_last_seed_is_looked_at_first(folder):
 
 
 def test_a_folder_and_seeds_are_needed(folder):
-    with pytest.raises(RecipeError, match=r"no seeds: set run\.seeds .*--seeds"):
+    with pytest.raises(RecipeError, match=r"no seeds\. Set run\.seeds .*--seeds"):
         train_seeds(recipe(folder))
     text = (folder / "recipe.toml").read_text("utf-8").replace('output_dir = "out"\n', "")
     (folder / "recipe.toml").write_text(text, "utf-8")
@@ -223,7 +223,7 @@ def test_seeds_that_will_not_do(folder, seeds, message):
 
 
 def test_seed_of_a_call_is_named_by_its_place(folder):
-    with pytest.raises(RecipeError, match=r"^seeds\[1\] = 99999999999: expected less than 4294967296$"):
+    with pytest.raises(RecipeError, match=r"^seeds\[1\] is 99999999999, expected less than 4294967296$"):
         train_seeds(recipe(folder), [1, 99999999999])
 
 
@@ -237,7 +237,7 @@ def test_parse_seeds():
 # The figures
 
 
-def made(seed, *, failure=None, **metrics):
+def run_of(seed, *, failure=None, **metrics):
     """A run with these metrics."""
     result = FitResult(
         metrics=metrics,
@@ -254,12 +254,12 @@ def made(seed, *, failure=None, **metrics):
 
 
 def test_spread_of_four_runs():
-    runs = [made(seed, accuracy=value, loss=1 - value) for seed, value in {1: 0.5, 2: 0.9, 3: 0.7, 4: 0.6}.items()]
-    found = spreads(runs)["accuracy"]
-    assert found.mean == pytest.approx(0.675)
-    assert found.std == pytest.approx(math.sqrt((0.175**2 + 0.225**2 + 0.025**2 + 0.075**2) / 3))
-    assert found.median == pytest.approx(0.65)
-    assert (found.best, found.best_seed, found.runs) == (0.9, 2, 4)
+    runs = [run_of(seed, accuracy=value, loss=1 - value) for seed, value in {1: 0.5, 2: 0.9, 3: 0.7, 4: 0.6}.items()]
+    spread = spreads(runs)["accuracy"]
+    assert spread.mean == pytest.approx(0.675)
+    assert spread.std == pytest.approx(math.sqrt((0.175**2 + 0.225**2 + 0.025**2 + 0.075**2) / 3))
+    assert spread.median == pytest.approx(0.65)
+    assert (spread.best, spread.best_seed, spread.runs) == (0.9, 2, 4)
     assert spreads(runs, {"loss"})["loss"].best_seed == 2
     assert spreads(runs)["loss"].best_seed == 1  # the name alone says nothing
     assert list(spreads(runs)) == ["accuracy", "loss"]
@@ -267,28 +267,33 @@ def test_spread_of_four_runs():
 
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=9))
 def test_spread_is_that_of_the_statistics_module(values):
-    found = spreads([made(seed, f1=value) for seed, value in enumerate(values)])["f1"]
-    assert (found.mean, found.std) == (statistics.fmean(values), statistics.stdev(values))
-    assert (found.median, found.best) == (statistics.median(values), max(values))
-    assert values[found.best_seed] == max(values)
+    spread = spreads([run_of(seed, f1=value) for seed, value in enumerate(values)])["f1"]
+    assert (spread.mean, spread.std) == (statistics.fmean(values), statistics.stdev(values))
+    assert (spread.median, spread.best) == (statistics.median(values), max(values))
+    assert values[spread.best_seed] == max(values)
 
 
 def test_a_metric_that_is_not_a_number_has_no_mean_but_a_best():
-    found = spreads([made(1, pearson=math.nan), made(2, pearson=0.3)])["pearson"]
-    assert (found.best, found.best_seed) == (0.3, 2)
-    assert all(map(math.isnan, (found.mean, found.std, found.median)))
-    nothing = spreads([made(1, pearson=math.nan)])["pearson"]
+    spread = spreads([run_of(1, pearson=math.nan), run_of(2, pearson=0.3)])["pearson"]
+    assert (spread.best, spread.best_seed) == (0.3, 2)
+    assert all(map(math.isnan, (spread.mean, spread.std, spread.median)))
+    nothing = spreads([run_of(1, pearson=math.nan)])["pearson"]
     assert nothing.best_seed is None
 
 
 def test_collapsed_runs_are_told_apart():
-    whole = made(2, accuracy=0.5)
+    whole = run_of(2, accuracy=0.5)
     said = replace(whole.result, collapse="predicts 'calm' for every row", notes=("try more epochs",))
     collapsed = replace(whole, result=said)
     result = SeedsResult(
         output_dir=None,
         metric="accuracy",
-        runs=(made(1, accuracy=0.8), collapsed, made(3, accuracy=0.9), made(4, failure="step 7: the loss is nan")),
+        runs=(
+            run_of(1, accuracy=0.8),
+            collapsed,
+            run_of(3, accuracy=0.9),
+            run_of(4, failure="step 7: the loss is nan"),
+        ),
     )
     assert result.metrics["accuracy"].mean == pytest.approx(2.2 / 3)
     content = result.to_json()
@@ -300,8 +305,8 @@ def test_collapsed_runs_are_told_apart():
     assert lines[0].split() == ["seed", "accuracy", "best", "step"]
     assert "collapsed: predicts 'calm' for every row" in lines[2]
     assert ["metric", "mean", "std", "median", "best", "of", "seed"] in [line.split() for line in lines]
-    assert "1 of 4 runs (seed 2) collapsed; accuracy of the others: mean 0.8500, std 0.0707" in lines
+    assert "1 of 4 runs (seed 2) collapsed. The others have mean accuracy 0.8500, std 0.0707" in lines
     assert "try more epochs" in lines
     alone = replace(result, runs=(collapsed,))
-    assert "1 of 1 runs (seed 2) collapsed; no other is left" in alone.lines()
+    assert "1 of 1 runs (seed 2) collapsed. No other run is left" in alone.lines()
     assert replace(result, runs=result.runs[:1]).to_json()["metrics_without_collapsed"] is None

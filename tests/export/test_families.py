@@ -84,10 +84,10 @@ def check(exported: Export, model: TaskModel) -> None:
     names = [node.name for node in session.get_inputs()]
     for batch in rectangles(model):
         feed = dict(zip(("input_ids", "attention_mask", "token_type_ids"), batch, strict=True))
-        found = [torch.from_numpy(part) for part in session.run(None, {name: feed[name].numpy() for name in names})]
+        outputs = [torch.from_numpy(part) for part in session.run(None, {name: feed[name].numpy() for name in names})]
         with torch.inference_mode():
             expected = model(*batch)
-        logits = found[0] if len(found) == 1 else torch.stack(found, dim=-1)
+        logits = outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=-1)
         assert logits.shape == expected.shape
         assert (logits - expected).abs().max() <= TOLERANCE * max(1.0, expected.abs().max().item())
 
@@ -105,10 +105,10 @@ def check(exported: Export, model: TaskModel) -> None:
 def test_every_family(
     family: str, task: str, texts: list[str], by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:
-    head, given = TASKS[task]
-    tokenizer, labels = tokenizer_of(family, by_kind), given.get("labels", ())
+    head, settings = TASKS[task]
+    tokenizer, labels = tokenizer_of(family, by_kind), settings.get("labels", ())
     save_checkpoint(tmp_path / "model", family, tokenizer, head=head, labels=labels, positions=512)
-    model = TaskModel.from_pretrained(tmp_path / "model", task=task, **given)
+    model = TaskModel.from_pretrained(tmp_path / "model", task=task, **settings)
     rows = rows_of(task, texts)
     exported = export(model, to="onnx", output=tmp_path / "onnx", data=rows)
     check(exported, model)

@@ -22,9 +22,9 @@ def test_predictions_and_metrics_are_the_models(checkpoint: Path, tmp_path: Path
     rows = [dict(row) for row in MASKED]
     exported = export(model, to="onnx", output=tmp_path / "onnx", data=rows)
     assert exported.record["outputs"] == ["logits"]
-    for expected, found in zip(model.predict(rows), predict(tmp_path / "onnx", rows), strict=True):
-        assert [one.token for one in expected.masks[0]] == [one.token for one in found.masks[0]]
-        assert found.masks[0][0].score == pytest.approx(expected.masks[0][0].score, abs=1e-5)
+    for expected, prediction in zip(model.predict(rows), predict(tmp_path / "onnx", rows), strict=True):
+        assert [one.token for one in expected.masks[0]] == [one.token for one in prediction.masks[0]]
+        assert prediction.masks[0][0].score == pytest.approx(expected.masks[0][0].score, abs=1e-5)
     assert evaluate(tmp_path / "onnx", rows) == pytest.approx(evaluate(model, rows), rel=1e-5)
     with pytest.raises(UsageError, match="int8 is not supported for masked-language-modeling"):
         export(model, to="int8", output=tmp_path / "int8", data=rows)

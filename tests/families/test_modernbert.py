@@ -146,8 +146,8 @@ def test_gradients_are_those_of_transformers() -> None:
     weights = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     logits = theirs(**batch.inputs("modernbert")).logits[batch.attention_mask.bool()]
     torch.autograd.backward((logits.square() @ weights).sum())
-    found = ours(packed_batch(ours, batch))
-    torch.autograd.backward((found.square() @ weights).sum())
+    output = ours(packed_batch(ours, batch))
+    torch.autograd.backward((output.square() @ weights).sum())
     expected = in_our_names({name: value.grad for name, value in theirs.named_parameters()}, theirs, "token")
     assert expected.keys() == dict(ours.named_parameters()).keys()
     largest = max(float(value.abs().max()) for value in expected.values())
@@ -178,9 +178,9 @@ def test_initial_weights_are_drawn_as_in_transformers() -> None:
     theirs = ModernBertForSequenceClassification(config)
     ours = TaskModel(config.to_dict(), SequenceClassification(labels=("a", "b", "c"), max_length=48))
     expected = in_our_names(dict(theirs.named_parameters()), theirs, "sequence")
-    found = dict(ours.named_parameters())
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+    parameters = dict(ours.named_parameters())
+    assert parameters.keys() == expected.keys()
+    for name, value in parameters.items():
         if value.numel() > 200:
             assert float(value.std()) == pytest.approx(float(expected[name].std()), rel=0.15), name
             assert float(value.abs().max()) == pytest.approx(float(expected[name].abs().max()), rel=0.15), name
@@ -220,8 +220,8 @@ def test_queries_keys_and_values_of_the_last_layer_are_those_of_its_normalised_i
     packed, seen = packed_batch(ours, batch), []
     ours.encoder.layers[-1].attention.qkv.register_forward_hook(lambda *call: seen.append(call[2]))
     _, states = ours.logits_and_states(packed)
-    found = ours.encoder.last_queries_keys_values(states)
-    assert torch.equal(found.flatten(1), seen[0])
+    projections = ours.encoder.last_queries_keys_values(states)
+    assert torch.equal(projections.flatten(1), seen[0])
 
 
 def test_a_bert_is_no_modernbert_of_fewer_layers() -> None:
@@ -237,8 +237,8 @@ def test_a_family_that_does_not_exist_is_named() -> None:
 
 def test_kept_layers_stay_global_or_local() -> None:
     config = hf_config("modernbert").to_dict()
-    for stated in (config, {**config, "layer_types": None, "rope_parameters": None}):
-        student = encoder_config(converted_config(stated, layers=(0, 2, 3), family=None))
+    for base_config in (config, {**config, "layer_types": None, "rope_parameters": None}):
+        student = encoder_config(converted_config(base_config, layers=(0, 2, 3), family=None))
         assert student.attention_window == (None, 3, None)
         assert student.rotary_theta == (160000.0, 10000.0, 160000.0)
 
@@ -352,9 +352,9 @@ def other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The residual of the first rows instead of the rows that are read."""
 
     def forward(
-        layer: PreNormLayer, hidden: Tensor, layout: Layout, selection: Selection | None, found: Positions
+        layer: PreNormLayer, hidden: Tensor, layout: Layout, selection: Selection | None, rotation: Positions
     ) -> Tensor:
-        context = layer.attention(layer.attention_norm(hidden), layout, selection, found)
+        context = layer.attention(layer.attention_norm(hidden), layout, selection, rotation)
         hidden = hidden[: len(context)] + layer.attention.output(context)
         return hidden + layer.feed_forward(layer.output_norm(hidden))
 

@@ -47,8 +47,8 @@ def family_knowledge(source: Source) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             if node.value in FAMILIES:
                 yield f"{where}: names the family {node.value}"
-            if found := NAMES.search(node.value):
-                yield f"{where}: knows {found[0]}"
+            if match := NAMES.search(node.value):
+                yield f"{where}: knows {match[0]}"
 
 
 def test_nothing_else_knows_families() -> None:

@@ -98,7 +98,7 @@ def test_both_names_of_tensors_are_read(original: bool, options: dict[str, objec
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda fused: {"layers.1.self_attn.k_proj.weight": fused[:36]}, r"k_proj\.weight appears twice: as layers\.1"),
+        (lambda fused: {"layers.1.self_attn.k_proj.weight": fused[:36]}, r"k_proj\.weight appears twice, as layers\.1"),
         (lambda fused: {"encoder.layers.1.attn.Wqkv.weight": fused[0, 0]}, r"q_proj\.weight has shape \[\], expected"),
         (lambda fused: {"encoder.layers.1.attn.Wqkv.weight": fused[:35]}, r"q_proj\.weight has shape \[12, 36\]"),
         (lambda fused: {"encoder.layers.4.attn.Wqkv.weight": fused}, r"unknown key layers\.4\.self_attn\.k_proj\."),

@@ -67,7 +67,7 @@ def test_tokenizers_need_tokenizer_json(tmp_path: Path) -> None:
     pieces = unigram_pieces(["<pad>", "</s>", "<unk>", "<s>", "[CLS]", "[SEP]", "[MASK]"], 500)
     (tmp_path / "sentencepiece.model").write_bytes(sentencepiece_model(pieces, REPLACED))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "rembert"}))
-    with pytest.raises(CheckpointError, match=r"no tokenizer; looked for tokenizer\.json, "):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\. Expected one of tokenizer\.json, "):
         load_tokenizer(tmp_path, vocab_size=600)
     assert AutoTokenizer.from_pretrained(tmp_path)("")["input_ids"] == []
     RemBertTokenizer(vocab=pieces).save_pretrained(tmp_path)

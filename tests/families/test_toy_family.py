@@ -149,12 +149,12 @@ def run(library: Path, *arguments: str | Path, module: str = "bert_tasks") -> st
 
 @pytest.mark.slow
 def test_a_family_in_one_file(library: Path, tmp_path: Path, by_kind: dict[str, PreTrainedTokenizerBase]) -> None:
-    known, toy = tmp_path / "known", tmp_path / "toy"
-    save_checkpoint(known, "bert", by_kind["wordpiece"], head="sequence", labels=("no", "yes", "maybe"), wide=True)
-    shutil.copytree(known, toy)
-    tensors = load_file(known / "model.safetensors")
+    original, toy = tmp_path / "known", tmp_path / "toy"
+    save_checkpoint(original, "bert", by_kind["wordpiece"], head="sequence", labels=("no", "yes", "maybe"), wide=True)
+    shutil.copytree(original, toy)
+    tensors = load_file(original / "model.safetensors")
     save_file({renamed(name): tensor for name, tensor in tensors.items()}, toy / "model.safetensors")
-    config = json.loads((known / "config.json").read_text())
+    config = json.loads((original / "config.json").read_text())
     config |= {
         "model_type": "toy",
         "architectures": ["ToyForSequenceClassification"],
@@ -163,7 +163,7 @@ def test_a_family_in_one_file(library: Path, tmp_path: Path, by_kind: dict[str, 
     (toy / "config.json").write_text(json.dumps(config))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
 
-    for model in (known, toy):
+    for model in (original, toy):
         run(library, "predict", model, "rows.jsonl", "--output", f"{model.name}.jsonl")
     assert (tmp_path / "toy.jsonl").read_text() == (tmp_path / "known.jsonl").read_text()
 

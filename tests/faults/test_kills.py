@@ -40,17 +40,17 @@ data = {train = "tagged.jsonl", validation = "tagged.jsonl"}
 """
 
 
-def write_long_recipe(folder: Path, checkpoint: Path, kind: str) -> Path:
+def write_long_recipe(folder: Path, checkpoint: Path, run_type: str) -> Path:
     """Evaluations that take about as long as an epoch, so that there is time to be killed in them."""
-    path = runs.write_recipe(folder, checkpoint, rows=20 if kind == "tasks" else 40, epochs=EPOCHS)
-    if kind == "tasks":
+    path = runs.write_recipe(folder, checkpoint, rows=20 if run_type == "tasks" else 40, epochs=EPOCHS)
+    if run_type == "tasks":
         texts = [row["text"].split() for row in make_rows(20)]
         rows = [json.dumps({"words": words, "tags": [word[0].upper() for word in words]}) for words in texts]
         (folder / "tagged.jsonl").write_text("\n".join(rows) + "\n", "utf-8")
         model, settings = path.read_text("utf-8").split("[settings]\n")
         optim = settings.split("[optim]\n")[1]
         path.write_text(model.split("\n", 1)[1] + TASKS + '[optim]\nsampling = "equal"\n' + optim, "utf-8")
-    if kind == "teacher":
+    if run_type == "teacher":
         load_model(checkpoint, seed=3).save_pretrained(folder / "teacher")
         path.write_text(path.read_text("utf-8") + '\n[teacher]\nname = "./teacher"\n', "utf-8")
     lines = [f"{row['text']},{row['label']}" for row in make_rows(300, seed=1)]
@@ -59,15 +59,15 @@ def write_long_recipe(folder: Path, checkpoint: Path, kind: str) -> Path:
 
 
 @pytest.fixture(scope="module", params=["labels", "teacher", "tasks"])
-def kind(request: pytest.FixtureRequest) -> str:
+def run_type(request: pytest.FixtureRequest) -> str:
     """What the run learns from: labels, a teacher too, or the rows of two tasks, drawn equally often."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(checkpoint: Path, kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(checkpoint: Path, run_type: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
-    recipe = write_long_recipe(folder, checkpoint, kind)
+    recipe = write_long_recipe(folder, checkpoint, run_type)
     ended = runs.run([*runs.CONSOLE, "train", recipe], folder=folder)
     assert ended.code == 0, ended.err
     return folder / "run"
@@ -81,8 +81,8 @@ def await_moment(program: runs.Program, run: Path, moment: str, chance: random.R
         return
     program.until(lambda: runs.steps_done(run) != before, seconds=60)
     if moment == "training":
-        wanted = runs.steps_done(run) + chance.randrange(EPOCH_STEPS)
-        program.until(lambda: runs.steps_done(run) >= wanted or is_done(run))
+        target = runs.steps_done(run) + chance.randrange(EPOCH_STEPS)
+        program.until(lambda: runs.steps_done(run) >= target or is_done(run))
     elif moment == "saving":
         program.until(lambda: any((run / "checkpoints").glob("*.tmp-*")) or is_done(run))
         time.sleep(chance.choice((0.0, chance.uniform(0, 0.01))))
@@ -114,14 +114,14 @@ def found_in(run: Path, moment: str) -> str:
 @pytest.mark.parametrize("chain", range(CHAINS))
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_were_not(
     undisturbed: Path,
-    kind: str,
+    run_type: str,
     checkpoint: Path,
     tmp_path: Path,
     chain: int,
     record_property: Callable[[str, object], None],
 ) -> None:
     chance, run = random.Random(chain), tmp_path / "run"
-    recipe = write_long_recipe(tmp_path, checkpoint, kind)
+    recipe = write_long_recipe(tmp_path, checkpoint, run_type)
     killed: Counter[str] = Counter()
     while killed.total() < KILLS:
         moment = min(MOMENTS, key=lambda name: killed[name])

@@ -30,8 +30,8 @@ def free_port() -> int:
 
 def test_two_nodes_train_the_weights_of_two_processes(recipe: Path, tmp_path: Path) -> None:
     places = [tmp_path / name for name in ("first", "second", "together")]
-    for place in places:
-        place.mkdir()
+    for folder in places:
+        folder.mkdir()
     output = tmp_path / "nodes"
     nodes = [
         runs.Program(command, folder=place)

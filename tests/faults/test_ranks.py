@@ -40,12 +40,12 @@ def test_a_failing_process_ends_the_job(faulty: Path, fault: str, told: str) -> 
         assert 'faulty_task.py", line' in ended.err
         before, _, _ = ended.err.partition("the barometer fell")
         assert "lost the connection" not in before  # torchrun may end process 0 before it says so
-    found = newest_checkpoint(folder / "run" / "checkpoints")
-    assert found is not None
-    assert found.state.step >= 2
+    checkpoint = newest_checkpoint(folder / "run" / "checkpoints")
+    assert checkpoint is not None
+    assert checkpoint.state.step >= 2
     again = runs.run([*runs.TORCHRUN, "train", faulty], folder=folder, ROW_ERROR="none")
     assert again.code == 0, again.err
-    assert f"resumed after step {found.state.step} " in again.err
+    assert f"resumed after step {checkpoint.state.step} " in again.err
 
 
 @pytest.mark.slow

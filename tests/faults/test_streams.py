@@ -89,8 +89,8 @@ def test_a_reader_that_is_gone_is_not_told(tmp_path: Path, command: list[str]) -
 
 def on_terminal(*command: object, folder: Path, messages: bool) -> str:
     """What a command sends to a terminal that its standard output is, and with ``messages`` its standard error too."""
-    own, others = pty.openpty()
-    termios.tcsetwinsize(own, (50, 1000))
+    controller, others = pty.openpty()
+    termios.tcsetwinsize(controller, (50, 1000))
     done = subprocess.run(
         list(map(str, command)),
         cwd=folder,
@@ -100,9 +100,9 @@ def on_terminal(*command: object, folder: Path, messages: bool) -> str:
     )
     os.close(others)
     shown = b""
-    with contextlib.suppress(OSError), os.fdopen(own, "rb", buffering=0) as terminal:
-        while part := terminal.read(4096):
-            shown += part
+    with contextlib.suppress(OSError), os.fdopen(controller, "rb", buffering=0) as terminal:
+        while chunk := terminal.read(4096):
+            shown += chunk
     assert done.returncode == 0, (shown, done.stderr)
     return shown.decode()
 
@@ -133,7 +133,7 @@ def test_progress_leaves_the_terminal_before_the_result_is_told(straight: Path, 
 def test_closed_standard_input_is_said(straight: Path, tmp_path: Path, option: list[str]) -> None:
     ended = shell('"$@" <&-', *runs.CONSOLE, "predict", straight, *option, folder=tmp_path)
     assert ended.code == 2, ended
-    assert ended.err == "error: standard input is closed: name a file, or send rows through a pipe\n"
+    assert ended.err == "error: standard input is closed. Name a file, or send rows through a pipe\n"
 
 
 @pytest.mark.parametrize("unwritable", ["2>/dev/full >/dev/full", ">/dev/full", ">&-"])
@@ -195,6 +195,6 @@ def test_an_interrupted_prediction_says_so(straight: Path, tmp_path: Path) -> No
     ended = program.wait()
     assert ended.code == 130, ended
     assert ended.err.splitlines()[-1] == (
-        f"interrupted: {output} is not complete; run the command again to resume from the rows in {rows.parent}"
+        f"interrupted: {output} is not complete. Run the command again to resume from the rows in {rows.parent}"
     )
     assert "Traceback" not in ended.err

@@ -19,14 +19,14 @@ from support.training_runs import make_rows
 KINDS = ("single", "span v2", "masked", "adapters")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_runs_repeat_and_resume_with_equal_bits(random_checkpoint: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("case", KINDS)
+def test_runs_repeat_and_resume_with_equal_bits(random_checkpoint: Path, tmp_path: Path, case: str) -> None:
     options = {"mixed_precision": PRECISION, "report": False}
     with device_of_runs(DEVICE):
-        run(tmp_path / "whole", random_checkpoint, kind, **options)
-        run(tmp_path / "again", random_checkpoint, kind, **options)
-        stopped(3, tmp_path / "stopped", random_checkpoint, kind, **options)
-        run(tmp_path / "stopped", random_checkpoint, kind, **options)
+        run(tmp_path / "whole", random_checkpoint, case, **options)
+        run(tmp_path / "again", random_checkpoint, case, **options)
+        stopped(3, tmp_path / "stopped", random_checkpoint, case, **options)
+        run(tmp_path / "stopped", random_checkpoint, case, **options)
     whole = digests(tmp_path / "whole")
     assert whole == digests(tmp_path / "again")
     assert whole == digests(tmp_path / "stopped")

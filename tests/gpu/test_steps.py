@@ -95,8 +95,8 @@ def check_losses(make: Make) -> None:
     assert len(expected) == 30
     assert max(expected) - min(expected) > 1e-3 * expected[0]  # something is learned
     for precision, limit in {"no": 1e-4, "bf16": 2e-2}.items():
-        found = losses(make, DEVICE, precision=precision)
-        differences = [abs(one - other) for one, other in zip(found, expected, strict=True)]
+        values = losses(make, DEVICE, precision=precision)
+        differences = [abs(one - other) for one, other in zip(values, expected, strict=True)]
         assert max(differences) < limit * max(expected), precision
 
 
@@ -159,11 +159,11 @@ def test_graphs_have_the_gradients_of_the_layers(
 def test_losses_of_replaced_tokens_are_those_of_the_cpu(electra_checkpoint: Path) -> None:
     """In float32 alone: rounding to bfloat16 draws other tokens."""
     checkpoint = electra_checkpoint
-    expected, found = (
+    expected, values = (
         losses(lambda **options: electra_steps(checkpoint, **options), device)
         for device in (torch.device("cpu"), DEVICE)
     )
-    assert max(abs(one - other) for one, other in zip(found[:5], expected[:5], strict=True)) < 1e-3 * expected[0]
+    assert max(abs(one - other) for one, other in zip(values[:5], expected[:5], strict=True)) < 1e-3 * expected[0]
 
 
 @contextmanager

@@ -49,15 +49,15 @@ def expected(folder: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"row": number, **one.to_json()} for number, one in enumerate(predict(folder, rows))]
 
 
-def close(found: Any, wanted: Any) -> bool:
+def close(result: Any, reference: Any) -> bool:
     """Equal; scores up to the rounding of batches that hold other rows beside them."""
-    if isinstance(wanted, float):
-        return found == pytest.approx(wanted, abs=2e-6, rel=1e-5)
-    if isinstance(wanted, dict):
-        return all(close(found[name], value) for name, value in wanted.items())
-    if isinstance(wanted, list):
-        return len(found) == len(wanted) and all(map(close, found, wanted))
-    return bool(found == wanted)
+    if isinstance(reference, float):
+        return result == pytest.approx(reference, abs=2e-6, rel=1e-5)
+    if isinstance(reference, dict):
+        return all(close(result[name], value) for name, value in reference.items())
+    if isinstance(reference, list):
+        return len(result) == len(reference) and all(map(close, result, reference))
+    return bool(result == reference)
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +76,12 @@ def test_ray_data(job: tuple[Path, list[dict[str, Any]]], form: str, ray: Any) -
     folder, rows = job
     predictor = batch_predictor(folder)
     data = ray.data.from_items([{"row": number, **row} for number, row in enumerate(rows)], override_num_blocks=3)
-    made = data.map_batches(predictor, batch_format=form, batch_size=7).materialize()
-    found = sorted(made.take_all(), key=lambda row: row["row"])
-    assert len(found) == len(rows)
-    assert all(map(close, found, expected(folder, rows)))
+    predictions = data.map_batches(predictor, batch_format=form, batch_size=7).materialize()
+    output = sorted(predictions.take_all(), key=lambda row: row["row"])
+    assert len(output) == len(rows)
+    assert all(map(close, output, expected(folder, rows)))
     if form == "pyarrow":
-        kinds = dict(zip(made.schema().names, made.schema().types, strict=True))
+        kinds = dict(zip(predictions.schema().names, predictions.schema().types, strict=True))
         assert {field.name: kinds[field.name] for field in predictor.schema} == {
             f.name: f.type for f in predictor.schema
         }
@@ -111,14 +111,14 @@ def test_spark(job: tuple[Path, list[dict[str, Any]]], function: str, spark: Any
 
     folder, rows = job
     predictor = batch_predictor(folder, on_error="skip")
-    given = spark.createDataFrame([{"row": number, **row} for number, row in enumerate(rows)]).repartition(3)
-    schema = from_arrow_schema(predictor.output_schema(to_arrow_schema(given.schema)))
-    made = getattr(given, function)(lambda batches: map(predictor, batches), schema)
-    assert made.schema == schema
-    found = [row.asDict(recursive=True) for row in made.orderBy("row").collect()]
-    assert len(found) == len(rows)
-    assert all(map(close, found, expected(folder, rows)))
-    assert {row["error"] for row in found} == {None}
+    frame = spark.createDataFrame([{"row": number, **row} for number, row in enumerate(rows)]).repartition(3)
+    schema = from_arrow_schema(predictor.output_schema(to_arrow_schema(frame.schema)))
+    predictions = getattr(frame, function)(lambda batches: map(predictor, batches), schema)
+    assert predictions.schema == schema
+    output = [row.asDict(recursive=True) for row in predictions.orderBy("row").collect()]
+    assert len(output) == len(rows)
+    assert all(map(close, output, expected(folder, rows)))
+    assert {row["error"] for row in output} == {None}
 
 
 def test_spark_keeps_rows_that_cannot_be_used(job: tuple[Path, list[dict[str, Any]]], spark: Any) -> None:
@@ -126,16 +126,16 @@ def test_spark_keeps_rows_that_cannot_be_used(job: tuple[Path, list[dict[str, An
 
     folder, rows = job
     column = next(name for name in ("text", "words", "context") if name in rows[0])
-    given = spark.createDataFrame([{**rows[0], column: None}, *rows[1:4]], _schema_of(spark, rows))
+    frame = spark.createDataFrame([{**rows[0], column: None}, *rows[1:4]], _schema_of(spark, rows))
     for policy in ("skip", "fail"):
         predictor = batch_predictor(folder, on_error=policy)
-        schema = from_arrow_schema(predictor.output_schema(to_arrow_schema(given.schema)))
-        made = given.mapInPandas(lambda frames, predict=predictor: map(predict, frames), schema)
+        schema = from_arrow_schema(predictor.output_schema(to_arrow_schema(frame.schema)))
+        predictions = frame.mapInPandas(lambda frames, predict=predictor: map(predict, frames), schema)
         if policy == "skip":
-            assert sorted(row["error"] is None for row in made.collect()) == [False, True, True, True]
+            assert sorted(row["error"] is None for row in predictions.collect()) == [False, True, True, True]
         else:
             with pytest.raises(Exception, match=f"cannot be used(?s:.*)missing .* in column '{column}'"):
-                made.collect()
+                predictions.collect()
 
 
 def _schema_of(spark: Any, rows: list[dict[str, Any]]) -> Any:

@@ -32,11 +32,11 @@ TEXTS = ["a fine film", "never again", "", "what a wonderful evening", "is this 
 
 def arrays(table: pa.Table) -> dict[str, np.ndarray]:
     """As Ray hands them: texts and lists are objects."""
-    found = {}
+    columns = {}
     for name in table.column_names:
-        found[name] = np.empty(len(table), dtype=object)
-        found[name][:] = [np.array(v, dtype=object) if isinstance(v, list) else v for v in table[name].to_pylist()]
-    return found
+        columns[name] = np.empty(len(table), dtype=object)
+        columns[name][:] = [np.array(v, dtype=object) if isinstance(v, list) else v for v in table[name].to_pylist()]
+    return columns
 
 
 KINDS: dict[str, Convert] = {
@@ -92,17 +92,19 @@ def test_equals_predict_for_every_task_and_kind_of_batch(name: str, base: Path, 
     predictor = batch_predictor(tmp_path, keep_columns="none")
     names = dict.fromkeys(name for row in rows for name in row)  # from_pylist would take the first row's
     table = pa.table({name: [row.get(name) for row in rows] for name in names})
-    for kind, convert in KINDS.items():
-        given = convert(table)
-        found = predictor(given)
-        assert type(found) is type(given), kind
-        assert rows_of(found) == expected, kind
-        assert list(found if isinstance(found, dict | pd.DataFrame) else found.schema.names) == predictor.schema.names
+    for form, convert in KINDS.items():
+        batch = convert(table)
+        result = predictor(batch)
+        assert type(result) is type(batch), form
+        assert rows_of(result) == expected, form
+        assert (
+            list(result if isinstance(result, dict | pd.DataFrame) else result.schema.names) == predictor.schema.names
+        )
     assert predictor(table).schema == predictor.schema
     assert predictor(table.slice(0, 0)).schema == predictor.schema
     parts = [row for start in range(0, 8, 3) for row in predictor(table.slice(start, 3)).to_pylist()]
-    for part, whole in zip(parts, predictor(table).to_pylist(), strict=True):
-        assert json.loads(json.dumps(part), parse_float=lambda _: 0.0) == json.loads(
+    for piece, whole in zip(parts, predictor(table).to_pylist(), strict=True):
+        assert json.loads(json.dumps(piece), parse_float=lambda _: 0.0) == json.loads(
             json.dumps(whole), parse_float=lambda _: 0.0
         )
 
@@ -118,14 +120,14 @@ def test_a_task_without_a_stated_schema_has_a_column_of_json() -> None:
     assert prediction_schema(Untyped(labels=("a", "b"))).names == ["prediction"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_keeps_columns_under_names_that_no_prediction_has(kind: str, folder: Path) -> None:
+@pytest.mark.parametrize("form", KINDS)
+def test_keeps_columns_under_names_that_no_prediction_has(form: str, folder: Path) -> None:
     table = pa.table({"text": TEXTS, "label": [3, 1, 2, 0, 4], "note": [None, "x", "y", "z", "ü"]})
     predictor = batch_predictor(folder)
-    found = predictor(KINDS[kind](table))
+    result = predictor(KINDS[form](table))
     names = ["text", "input.label", "note", "label", "score", "scores"]
-    assert list(found if isinstance(found, dict | pd.DataFrame) else found.schema.names) == names
-    kept = [{name: row.get(name) for name in names[:3]} for row in rows_of(found)]
+    assert list(result if isinstance(result, dict | pd.DataFrame) else result.schema.names) == names
+    kept = [{name: row.get(name) for name in names[:3]} for row in rows_of(result)]
     assert kept == table.rename_columns(names[:3]).to_pylist()
     assert predictor.output_schema(table.schema) == predictor(table).schema
     assert batch_predictor(folder, keep_columns=["note"])(table).column_names == ["note", *names[3:]]
@@ -157,33 +159,33 @@ def test_a_frame_keeps_its_index_and_missing_texts_are_named(folder: Path) -> No
         DataError, match=r"1 of the 3 rows of a batch cannot be used(?s:.*)row 1: missing text in column 'text'"
     ):
         batch_predictor(folder)(frame)
-    found = batch_predictor(folder, on_error="skip")(frame)
-    assert list(found.index) == [5, 5, 2]
-    assert list(found.columns) == ["text", "7", "label", "score", "scores", "error"]
-    assert found["error"].isna().tolist() == [True, False, True]
-    assert found["score"].isna().tolist() == [False, True, False]
+    result = batch_predictor(folder, on_error="skip")(frame)
+    assert list(result.index) == [5, 5, 2]
+    assert list(result.columns) == ["text", "7", "label", "score", "scores", "error"]
+    assert result["error"].isna().tolist() == [True, False, True]
+    assert result["score"].isna().tolist() == [False, True, False]
     expected = [one.score for one in predict(folder, ["a", "c"])]
-    assert found["score"].dropna().tolist() == pytest.approx(expected, abs=1e-6)
+    assert result["score"].dropna().tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_all_rows_of_a_batch_may_be_unusable(folder: Path) -> None:
     predictor = batch_predictor(folder, on_error="skip")
-    found = predictor({"text": [None, 3]})
-    assert found["label"] == found["score"] == found["scores"] == [None, None]
-    assert found["error"][1] == "not a text in column 'text': 3. Write it in quotes."
+    result = predictor({"text": [None, 3]})
+    assert result["label"] == result["score"] == result["scores"] == [None, None]
+    assert result["error"][1] == "not a text in column 'text': 3. Write it in quotes."
     missing = np.array(["a", np.nan, None], dtype=object)  # as pandas writes a missing text, and as Arrow does
     errors = predictor({"text": missing})["error"]
     assert errors[0] is None
-    assert errors[1] == errors[2] == found["error"][0]
+    assert errors[1] == errors[2] == result["error"][0]
     assert predictor({"text": []}) == {name: [] for name in ("text", *predictor.schema.names)}
 
 
 def test_columns_are_those_stated_or_of_the_training_data(folder: Path, tmp_path: Path) -> None:
     expected = [one.label for one in predict(folder, TEXTS)]
     assert batch_predictor(folder, columns={"text": "body"})({"body": TEXTS})["label"] == expected
-    for column, given in (("body", {"text": TEXTS}), ("text", {"texts": TEXTS})):
+    for column, data in (("body", {"text": TEXTS}), ("text", {"texts": TEXTS})):
         with pytest.raises(DataError, match=f"the batch: no column '{column}'"):
-            batch_predictor(folder, columns={"text": column})(given)
+            batch_predictor(folder, columns={"text": column})(data)
     model = TaskModel.from_pretrained(folder)
     model.columns = {"text": "review"}
     model.save_pretrained(tmp_path)
@@ -218,7 +220,7 @@ def test_what_is_no_batch_is_refused(folder: Path) -> None:
     predictor = batch_predictor(folder)
     for batch, message in (
         ([{"text": "a"}], "a batch is a dict of columns, a pandas DataFrame or a pyarrow Table, not list"),
-        ({"text": ["a"], "n": [1, 2]}, "different numbers of values: 'text' 1, 'n' 2"),
+        ({"text": ["a"], "n": [1, 2]}, r"different numbers of values \('text' 1, 'n' 2\)"),
         ({"text": "abc"}, "the column 'text' of a batch is a str, expected a list of values"),
         ({"text": b"abc"}, "the column 'text' of a batch is a bytes"),
         ({"text": 3}, "the column 'text' of a batch is a int"),
@@ -231,8 +233,8 @@ def test_what_is_no_batch_is_refused(folder: Path) -> None:
 
 
 def test_names_of_columns_may_be_numbers(folder: Path) -> None:
-    found = batch_predictor(folder)({0: ["x"], "text": ["a"]})
-    assert (found["0"], found["text"]) == (["x"], ["a"])
+    result = batch_predictor(folder)({0: ["x"], "text": ["a"]})
+    assert (result["0"], result["text"]) == (["x"], ["a"])
 
 
 def test_a_pickled_predictor_is_small_and_loads_its_model_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +244,7 @@ def test_a_pickled_predictor_is_small_and_loads_its_model_once(folder: Path, mon
     assert len(content) < 10_000
     loads: list[Any] = []
     load = batches.load_trained
-    monkeypatch.setattr(batches, "load_trained", lambda *given, **named: loads.append(given) or load(*given, **named))
+    monkeypatch.setattr(batches, "load_trained", lambda *args, **named: loads.append(args) or load(*args, **named))
     assert pickle.loads(content)({"text": TEXTS}) == expected
     assert loads == []
     monkeypatch.setattr(batches, "_loaded", {})
@@ -271,9 +273,9 @@ def test_threads_are_those_stated_and_only_during_a_batch(folder: Path, monkeypa
     seen: list[int] = []
     original = TaskModel.predict_rows
 
-    def noted(*given: Any, **named: Any) -> Any:
+    def noted(*args: Any, **named: Any) -> Any:
         seen.append(torch.get_num_threads())
-        return original(*given, **named)
+        return original(*args, **named)
 
     monkeypatch.setattr(TaskModel, "predict_rows", noted)
     torch.set_num_threads(2)
@@ -288,17 +290,17 @@ def test_threads_are_those_stated_and_only_during_a_batch(folder: Path, monkeypa
 
 @pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_map_of_datasets(folder: Path, processes: int | None) -> None:
-    given = Dataset.from_dict({"text": TEXTS * 2, "label": [str(number) for number in range(10)]})
+    data = Dataset.from_dict({"text": TEXTS * 2, "label": [str(number) for number in range(10)]})
     predictor = batch_predictor(folder)
     expected = [one.to_json() for one in predict(folder, TEXTS)] * 2
     torch.set_num_threads(2)
     predict(folder, TEXTS)  # in the parent, with threads, which a process that is forked does not have
     try:
-        made = given.with_format("arrow").map(predictor, batched=True, batch_size=3, num_proc=processes)
+        dataset = data.with_format("arrow").map(predictor, batched=True, batch_size=3, num_proc=processes)
     finally:
         torch.set_num_threads(1)
-    assert made.features == Features.from_arrow_schema(predictor.output_schema(given.features.arrow_schema))
-    rows = made.with_format(None).to_list()
-    assert [row["input.label"] for row in rows] == given["label"]
+    assert dataset.features == Features.from_arrow_schema(predictor.output_schema(data.features.arrow_schema))
+    rows = dataset.with_format(None).to_list()
+    assert [row["input.label"] for row in rows] == data["label"]
     assert [row["label"] for row in rows] == [row["label"] for row in expected]
     assert [row["scores"]["good"] for row in rows] == pytest.approx([r["scores"]["good"] for r in expected], abs=1e-6)

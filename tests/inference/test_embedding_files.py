@@ -40,8 +40,8 @@ def test_every_format_has_the_same_numbers(encoder: Encoder, data: Path, tmp_pat
     for name in ("a.parquet", "a.npy", "a.jsonl"):
         assert embed_file(encoder, data, tmp_path / name).rows == 5
     table = parquet.read_table(tmp_path / "a.parquet")
-    kind = table.schema.field("embedding").type
-    assert (kind.list_size, str(kind.value_type)) == (36, "float")
+    vector_type = table.schema.field("embedding").type
+    assert (vector_type.list_size, str(vector_type.value_type)) == (36, "float")
     vectors = table.column("embedding").combine_chunks().flatten().to_numpy().reshape(5, 36)
     np.testing.assert_array_equal(vectors, expected)
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), expected)
@@ -119,8 +119,8 @@ def test_rows_that_cannot_be_used_are_left_out(encoder: Encoder, tmp_path: Path)
 
 def test_a_trained_model_is_embedded_without_its_head(model: TaskModel, base: Path, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
-    found = Encoder.from_pretrained(tmp_path / "model").embed(TEXTS)
-    np.testing.assert_array_equal(found, Encoder.from_pretrained(base).embed(TEXTS))
+    vectors = Encoder.from_pretrained(tmp_path / "model").embed(TEXTS)
+    np.testing.assert_array_equal(vectors, Encoder.from_pretrained(base).embed(TEXTS))
 
 
 def test_messages_say_what_was_computed(encoder: Encoder, base: Path, data: Path, tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ def test_the_folder_says_how_to_pool(base: Path, encoder: Encoder, data: Path, t
     result = embed_file(folder, data, tmp_path / "a.npy")
     assert result.notes == ("cls pooling (1_Pooling/config.json), 36 numbers, length 1, at most 12 tokens",)
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), encoder.embed(TEXTS, pooling="cls", max_length=12))
-    given = embed_file(folder, data, tmp_path / "a.npy", pooling="mean")
-    assert given.notes[1] == "the model's 1_Pooling/config.json asks for cls pooling"
+    mean_result = embed_file(folder, data, tmp_path / "a.npy", pooling="mean")
+    assert mean_result.notes[1] == "the model's 1_Pooling/config.json asks for cls pooling"
 
 
 def test_the_default_prompt_can_be_replaced(base: Path, encoder: Encoder, data: Path, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_the_default_prompt_can_be_replaced(base: Path, encoder: Encoder, data: 
 
 def test_pooling_that_is_not_computed_must_be_replaced(base: Path, data: Path, tmp_path: Path) -> None:
     folder = folder_with_pooling(base, tmp_path / "st", "lasttoken")
-    with pytest.raises(BertTasksError, match=r"asks for lasttoken pooling, which is not computed here: name the"):
+    with pytest.raises(BertTasksError, match=r"lasttoken pooling, which bert_tasks does not support\. Set pooling"):
         embed_file(folder, data, tmp_path / "a.npy")
     assert embed_file(folder, data, tmp_path / "a.npy", pooling="mean").rows == 5
 
@@ -186,8 +186,8 @@ def test_pooling_that_is_not_computed_must_be_replaced(base: Path, data: Path, t
     ("name", "options", "message"),
     [
         ("a.csv", {}, r"the output's extension must be \.jsonl, \.parquet or \.npy"),
-        ("-", {"format": "npy"}, "npy cannot be written to a stream: give a file, or the format jsonl"),
-        ("a.parquet", {"format": "csv"}, "there is no output format 'csv'; choose jsonl, parquet, npy"),
+        ("-", {"format": "npy"}, "npy cannot be written to a stream. Name a file, or choose one of jsonl"),
+        ("a.parquet", {"format": "csv"}, "there is no output format 'csv'. Choose one of jsonl, parquet, npy"),
         ("a.npy", {"keep_columns": ("id",)}, "npy holds the vectors alone"),
         ("a.npy", {"on_error": "skip"}, "npy has no place for line numbers"),
     ],
@@ -195,6 +195,6 @@ def test_pooling_that_is_not_computed_must_be_replaced(base: Path, data: Path, t
 def test_outputs_without_a_place_for_vectors(
     name: str, options: dict[str, Any], message: str, encoder: Encoder, data: Path, tmp_path: Path
 ) -> None:
-    place = name if name == "-" else tmp_path / name
+    target = name if name == "-" else tmp_path / name
     with pytest.raises(UsageError, match=message):
-        embed_file(encoder, data, place, writing=WriteOptions(**options))
+        embed_file(encoder, data, target, writing=WriteOptions(**options))

@@ -78,10 +78,10 @@ def loss(prediction: Any) -> list[float]:
     return [logit for logit, *_ in prediction.measured]
 
 
-def check_equal(found: list[Any], expected: list[Any]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert masks(one) == masks(other)
-        assert loss(one) == pytest.approx(loss(other), abs=1e-5)
+def check_equal(outputs: list[Any], expected: list[Any]) -> None:
+    for output, other in zip(outputs, expected, strict=True):
+        assert masks(output) == masks(other)
+        assert loss(output) == pytest.approx(loss(other), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", TASKS)

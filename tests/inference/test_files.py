@@ -152,10 +152,10 @@ class TestPredict:
             return
         written = read_csv(output, "," if suffix == ".csv" else "\t")
         assert list(written[0]) == ["label", "score", "scores.calm", "scores.glad", "scores.sad"]
-        for row, one in zip(written, predictions, strict=True):
-            assert row["label"] == one["label"]
-            assert float(row["score"]) == one["score"]
-            assert {name: float(row[f"scores.{name}"]) for name in LABELS} == one["scores"]
+        for row, prediction in zip(written, predictions, strict=True):
+            assert row["label"] == prediction["label"]
+            assert float(row["score"]) == prediction["score"]
+            assert {name: float(row[f"scores.{name}"]) for name in LABELS} == prediction["scores"]
         assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
     def test_texts_come_through_files_unchanged(self, single: TaskModel, tmp_path: Path) -> None:

@@ -67,5 +67,5 @@ def test_one_column_is_no_text(data: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"on_error": "skip"}, {"keep_columns": "none"}, {"output_format": "csv"}])
 def test_options_of_an_output_want_one(options: dict[str, Any], data: Path) -> None:
-    with pytest.raises(UsageError, match="are for an output: give one"):
+    with pytest.raises(UsageError, match=r"are for an output\. Set output"):
         predict("no model", data, **options)

@@ -71,8 +71,8 @@ class TestColumns:
         assert names(tmp_path) == ["new.csv"]
 
     def test_names_never_clash(self, model: TaskModel, tmp_path: Path) -> None:
-        given = {"text": "a", "score": 1, "scores.calm": 2, "input.score": 3, "labels": 4, "line": 5}
-        predict(model, [given], output=tmp_path / "a.jsonl")
+        source_row = {"text": "a", "score": 1, "scores.calm": 2, "input.score": 3, "labels": 4, "line": 5}
+        predict(model, [source_row], output=tmp_path / "a.jsonl")
         (row,) = read(tmp_path / "a.jsonl")
         renamed = {"input.score": 1, "input.scores.calm": 2, "input.input.score": 3, "input.labels": 4}
         assert {name: row[name] for name in renamed} == renamed
@@ -191,7 +191,7 @@ class TestSkipping:
     def test_bad_rows_are_left_out(self, model: TaskModel, bad: Path, tmp_path: Path) -> None:
         done = predict_file(model, bad, tmp_path / "a.jsonl", writing=WriteOptions(on_error="skip"))
         assert (done.rows, done.rejected) == (4, 3)
-        assert "3 of 7 rows left out" in done.lines()[0]
+        assert "3 of 7 rows skipped, see " in done.lines()[0]
         assert [(row["line"], row["id"]) for row in read(tmp_path / "a.jsonl")] == [
             (2, "a"),
             (4, "b"),

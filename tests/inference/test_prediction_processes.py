@@ -136,15 +136,15 @@ def test_a_pipe_gives_the_lines_of_the_file(model: Path, data: Path, expected: b
     few = b"".join(data.read_bytes().splitlines(keepends=True)[:1000])
     done = piped(command(model, "-", "-", "--format", "jsonl"), few, tmp_path)
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    wanted = [json.loads(line) for line in expected.splitlines()[:1000]]
-    assert [(row["id"], row["label"]) for row in found] == [(row["id"], row["label"]) for row in wanted]
-    assert [row["score"] for row in found] == pytest.approx([row["score"] for row in wanted], abs=1e-5)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    expected_rows = [json.loads(line) for line in expected.splitlines()[:1000]]
+    assert [(row["id"], row["label"]) for row in rows] == [(row["id"], row["label"]) for row in expected_rows]
+    assert [row["score"] for row in rows] == pytest.approx([row["score"] for row in expected_rows], abs=1e-5)
     assert done.stderr == b"1000 predictions\n"
     stored = piped(command(model, "-", tmp_path / "a.jsonl", "--format", "jsonl"), few, tmp_path)
     assert stored.returncode == 0, stored.stderr
     assert [row["id"] for row in map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())] == [
-        row["id"] for row in wanted
+        row["id"] for row in expected_rows
     ]
 
 
@@ -203,12 +203,12 @@ def test_a_little_to_a_closed_pipe_ends_quietly_too(model: Path, tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this machine has no device that is full")
 def test_a_full_disk_behind_standard_output_is_told(model: Path, tmp_path: Path) -> None:
-    wanted = {
+    commands = {
         "the output": command(model, write_rows(tmp_path / "few.jsonl", 3), "-"),
         "to standard output": ["inspect", str(model)],
     }
     with Path("/dev/full").open("wb") as full:
-        for name, arguments in wanted.items():
+        for name, arguments in commands.items():
             told = f"error: cannot write {name} (No space left on device)\n"
             assert ended_with_output(arguments, full.fileno()) == (2, told)
 
@@ -231,9 +231,9 @@ def test_a_full_disk_is_gone_on_from(
     output = small_disk / "a.jsonl"
     ended = runs.run([*runs.CONSOLE, *command(model, data, output)], folder=tmp_path)
     assert ended.code == 2, ended.err
-    assert "no space left: " in ended.err
+    assert "no space left after " in ended.err
     assert "bytes free" in ended.err
-    assert "the same command resumes" in ended.err
+    assert "The same command resumes" in ended.err
     assert not output.exists()
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
     again = runs.run([*runs.CONSOLE, *command(model, data, output)], folder=tmp_path)

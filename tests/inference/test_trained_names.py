@@ -88,9 +88,9 @@ def test_files_of_other_kinds_and_with_the_tasks_names_are_read_too(run: Path, d
     jsonl = tmp_path / "new.jsonl"
     jsonl.write_text("\n".join(json.dumps({"text": text}) for text in texts), "utf-8")
     assert contents(predict(run, tsv)) == contents(predict(run, jsonl)) == expected
-    given = tmp_path / "other.csv"
-    given.write_text("\n".join(["Bewertung,text", *(f'x,"{text}"' for text in texts)]), "utf-8")
-    assert contents(predict(run, given, columns={"text": "text"})) == expected
+    path = tmp_path / "other.csv"
+    path.write_text("\n".join(["Bewertung,text", *(f'x,"{text}"' for text in texts)]), "utf-8")
+    assert contents(predict(run, path, columns={"text": "text"})) == expected
 
 
 def test_rows_may_have_the_names_of_the_training_data(run: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_folder_of_seeds_is_not_guessed_from(command: str, run: Path, tmp_path
     }
     shown = CliRunner().invoke(app, [command, str(runs), *more.get(command, [])])
     assert isinstance(shown.exception, CheckpointError), shown.output
-    assert f"name one of them, such as {runs}/seed-1" in str(shown.exception)
+    assert f"Name one of them, such as {runs}/seed-1" in str(shown.exception)
 
 
 def test_exported_folders_remember_too(run: Path, data: Path, tmp_path: Path) -> None:

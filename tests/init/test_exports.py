@@ -40,8 +40,8 @@ def delimited(mark: str, *, first: str = "", names: Sequence[str] = ("text", "la
 
 
 def fasttext(rows: Rows) -> str:
-    found = ((row["text"], row["labels"] if "labels" in row else [row["label"]]) for row in rows)
-    return "".join(" ".join([*(f"__label__{name}" for name in names), text]) + "\n" for text, names in found)
+    pairs = ((row["text"], row["labels"] if "labels" in row else [row["label"]]) for row in rows)
+    return "".join(" ".join([*(f"__label__{name}" for name in names), text]) + "\n" for text, names in pairs)
 
 
 def write_workbook(path: Path) -> None:
@@ -136,9 +136,9 @@ def test_several_labels_of_fasttext(draft: Callable[..., RecipeDraft], tmp_path:
 def test_windows_text_is_told_by_its_bytes(draft: Callable[..., RecipeDraft], tmp_path: Path) -> None:
     rows = [{**row, "text": f"\u201ccaf\u00e9\u201d \u2013 {row['text']} \u20ac"} for row in REVIEWS]
     content = "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows)
-    made = draft(write("reviews.csv", lambda path: path.write_bytes(content.encode("cp1252")), tmp_path))
-    assert load_recipe(made.path).data.encoding == "cp1252"
-    assert read(made) == expected(rows)
+    result = draft(write("reviews.csv", lambda path: path.write_bytes(content.encode("cp1252")), tmp_path))
+    assert load_recipe(result.path).data.encoding == "cp1252"
+    assert read(result) == expected(rows)
 
 
 @pytest.mark.parametrize("encoding", ["cp1251", "latin-1", "shift_jis", "cp437"])
@@ -149,7 +149,7 @@ def test_other_encodings_are_not_taken_for_windows(
     text = word.get(encoding, "caf\u00e9")
     content = "text,label\n" + "".join(f"{f'{text} ' * 9}{row['text']},{row['label']}\n" for row in REVIEWS)
     path = write("reviews.csv", lambda path: path.write_bytes(content.encode(encoding)), tmp_path)
-    with pytest.raises(DataError, match=r"bytes that are not utf-8; name the file's encoding with --encoding") as error:
+    with pytest.raises(DataError, match=r"bytes that are not utf-8. Name the file's encoding with --encoding") as error:
         draft(path)
     assert "latin-1" not in str(error.value)
 
@@ -179,9 +179,9 @@ def test_choices_in_columns(form: str, draft: Callable[..., RecipeDraft], tmp_pa
         for item in ITEMS:
             right = item["choices"][item["label"]] if name_of is None else name_of(item["label"])
             writer.writerow([item["context"], *item["choices"], right])
-    made = draft(tmp_path / "items.csv")
-    assert made.guess.task == "multiple-choice"
-    assert read(made) == expected(ITEMS)
+    result = draft(tmp_path / "items.csv")
+    assert result.guess.task == "multiple-choice"
+    assert read(result) == expected(ITEMS)
 
 
 # Labels in columns
@@ -210,17 +210,17 @@ def test_columns_of_zero_and_one_are_labels(draft: Callable[..., RecipeDraft], t
         unsure = draft(source)
         assert any("--label" in text for text in unsure.guess.alternatives)
         unsure.path.unlink()
-        made = draft(source, label=["calm", "loud"])
-        assert 'labels = ["calm", "loud"]' in made.text
-        assert read(made) == expected(SETS)
-        made.path.unlink()
+        result = draft(source, label=["calm", "loud"])
+        assert 'labels = ["calm", "loud"]' in result.text
+        assert read(result) == expected(SETS)
+        result.path.unlink()
 
 
 def test_a_cell_that_is_neither_is_named(draft: Callable[..., RecipeDraft], tmp_path: Path) -> None:
     rows = [{**row, "loud": 2 if i == 3 else row["loud"]} for i, row in enumerate(FLAGS)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    with pytest.raises(DataError, match=r"neither 0 nor 1.*'loud'.*several columns of labels hold 0 and 1"):
+    with pytest.raises(DataError, match=r"neither 0 nor 1.*'loud'.*Several columns of labels must hold 0 and 1"):
         draft(path, label=["calm", "loud"])
     with pytest.raises(UsageError, match=r"no column 'lout', did you mean 'loud'"):
         draft(path, label=["calm", "lout"])
@@ -247,10 +247,10 @@ def test_a_model_remembers_columns_that_stand_for_one(
 def test_a_problem_may_be_stated_instead_of_a_task(draft: Callable[..., RecipeDraft], tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("text,grade\n" + "".join(f"{text},{i % 5}\n" for i, text in enumerate(TEXTS)), "utf-8")
-    made = draft(path, task="regression")
-    assert (made.guess.task, made.guess.settings) == ("sequence-classification", {"problem_type": "regression"})
-    assert made.guess.alternatives == ()
-    made.path.unlink()
+    result = draft(path, task="regression")
+    assert (result.guess.task, result.guess.settings) == ("sequence-classification", {"problem_type": "regression"})
+    assert result.guess.alternatives == ()
+    result.path.unlink()
     path.write_text("text,grade\n" + "".join(f"{text},{'a|b' if len(text) % 2 else 'a'}\n" for text in TEXTS), "utf-8")
     several = draft(path, task="multi-label-classification", label="grade", label_separator="|").guess
     assert (several.labels, several.settings["problem_type"]) == (("a", "b"), "multi_label_classification")

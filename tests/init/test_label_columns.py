@@ -63,7 +63,7 @@ def test_columns_of_classes_are_tasks(tmp_path: Path, base: str) -> None:
         assert (task["task"], task["columns"]["label"]) == ("sequence-classification", name)
         assert task["problem_type"] == "single_label_classification"
     assert tasks["intent"]["max_length"] == tasks["sentiment"]["max_length"]
-    assert "sentiment: 8 empty cells -> rows without a label, which train other tasks only" in draft.guess.reasons
+    assert "sentiment: 8 empty cells. Rows without a label train other tasks only" in draft.guess.reasons
     assert "tasks: intent (sequence-classification), sentiment (sequence-classification)" in draft.lines()
     assert draft.to_json()["task"] == "multi-task"
     loaded = load_recipe(draft.path, overrides=["optim.epochs=1"], output_dir=tmp_path / "run")
@@ -125,7 +125,7 @@ def test_names_of_tasks_can_be_written_and_stored(column: str, name: str, tmp_pa
     [
         (("intent", "sentimnt"), "rows.csv: no column 'sentimnt', did you mean 'sentiment'?"),
         (("intent", "intent"), "--label intent appears more than once. Name each column of labels once."),
-        (("intent", "text"), "rows.csv: --label intent cannot be one of several tasks: "),
+        (("intent", "text"), "rows.csv: --label intent cannot be a separate task, because "),
         (("intent", "many"), "--label many: several tasks need ';' between labels, not '|'. Change the file."),
     ],
 )

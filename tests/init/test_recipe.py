@@ -105,12 +105,12 @@ def test_check_accepts_the_recipe(name: str, repository: Path, tmp_path: Path, b
 # Kinds of files
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_every_table_format(kind: str, tmp_path: Path, base: str) -> None:
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_every_table_format(suffix: str, tmp_path: Path, base: str) -> None:
     from datasets import Dataset
 
-    rows, path = labelled(), tmp_path / f"rows.{kind}"
-    if kind == "parquet":
+    rows, path = labelled(), tmp_path / f"rows.{suffix}"
+    if suffix == "parquet":
         Dataset.from_list(rows).to_parquet(path)
     else:
         write_jsonl(path, rows)
@@ -125,7 +125,7 @@ def test_another_encoding(tmp_path: Path, base: str) -> None:
     rows = [{**row, "text": f"café {row['text']}"} for row in labelled()]
     path = write_csv(tmp_path / "rows.csv", rows)
     path.write_bytes(path.read_text("utf-8").encode("latin-1"))
-    with pytest.raises(DataError, match=r"'text' has bytes that are not utf-8; .* with --encoding, such as 'cp1252'"):
+    with pytest.raises(DataError, match=r"'text' has bytes that are not utf-8\. .* with --encoding, such as 'cp1252'"):
         draft_of(path, tmp_path)
     draft = draft_of(path, tmp_path, model=base, encoding="latin-1")
     assert load_recipe(draft.path).data.encoding == "latin-1"
@@ -170,7 +170,7 @@ def test_a_missing_header_is_noted(tmp_path: Path) -> None:
     with (tmp_path / "rows.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
     draft = draft_of(tmp_path / "rows.csv", tmp_path)
-    assert "is the header missing?" in "\n".join(draft.lines())
+    assert "If there is no header, add --no-header" in "\n".join(draft.lines())
 
 
 def test_short_questions_are_questions(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_rows_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
     [
         ("rows.csv", "text,label\n", "no rows"),
         ("rows.csv", "", "the file is empty"),
-        ("rows.jsonl", "hello\nworld\n", "cannot be read as jsonl: line 1"),
+        ("rows.jsonl", "hello\nworld\n", r"cannot be read as jsonl \(line 1"),
         ("rows.txt", "\n \n", "no column of texts"),
         ("rows.docx", "hello", "no format belongs to the extension"),
     ],
@@ -303,7 +303,7 @@ def without(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "hints", "chosen", "other"),
+    ("rows", "hints", "column", "other"),
     [
         (QUESTIONS, UserHints(task="span-extraction"), ("answers", "adjective"), ("answers", "span")),
         (
@@ -323,12 +323,12 @@ def without(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     ],
 )
 def test_of_columns_that_match_equally_both_are_named(
-    rows: list[dict[str, Any]], hints: UserHints, chosen: tuple[str, str], other: tuple[str, str]
+    rows: list[dict[str, Any]], hints: UserHints, column: tuple[str, str], other: tuple[str, str]
 ) -> None:
     guess = guess_task(rows, hints)
-    names = [chosen[1], other[1]]
-    assert guess.columns[chosen[0]] in names
-    names.remove(guess.columns[chosen[0]])
+    names = [column[1], other[1]]
+    assert guess.columns[column[0]] in names
+    names.remove(guess.columns[column[0]])
     assert [text for text in guess.alternatives if text.startswith(f'{other[0]} = "{names[0]}" (')]
     left = guess_task(without(rows, names[0]), hints)
     assert left.columns == guess.columns
@@ -377,7 +377,7 @@ def test_ranked_candidates_may_be_grouped(tmp_path: Path) -> None:
 def test_no_texts_and_nothing_to_learn_are_said_with_what_there_is(tmp_path: Path) -> None:
     numbers = write_csv(tmp_path / "numbers.csv", [{"width": i, "height": i * i / 7} for i in range(20)])
     with pytest.raises(
-        DataError, match=r"numbers\.csv: no column of texts; there are\n  'width': .*\n  'height': numb"
+        DataError, match=r"numbers\.csv: no column of texts. The columns are:\n  'width': .*\n  'height': numb"
     ):
         draft_of(numbers, tmp_path)
     texts = write_csv(tmp_path / "texts.csv", [{"text": text, "more": text} for text in LINES])
@@ -407,7 +407,7 @@ def test_a_column_of_texts_is_one_where_the_task_is_stated(tmp_path: Path) -> No
     path = write_csv(tmp_path / "rows.csv", labelled())
     draft = draft_of(path, tmp_path, task="fill-mask", text="text")
     assert draft.guess.columns == {"text": "text"}
-    with pytest.raises(DataError, match=r"do not fit masked-language-modeling: one column of texts, and no other"):
+    with pytest.raises(DataError, match=r"masked-language-modeling, which needs one column of texts, and no other"):
         init_recipe(path, output=tmp_path / "other.toml", task="masked-language-modeling")
 
 
@@ -589,7 +589,7 @@ def test_the_draft_as_json(tmp_path: Path) -> None:
     draft = init_recipe(path, output=tmp_path / "a recipe.toml")
     lines = draft.lines()
     assert lines[0] == "rows.csv: 24 rows"
-    assert "  label: 3 distinct values in 24 rows (calm 8, glad 8, sad 8) -> one label per row" in lines
+    assert "  label: 3 distinct values in 24 rows (calm 8, glad 8, sad 8), so one label per row" in lines
     assert lines[-3:] == [
         f"  bert-tasks check '{draft.path}'",
         f"  bert-tasks train '{draft.path}' --dry-run",
@@ -633,9 +633,9 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_profile() -> None:
-    found = profile("x", ["two words", "", None, "two words", "one"])
-    assert (found.rows, found.filled, found.distinct, found.common) == (5, 3, 2, (("two words", 2), ("one", 1)))
-    assert found.words == pytest.approx(5 / 3)
+    column = profile("x", ["two words", "", None, "two words", "one"])
+    assert (column.rows, column.filled, column.distinct, column.common) == (5, 3, 2, (("two words", 2), ("one", 1)))
+    assert column.words == pytest.approx(5 / 3)
     numbers = profile("x", ["1", 2, "-3.5", "1e2"])
     assert (numbers.numbers, numbers.low, numbers.high, numbers.decimals) == (1.0, -3.5, 100.0, True)
     assert not profile("x", ["1.0", "2.0"]).decimals

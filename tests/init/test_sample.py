@@ -115,13 +115,13 @@ GLUE = {
 }
 
 
-@pytest.mark.parametrize(("file", "stated"), [("rows.tsv", True), ("rows.tsv", False), ("rows.csv", False)])
+@pytest.mark.parametrize(("file", "has_format"), [("rows.tsv", True), ("rows.tsv", False), ("rows.csv", False)])
 @pytest.mark.parametrize("name", GLUE)
-def test_glue_files(name: str, file: str, stated: bool, init: Init) -> None:
+def test_glue_files(name: str, file: str, has_format: bool, init: Init) -> None:
     header, line, task, columns = GLUE[name]
     content = "\n".join([*([] if header is None else [header]), *map(line, range(ROWS))]) + "\n"
-    draft, report = init(content, file, **({"format": f"glue/{name}"} if stated else {}))
-    expected = {"text": "3", "label": "1"} if header is None and not stated else columns
+    draft, report = init(content, file, **({"format": f"glue/{name}"} if has_format else {}))
+    expected = {"text": "3", "label": "1"} if header is None and not has_format else columns
     assert (draft.guess.task, draft.guess.columns) == (task, expected)
     assert draft.guess.settings == {"problem_type": SINGLE}
     assert sum(split.rows for split in report.splits) == ROWS
@@ -181,9 +181,9 @@ def test_columns_and_task_may_be_stated(init: Init) -> None:
     pair, _ = init(table(rows), "rows.csv")
     assert (pair.guess.task, pair.guess.columns["label"]) == ("pair-classification", "label")
     assert any("sequence-classification" in other for other in pair.guess.alternatives)
-    one, _ = init(table(rows), "rows.csv", text="a", label="c")
-    assert (one.guess.task, one.guess.columns) == ("sequence-classification", {"text": "a", "label": "c"})
-    assert one.guess.alternatives == ()
+    draft, _ = init(table(rows), "rows.csv", text="a", label="c")
+    assert (draft.guess.task, draft.guess.columns) == ("sequence-classification", {"text": "a", "label": "c"})
+    assert draft.guess.alternatives == ()
     both, _ = init(table(rows), "rows.csv", text=["b", "a"], label="c")
     assert both.guess.columns == {"text": "b", "text_pair": "a", "label": "c"}
     single, _ = init(table(rows), "rows.csv", task="sequence-classification")
@@ -194,7 +194,7 @@ def test_columns_and_task_may_be_stated(init: Init) -> None:
 def test_what_is_stated_must_fit(init: Init) -> None:
     content = table(moods())
     for task in set(DETECTABLE) - {"sequence-classification"}:
-        with pytest.raises(DataError, match=f"the columns do not fit {task}: .*; there are\n  'source'"):
+        with pytest.raises(DataError, match=f"columns do not fit {task}, which needs .*. The columns are:\n  'source'"):
             init(content, "rows.csv", task=task)
     with pytest.raises(UsageError, match=r"rows\.csv: no column 'tekst', did you mean 'text'"):
         init(content, "rows.csv", text="tekst")
@@ -209,13 +209,13 @@ def test_what_is_stated_must_fit(init: Init) -> None:
 def test_the_names_of_the_hubs_pipelines_state_a_task(init: Init) -> None:
     for name, task in TASK_NAMES.items():
         if task.name == "sequence-classification":
-            made, _ = init(table(moods()), "rows.csv", task=f" {name} ")
-            assert made.guess.task == task.name
+            draft, _ = init(table(moods()), "rows.csv", task=f" {name} ")
+            assert draft.guess.task == task.name
         elif not Detection.of(task).row_needs:
             with pytest.raises(UsageError, match=f"init writes recipes for .*, not for '{task.name}'"):
                 init(table(moods()), "rows.csv", task=name)
         else:
-            with pytest.raises(DataError, match=f"the columns do not fit {task.name}: "):
+            with pytest.raises(DataError, match=f"the columns do not fit {task.name}, which needs "):
                 init(table(moods()), "rows.csv", task=name)
 
 
@@ -224,13 +224,13 @@ def asked(i: int, answer: str) -> dict[str, str]:
     return {"question": f"What about number {i}?", "context": said, "answer": answer}
 
 
-@pytest.mark.parametrize("kind", ["csv", "csv.gz", "json", "json.gz", "jsonl.gz"])
-def test_questions_in_every_kind_of_file(kind: str, init: Init) -> None:
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "json", "json.gz", "jsonl.gz"])
+def test_questions_in_every_kind_of_file(suffix: str, init: Init) -> None:
     rows = [asked(i, f"ferry {i}") for i in range(ROWS)]
-    content = table(rows) if "csv" in kind else json.dumps(rows) if "json" in kind else ""
-    if "jsonl" in kind:
+    content = table(rows) if "csv" in suffix else json.dumps(rows) if "json" in suffix else ""
+    if "jsonl" in suffix:
         content = "\n".join(map(json.dumps, rows))
-    draft, report = init(gzip.compress(content.encode()) if kind.endswith("gz") else content, f"rows.{kind}")
+    draft, report = init(gzip.compress(content.encode()) if suffix.endswith("gz") else content, f"rows.{suffix}")
     assert draft.guess.task == "span-extraction"
     assert draft.guess.columns == {"question": "question", "context": "context", "answers": "answer"}
     assert sum(split.rows for split in report.splits) == ROWS
@@ -252,7 +252,7 @@ def test_answers_that_are_not_verbatim_are_left_out(share: float, hidden: bool, 
     assert (sum(split.rows for split in report.splits), draft.to_json()["rows_left_out"]) == (100 - bad, bad)
     printed = "\n".join(draft.lines())
     assert (
-        f"rows.csv: {bad} of 100 rows ({bad}%) cannot be used and will be skipped, the first in line 2" in printed
+        f"rows.csv: {bad} of 100 rows ({bad}%) cannot be used and will be skipped. The first is in line 2" in printed
     ) == (bad > 0)
     assert (f"{bad} of 100 rows ({bad}%)" in draft.text.partition("on_error")[2]) == (bad > 0)
 
@@ -285,12 +285,12 @@ def test_labels_that_cannot_be_taken_from_the_rows_are_stated(odd: Sequence[str]
     draft, report = init(table(rows), "rows.csv")
     assert set(load_recipe(draft.path).settings["labels"]) == {*MOODS, *odd} - {""}
     assert sum(split.rows for split in report.splits) == sum(row["label"] != "" for row in rows)
-    assert "settings.labels is stated, because" in draft.text
+    assert "settings.labels is set, because" in draft.text
 
 
 def test_rows_that_cannot_be_trained_on_make_no_recipe(init: Init, tmp_path: Path) -> None:
     rows = [{"text": f"It rained on day {i % 3}", "label": MOODS[i % 3]} for i in range(9)]
-    with pytest.raises(DataError, match="too few to split off validation rows"):
+    with pytest.raises(DataError, match="too few rows to split off validation rows"):
         init(table(rows), "rows.csv")
     assert not (tmp_path / "made.toml").exists()
 
@@ -301,13 +301,13 @@ def test_two_tasks_that_fit_are_both_named(init: Init) -> None:
     assert draft.guess.task == "span-extraction"
     assert any('task = "pair-classification"' in other and "topic" in other for other in draft.guess.alternatives)
     assert "not sure, it could also be:" in draft.lines()
-    chosen, _ = init(table(rows), "rows.csv", task="pair-classification")
-    assert chosen.guess.columns["label"] == "topic"
+    explicit_draft, _ = init(table(rows), "rows.csv", task="pair-classification")
+    assert explicit_draft.guess.columns["label"] == "topic"
 
 
 def test_a_validation_file_must_have_the_columns(init: Init, tmp_path: Path) -> None:
     (tmp_path / "dev.csv").write_text(table([{"txt": text(i), "label": MOODS[i % 3]} for i in range(ROWS)]))
-    with pytest.raises(DataError, match=r"dev.csv: no column 'text', did you mean 'txt'"):
+    with pytest.raises(DataError, match=r"dev.csv: no column 'text', which .*rows.csv has, did you mean 'txt'"):
         init(table(moods()), "rows.csv", validation=tmp_path / "dev.csv")
 
 

@@ -92,8 +92,8 @@ def test_macro_f1_equals_scikit_learns_to_the_last_digit_with_classes_that_never
     draw = np.random.default_rng(classes)
     labels, predictions = draw.integers(0, classes, size=(2, classes))
     names = [str(number) for number in range(2 * classes)]
-    found = classification.classification_metrics(labels, predictions, names)["macro_f1"]
-    assert found == sklearn.metrics.f1_score(labels, predictions, average="macro")
+    score = classification.classification_metrics(labels, predictions, names)["macro_f1"]
+    assert score == sklearn.metrics.f1_score(labels, predictions, average="macro")
 
 
 def test_matthews_correlation_of_many_rows_does_not_overflow():
@@ -168,9 +168,9 @@ def test_tuned_thresholds_reach_the_best_f1_of_all(data):
         positives, scores = labels[:, label], probabilities[:, label]
 
         def reached(at, positives=positives, scores=scores):
-            found = scores >= at
-            either = int(positives.sum() + found.sum())
-            return 2 * int((positives * found).sum()) / either if either else 0.0
+            guesses = scores >= at
+            either = int(positives.sum() + guesses.sum())
+            return 2 * int((positives * guesses).sum()) / either if either else 0.0
 
         everywhere = [reached(at) for at in np.linspace(0, 1.05, 85)]
         assert reached(threshold) == max(everywhere)

@@ -89,11 +89,11 @@ class TestPlainRules:
     @given(case=answered(fewest=0))
     def test_second_version(self, case: tuple[list[list[str]], list[str], list[float]]) -> None:
         labels, predictions, odds = case
-        for stated in (odds, None):
-            found = squad_v2_metrics(labels, predictions, stated)
-            expected = plain_v2(labels, predictions, stated, 0.0)
-            assert found == expected
-            assert list(found) == list(expected)
+        for null_odds in (odds, None):
+            metrics = squad_v2_metrics(labels, predictions, null_odds)
+            expected = plain_v2(labels, predictions, null_odds, 0.0)
+            assert metrics == expected
+            assert list(metrics) == list(expected)
 
     @quick
     @given(case=answered(fewest=0, odds=Odds | st.sampled_from((-inf, inf, nextafter(1.0, 2.0)))), other=Odds)
@@ -166,8 +166,8 @@ class TestThresholds:
 @pytest.mark.parametrize(
     ("labels", "predictions", "odds", "message"),
     [
-        ([], [], [], "there is no question, expected at least one"),
-        ([["x"]], ["x"], [float("nan")], "null odds hold nan, .* look for nan in the model's logits"),
+        ([], [], [], "there is no question, but SQuAD metrics need at least one"),
+        ([["x"]], ["x"], [float("nan")], "null odds hold nan, .* Look for nan in the model's logits"),
     ],
 )
 def test_input_without_a_score(

@@ -18,27 +18,27 @@ from bert_tasks.tasks.shared.report import Report
 LABELS = ("f1", "macro_f1", "a_number", "support", "", "loss")
 
 
-def check_rows(table, found, support, *, key="{1}_{0}"):
+def check_rows(table, metrics, support, *, key="{1}_{0}"):
     """Every number of a class is in its row, with its support, and nowhere else."""
     assert table.columns == ("precision", "recall", "f1")
     for row in table.rows:
-        assert row.scores == tuple(found[key.format(row.name, score)] for score in table.columns)
+        assert row.scores == tuple(metrics[key.format(row.name, score)] for score in table.columns)
         assert row.support == support.get(row.name, 0)
         assert not {key.format(row.name, score) for score in table.columns} & table.overall.keys()
 
 
-@pytest.mark.parametrize("kind", [SequenceClassification, PairClassification])
+@pytest.mark.parametrize("task_class", [SequenceClassification, PairClassification])
 @given(st.data())
-def test_classes(kind, data):
+def test_classes(task_class, data):
     labels = LABELS[: data.draw(st.integers(2, len(LABELS)))]
     numbers = st.integers(0, len(labels) - 1)
     true = data.draw(st.lists(numbers, min_size=1, max_size=20))
     predictions = data.draw(st.lists(numbers, min_size=len(true), max_size=len(true)))
-    found = {"loss": 0.5, **classification_metrics(true, predictions, labels)}
-    table = Report.of(kind(labels=labels)).table(found)
+    metrics = {"loss": 0.5, **classification_metrics(true, predictions, labels)}
+    table = Report.of(task_class(labels=labels)).table(metrics)
     assert [row.name for row in table.rows] == list(labels)
     assert table.word == "class"
-    check_rows(table, found, Counter(labels[number] for number in true))
+    check_rows(table, metrics, Counter(labels[number] for number in true))
     overall = {"loss", "accuracy", "macro_f1", "matthews_correlation"}
     assert table.overall.keys() == (overall | {"f1"} if len(labels) == 2 else overall)
 
@@ -49,11 +49,11 @@ def test_several_labels(data):
     rows = st.lists(st.lists(st.integers(0, 1), min_size=len(labels), max_size=len(labels)), min_size=1, max_size=20)
     true = data.draw(rows)
     predictions = [data.draw(st.permutations(row)) for row in true]
-    found = multilabel_metrics(true, predictions, labels)
+    metrics = multilabel_metrics(true, predictions, labels)
     task = SequenceClassification(problem_type="multi_label_classification", labels=labels)
-    table = Report.of(task).table({**found, "untuned_f1": 0.25})
+    table = Report.of(task).table({**metrics, "untuned_f1": 0.25})
     assert table.word == "label"
-    check_rows(table, found, dict(zip(labels, map(sum, zip(*true, strict=True)), strict=True)))
+    check_rows(table, metrics, dict(zip(labels, map(sum, zip(*true, strict=True)), strict=True)))
     assert table.overall.keys() == {"accuracy", "f1", "micro_f1", "untuned_f1"}
 
 
@@ -61,18 +61,18 @@ def test_several_labels(data):
 def test_tags(raw):
     spelt = ("N", "V", "A_number") if raw else ("B-N", "B-V", "B-A_number")
     true, predictions = [[spelt[0], spelt[1], spelt[2]], [spelt[0]]], [[spelt[0], spelt[0], spelt[2]], [spelt[1]]]
-    found = tagging_metrics(true, predictions, raw=raw)
-    table = Report.of(TokenClassification(labels=spelt if raw else ("O", *spelt))).table(found)
+    metrics = tagging_metrics(true, predictions, raw=raw)
+    table = Report.of(TokenClassification(labels=spelt if raw else ("O", *spelt))).table(metrics)
     assert table.word == ("tag" if raw else "type")
-    check_rows(table, found, {"N": 2, "V": 1, "A_number": 1}, key="{0}_{1}")
+    check_rows(table, metrics, {"N": 2, "V": 1, "A_number": 1}, key="{0}_{1}")
     assert {row.name for row in table.rows} == {"N", "V", "A_number"}
     assert not any(name.endswith("_number") for name in table.overall)
 
 
 def test_questions_with_and_without_an_answer():
     task = SpanExtraction(version_2_with_negative=True)
-    found = squad_v2_metrics([["cat"], [], ["dog"]], ["cat", "", "cow"], None)
-    table = Report.of(task).table(found)
+    metrics = squad_v2_metrics([["cat"], [], ["dog"]], ["cat", "", "cow"], None)
+    table = Report.of(task).table(metrics)
     assert [(row.name, row.scores, row.support) for row in table.rows] == [
         ("HasAns", (50.0, 50.0), 2),
         ("NoAns", (100.0, 100.0), 1),

@@ -25,13 +25,13 @@ def tagged(draw, tags):
     ]
 
 
-def chunk_begins(before, kind_before, role, kind):
+def chunk_begins(before, kind_before, role, chunk_type):
     """conlleval's rule for B, I and O."""
-    return role == "B" or (role == "I" and (before == "O" or kind_before != kind))
+    return role == "B" or (role == "I" and (before == "O" or kind_before != chunk_type))
 
 
-def chunk_ends(before, kind_before, role, kind):
-    return before in ("B", "I") and (role in ("B", "O") or kind_before != kind)
+def chunk_ends(before, kind_before, role, chunk_type):
+    return before in ("B", "I") and (role in ("B", "O") or kind_before != chunk_type)
 
 
 def lenient_chunks(tags):
@@ -40,27 +40,27 @@ def lenient_chunks(tags):
 
 def strict_chunks(tags):
     """As ``lenient_chunks``, but only B begins one: an I- with nothing to continue belongs to none."""
-    return _chunks(tags, lambda before, kind_before, role, kind: role == "B")
+    return _chunks(tags, lambda before, kind_before, role, chunk_type: role == "B")
 
 
 def _chunks(tags, begins):
-    found, start = set(), None
+    chunks, start = set(), None
     before, kind_before = "O", ""
-    for place, tag in enumerate([*tags, "O"]):
-        role, _, kind = tag.partition("-")
-        if chunk_ends(before, kind_before, role, kind) and start is not None:
-            found.add((kind_before, start, place))
+    for index, tag in enumerate([*tags, "O"]):
+        role, _, chunk_type = tag.partition("-")
+        if chunk_ends(before, kind_before, role, chunk_type) and start is not None:
+            chunks.add((kind_before, start, index))
             start = None
-        if begins(before, kind_before, role, kind):
-            start = place
-        before, kind_before = role, kind
-    return found
+        if begins(before, kind_before, role, chunk_type):
+            start = index
+        before, kind_before = role, chunk_type
+    return chunks
 
 
-def scores(name, actual, predicted, kind=None):
+def scores(name, actual, predicted, entity_type=None):
     """Precision, recall and F1 of chunks ``(sentence, type, start, end)``, by the formulas."""
-    actual = {chunk for chunk in actual if kind in (None, chunk[1])}
-    predicted = {chunk for chunk in predicted if kind in (None, chunk[1])}
+    actual = {chunk for chunk in actual if entity_type in (None, chunk[1])}
+    predicted = {chunk for chunk in predicted if entity_type in (None, chunk[1])}
     both = len(actual & predicted)
     precision = both / len(predicted) if predicted else 0.0
     recall = both / len(actual) if actual else 0.0
@@ -81,9 +81,9 @@ def expected_entity_metrics(labels, predictions):
         "overall_accuracy": sum(a == p for a, p in words) / len(words),
         "invalid_transitions": sum(predictions[number][start][0] == "I" for number, _, start, _ in predicted),
     }
-    for kind in {chunk[1] for chunk in actual | predicted}:
-        expected |= scores(kind, actual, predicted, kind)
-        expected[f"{kind}_number"] = sum(chunk[1] == kind for chunk in actual)
+    for entity_type in {chunk[1] for chunk in actual | predicted}:
+        expected |= scores(entity_type, actual, predicted, entity_type)
+        expected[f"{entity_type}_number"] = sum(chunk[1] == entity_type for chunk in actual)
     return expected
 
 
@@ -119,9 +119,9 @@ def test_every_name_has_its_own_four_numbers_or_is_refused(names, raw):
             tagging_metrics(tags, tags, raw=raw)
         return
     check_names(tags[0], raw=raw)
-    found = tagging_metrics(tags, tags, raw=raw)
-    assert len(found) == 4 * len(names) + (2 if raw else 8)
-    assert all(found[f"{name}_{score}"] == 1.0 for name in names for score in ("precision", "recall", "f1", "number"))
+    metrics = tagging_metrics(tags, tags, raw=raw)
+    assert len(metrics) == 4 * len(names) + (2 if raw else 8)
+    assert all(metrics[f"{name}_{score}"] == 1.0 for name in names for score in ("precision", "recall", "f1", "number"))
 
 
 @pytest.mark.parametrize(

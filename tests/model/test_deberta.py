@@ -128,10 +128,10 @@ def test_gradients_of_variants(name: str) -> None:
     theirs(**batch.inputs(FAMILY)).logits[real].square().sum().backward()
     ours(packed_batch(ours, batch)).square().sum().backward()
     expected = in_our_names({key: value.grad for key, value in theirs.named_parameters()}, theirs, "token")
-    found = {key: value.grad for key, value in ours.named_parameters()}
-    assert found.keys() == expected.keys()
+    gradients = {key: value.grad for key, value in ours.named_parameters()}
+    assert gradients.keys() == expected.keys()
     largest = max(float(value.abs().max()) for value in expected.values())
-    assert max(float((found[key] - expected[key]).abs().max()) for key in found) <= 1e-9 * largest
+    assert max(float((gradients[key] - expected[key]).abs().max()) for key in gradients) <= 1e-9 * largest
 
 
 def test_stock_transformers_rounds_one_factor_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +163,8 @@ def test_distances_of_short_inputs_have_embeddings_of_their_own() -> None:
         assert distances.rows.shape == (2, 2 * length)
         table = distances.table.index_select(0, distances.rows[1])
         span = config.disentangled.span
-        wanted = log_buckets(torch.arange(-length, length), buckets=16, max_distance=48) + span
-        whole = module.norm(module.embeddings.weight).index_select(0, wanted.clamp(0, 2 * span - 1))
+        indices = log_buckets(torch.arange(-length, length), buckets=16, max_distance=48) + span
+        whole = module.norm(module.embeddings.weight).index_select(0, indices.clamp(0, 2 * span - 1))
         assert torch.equal(table[1:], whole[1:])  # no two tokens are as far apart as the first one says
 
 
@@ -313,10 +313,10 @@ FAULTS: dict[str, Callable[[TaskModel, pytest.MonkeyPatch], None]] = {
     ),
     "distances not shared in buckets": patched("log_buckets", lambda right: lambda distances, **of: distances),
     "products not moved below each other": patched(
-        "gather_relative", lambda right: lambda content, made: right(content, made.roll(1, -1))
+        "gather_relative", lambda right: lambda content, indices: right(content, indices.roll(1, -1))
     ),
     "products of the other tokens": patched(
-        "gather_relative", lambda right: lambda content, made: right(content, made).transpose(2, 3)
+        "gather_relative", lambda right: lambda content, indices: right(content, indices).transpose(2, 3)
     ),
     "keys and queries of distances exchanged": projections_exchanged,
     "distances not normalised": norm_skipped,

@@ -34,8 +34,8 @@ def by_formula(
         vectors = hidden.masked_fill(~mask, -torch.inf).amax(1)
     else:
         vectors = hidden.masked_fill(~mask, 0.0).sum(1) / mask.sum(1)
-    found: np.ndarray[Any, Any] = (vectors / vectors.norm(dim=1, keepdim=True) if normalize else vectors).numpy()
-    return found
+    embeddings: np.ndarray[Any, Any] = (vectors / vectors.norm(dim=1, keepdim=True) if normalize else vectors).numpy()
+    return embeddings
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ def test_every_family_has_the_mean_of_its_last_layer(
 def test_pooling_and_layers(pooling: Any, layer: int, folder: Path) -> None:
     encoder = Encoder.from_pretrained(folder)
     expected = by_formula(folder, encoder.tokenizer, TEXTS, pooling=pooling, layer=layer, normalize=False)
-    found = encoder.embed(TEXTS, pooling=pooling, layer=layer, normalize=False)
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    vectors = encoder.embed(TEXTS, pooling=pooling, layer=layer, normalize=False)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5 * np.abs(expected).max())
     lengths = np.linalg.norm(encoder.embed(TEXTS, pooling=pooling, layer=layer), axis=1)
     np.testing.assert_allclose(lengths, 1.0, atol=1e-6)
 
@@ -71,8 +71,8 @@ def test_the_norm_after_the_last_layer_belongs_to_no_other(
 ) -> None:
     save_checkpoint(tmp_path, "modernbert", wordpiece_tokenizer, wide=True)
     expected = by_formula(tmp_path, wordpiece_tokenizer, TEXTS, pooling="mean", layer=1, normalize=False)
-    found = Encoder.from_pretrained(tmp_path).embed(TEXTS, layer=-2, normalize=False)
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    vectors = Encoder.from_pretrained(tmp_path).embed(TEXTS, layer=-2, normalize=False)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.fixture
@@ -157,9 +157,9 @@ def test_embedding_does_not_change_the_mode_of_an_encoder_in_training(folder: Pa
     ("options", "message"),
     [
         ({"pooling": "sum"}, "pooling is 'sum', expected one of 'mean', 'cls', 'max'"),
-        ({"layer": 3}, "layer = 3: expected a whole number from -3 to 2"),
-        ({"layer": -4}, "layer = -4: expected"),
-        ({"layer": 1.0}, "layer = 1.0: expected a whole number"),
+        ({"layer": 3}, "layer is 3, expected a whole number from -3 to 2"),
+        ({"layer": -4}, "layer is -4, expected"),
+        ({"layer": 1.0}, "layer is 1.0, expected a whole number"),
         ({"max_length": 2}, "max_length is 2, expected at least 3"),
         ({"max_length": 49}, "the checkpoint has 48 positions"),
     ],

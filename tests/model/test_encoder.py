@@ -23,7 +23,7 @@ def test_attention_weights_are_refused_by_name(head: Head) -> None:
 @pytest.mark.parametrize("head", HEADS)
 def test_masks_other_than_two_dimensional_are_refused(head: Head) -> None:
     ids = torch.ones(2, 3, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"shape \[2, 3, 3\], expected \[2, 3\]; 3-D masks are not supported"):
+    with pytest.raises(ValueError, match=r"shape \[2, 3, 3\], expected \[2, 3\]\. 3-D masks are not supported"):
         model("bert", head)(ids, torch.ones(2, 3, 3))
     with pytest.raises(ValueError, match=r"shape \[2, 4\], expected \[2, 3\]"):
         model("bert", head)(ids, torch.ones(2, 4))
@@ -61,13 +61,13 @@ def test_padding_is_zeros_in_all_hidden_states() -> None:
     assert all(torch.count_nonzero(state[1, 3:]) == 0 for state in states)
 
 
-@pytest.mark.parametrize("kind", [torch.bool, torch.int32, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
 @torch.no_grad()
-def test_masks_of_any_type(kind: torch.dtype) -> None:
+def test_masks_of_any_type(dtype: torch.dtype) -> None:
     batch = random_batch("bert", lengths=(7, 3))
     encoder = model("bert")
     expected = encoder(batch.input_ids, batch.attention_mask)
-    assert torch.equal(encoder(batch.input_ids, batch.attention_mask.to(kind)), expected)
+    assert torch.equal(encoder(batch.input_ids, batch.attention_mask.to(dtype)), expected)
 
 
 @torch.no_grad()

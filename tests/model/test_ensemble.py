@@ -40,7 +40,7 @@ MODELS = 3
 def make(wide_checkpoint: Path) -> Callable[..., list[TaskModel]]:
     """Models of a task that differ in all weights; ``tasks``: one for each model, or one for all."""
 
-    def made(*tasks: Task) -> list[TaskModel]:
+    def build(*tasks: Task) -> list[TaskModel]:
         models: list[TaskModel] = []
         for number in range(MODELS):
             task = tasks[number % len(tasks)]
@@ -54,7 +54,7 @@ def make(wide_checkpoint: Path) -> Callable[..., list[TaskModel]]:
             models.append(model)
         return models
 
-    return made
+    return build
 
 
 def ensemble(models: Sequence[TaskModel]) -> EnsembleModel:
@@ -73,27 +73,27 @@ def inputs(name: str) -> list[dict[str, Any]]:
 
 def means(models: Sequence[TaskModel], rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     """For each row the mean of the scores of every class, label or choice, or of the numbers."""
-    found = []
+    averages = []
     for each in zip(*(model.predict(rows) for model in models), strict=True):
         values = [list(one.scores.values()) if isinstance(one.scores, Mapping) else list(one.scores) for one in each]
         values = [numbers if numbers else [one.score] for numbers, one in zip(values, each, strict=True)]
-        found.append([sum(places) / len(each) for places in zip(*values, strict=True)])
-    return found
+        averages.append([sum(places) / len(each) for places in zip(*values, strict=True)])
+    return averages
 
 
 @pytest.mark.parametrize("name", ["single", "windows", "pair", "several", "regression", "pair regression", "choice"])
 def test_scores_are_the_means_of_those_of_the_models(name: str, make: Callable[..., list[TaskModel]]) -> None:
     models, rows = make(EXAMPLES[name].task), inputs(name)
     expected = means(models, rows)
-    for one, scores, logits in zip(
+    for prediction, scores, logits in zip(
         ensemble(models).predict(rows), expected, ensemble(models).predict(rows, logits=True), strict=True
     ):
-        shown = list(one.scores.values()) if isinstance(one.scores, Mapping) else list(one.scores)
-        assert (shown if shown else [one.score]) == pytest.approx(scores, abs=1e-6)
+        shown = list(prediction.scores.values()) if isinstance(prediction.scores, Mapping) else list(prediction.scores)
+        assert (shown if shown else [prediction.score]) == pytest.approx(scores, abs=1e-6)
         if shown:
             best = max(range(len(scores)), key=scores.__getitem__)
-            assert one.score == pytest.approx(scores[best], abs=1e-6)
-            assert one.label == (best if name == "choice" else EXAMPLES[name].task.labels[best])
+            assert prediction.score == pytest.approx(scores[best], abs=1e-6)
+            assert prediction.label == (best if name == "choice" else EXAMPLES[name].task.labels[best])
             odds = [math.log(score / (1 - score if name == "several" else 1)) for score in scores]
             assert list(logits.logits) == pytest.approx(odds, abs=1e-4)
 
@@ -113,14 +113,14 @@ def test_thresholds_are_means(make: Callable[..., list[TaskModel]]) -> None:
     models = make(*(replace(task, thresholds=one) for one in limits))
     whole = ensemble(models)
     assert whole.task.thresholds == pytest.approx((0.5, 0.5, 0.1))
-    chosen = [one.labels for one in whole.predict(rows)]
+    label_sets = [one.labels for one in whole.predict(rows)]
     expected = means(models, rows)
-    assert chosen == [
+    assert label_sets == [
         tuple(label for label, score, limit in zip("xyz", scores, (0.5, 0.5, 0.1), strict=True) if score >= limit)
         for scores in expected
     ]
-    assert len(set(chosen)) > 1
-    with pytest.raises(CheckpointError, match=r"model 2 and model 1 .* the same: thresholds is \(\) and \(0\.2, 0\.9"):
+    assert len(set(label_sets)) > 1
+    with pytest.raises(CheckpointError, match=r"model 2 and model 1 .*, because thresholds is \(\) and \(0\.2, 0\.9"):
         ensemble(make(models[0].task, task))
 
 
@@ -170,7 +170,7 @@ def test_fitted_values_are_means_or_equal(
 def test_other_fitted_values_that_differ_are_refused(
     make: Callable[..., list[TaskModel]], value: object, other: object
 ) -> None:
-    message = f"model 3 and model 1 do not predict the same: fitted is {other!r} and {value!r}"
+    message = f"model 3 and model 1 do not predict the same, because fitted is {other!r} and {value!r}"
     with pytest.raises(CheckpointError, match=f"^{re.escape(message)}$"):
         fitted_ensemble(make, (value, value, other))
 
@@ -179,10 +179,10 @@ def test_tags_have_the_largest_mean_probability(make: Callable[..., list[TaskMod
     models, rows = make(EXAMPLES["token"].task), inputs("token")
     rows.append({"words": [word for row in rows for word in row["words"]]})  # several windows
     alone = [model.predict(rows, logits=True) for model in models]
-    for place, one in enumerate(ensemble(models).predict(rows)):
-        mean = torch.stack([torch.tensor(found[place].logits).softmax(-1) for found in alone]).mean(0)
-        assert one.tags == tuple(LABELS[index] for index in mean.argmax(-1).tolist())
-        assert one.scores == pytest.approx(mean.amax(-1).tolist(), abs=1e-6)
+    for number, prediction in enumerate(ensemble(models).predict(rows)):
+        mean = torch.stack([torch.tensor(found[number].logits).softmax(-1) for found in alone]).mean(0)
+        assert prediction.tags == tuple(LABELS[index] for index in mean.argmax(-1).tolist())
+        assert prediction.scores == pytest.approx(mean.amax(-1).tolist(), abs=1e-6)
 
 
 def member_logits(model: TaskModel, row: Mapping[str, Any]) -> Tensor:
@@ -193,22 +193,22 @@ def member_logits(model: TaskModel, row: Mapping[str, Any]) -> Tensor:
 
 def window_logits(model: TaskModel, feature: Feature) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model(collate([feature], position_offset=model.config.position_offset))
-    return found
+        logits: Tensor = model(collate([feature], position_offset=model.config.position_offset))
+    return logits
 
 
 def test_sequences_of_tags_have_the_best_mean_score(make: Callable[..., list[TaskModel]]) -> None:
     models, rows = make(EXAMPLES["token crf"].task), inputs("token crf")
-    for row, one in zip(rows, ensemble(models).predict(rows), strict=True):
+    for row, prediction in zip(rows, ensemble(models).predict(rows), strict=True):
         scores = torch.stack([member_logits(model, row) for model in models]).double().mean(0)
         ends = [LABELS.index(f"I-{kind}") for kind in ("THING", "WHO")]
         for end in ends:  # I-X only after B-X and I-X
             others = [number + 1 for number in range(len(LABELS)) if number not in (end, end - 1)]
             scores[:, [0, *others], end] += crf.FORBIDDEN
         best = crf.best_labels(scores, [len(row["words"])])
-        assert one.tags == tuple(LABELS[index] for index in best.tolist())
+        assert prediction.tags == tuple(LABELS[index] for index in best.tolist())
         sure = crf.marginals(scores, [len(row["words"])]).gather(1, best[:, None]).squeeze(1)
-        assert one.scores == pytest.approx(sure.tolist(), abs=1e-5)
+        assert prediction.scores == pytest.approx(sure.tolist(), abs=1e-5)
 
 
 def best_span(task: SpanExtraction, feature: Feature, logits: Tensor) -> tuple[float, int, int]:
@@ -227,15 +227,15 @@ def test_answers_have_the_largest_mean_logits(make: Callable[..., list[TaskModel
     models = make(*(replace(task, null_threshold=limit) for limit in (-3.0, 1.0, 5.0)))
     whole, rows = ensemble(models), inputs("span v2")
     assert whole.task.null_threshold == pytest.approx(1.0)
-    for row, one in zip(rows, whole.predict(rows), strict=True):
+    for row, prediction in zip(rows, whole.predict(rows), strict=True):
         (feature,) = task.features([row], whole.require_tokenizer())
         logits = torch.stack([member_logits(model, row) for model in models]).mean(0)  # [T, 2]
         best = best_span(task, feature, logits)
         null = (logits[0, 0] + logits[0, 1]).item()
-        assert one.best.text == row["context"][best[1] : best[2]]
-        assert one.best.start_logit + one.best.end_logit == pytest.approx(best[0], abs=1e-4)
-        assert one.null_odds == pytest.approx(null - best[0], abs=1e-4)
-        assert (one.answer == "") == (null - best[0] > 1.0)
+        assert prediction.best.text == row["context"][best[1] : best[2]]
+        assert prediction.best.start_logit + prediction.best.end_logit == pytest.approx(best[0], abs=1e-4)
+        assert prediction.null_odds == pytest.approx(null - best[0], abs=1e-4)
+        assert (prediction.answer == "") == (null - best[0] > 1.0)
 
 
 def test_long_contexts_have_several_windows(make: Callable[..., list[TaskModel]]) -> None:
@@ -249,18 +249,18 @@ def test_long_contexts_have_several_windows(make: Callable[..., list[TaskModel]]
         assert len(features) > 1
         means = [torch.stack([window_logits(model, one) for model in models]).mean(0) for one in features]
         score, start, end = max(best_span(task, *window) for window in zip(features, means, strict=True))
-        (found,) = whole.predict([row])
-        assert found.answer == context[start:end]
-        assert found.best.start_logit + found.best.end_logit == pytest.approx(score, abs=1e-4)
+        (prediction,) = whole.predict([row])
+        assert prediction.answer == context[start:end]
+        assert prediction.best.start_logit + prediction.best.end_logit == pytest.approx(score, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["single", "windows", "token crf", "choice"])
 def test_evaluation_is_that_of_the_predictions(name: str, make: Callable[..., list[TaskModel]]) -> None:
     example = EXAMPLES[name]
     whole = ensemble(make(example.task))
-    found = evaluate(whole, list(example.rows))
-    loss = found.pop("loss")
-    assert found == pytest.approx(whole.task.metrics(whole.predict(example.rows), example.rows), abs=1e-6)
+    metrics = evaluate(whole, list(example.rows))
+    loss = metrics.pop("loss")
+    assert metrics == pytest.approx(whole.task.metrics(whole.predict(example.rows), example.rows), abs=1e-6)
     if name == "single":
         probabilities = [one.scores[row["label"]] for one, row in zip(whole.predict(CLASSES), CLASSES, strict=True)]
         assert loss == pytest.approx(-sum(map(math.log, probabilities)) / len(CLASSES), abs=1e-5)
@@ -277,14 +277,14 @@ def test_the_batches_do_not_matter(make: Callable[..., list[TaskModel]]) -> None
             sizes.append(len(batch.input_ids))
             return whole.packed_logits(batch)
 
-        found = {most: whole.forward_windows(features, max_tokens=most, forward_fn=run) for most in (10**6, 50, 1)}
+        outputs = {most: whole.forward_windows(features, max_tokens=most, forward_fn=run) for most in (10**6, 50, 1)}
         tokens = [len(feature["input_ids"]) for feature in features]
         assert max(tokens) < 50 < sum(tokens)
         assert sizes[0] == sum(tokens)
         assert max(sizes[1 : -len(features)]) <= 50
         assert sorted(sizes[-len(features) :]) == sorted(tokens)
-        for one, other in pairwise(map(torch.cat, found.values())):
-            assert torch.allclose(one, other, atol=1e-5)
+        for output, other in pairwise(map(torch.cat, outputs.values())):
+            assert torch.allclose(output, other, atol=1e-5)
 
 
 def test_no_features_have_no_logits(make: Callable[..., list[TaskModel]]) -> None:
@@ -317,11 +317,11 @@ def test_the_matrices_of_one_crf_are_in_memory_at_a_time(make: Callable[..., lis
 
 def test_other_precisions_are_those_of_the_models(make: Callable[..., list[TaskModel]]) -> None:
     models, rows = make(EXAMPLES["single"].task), inputs("single")
-    found = list(ensemble(models).predict_rows(rows, forward_fn=logits_of(ensemble(models), "bf16")))
+    predictions = list(ensemble(models).predict_rows(rows, forward_fn=logits_of(ensemble(models), "bf16")))
     alone = [list(model.predict_rows(rows, forward_fn=logits_of(model, "bf16"))) for model in models]
-    for one, *each in zip(found, *alone, strict=True):
-        mean = [sum(other.scores[label] for other in each) / MODELS for label in one.scores]
-        assert list(one.scores.values()) == pytest.approx(mean, abs=1e-5)
+    for prediction, *each in zip(predictions, *alone, strict=True):
+        mean = [sum(other.scores[label] for other in each) / MODELS for label in prediction.scores]
+        assert list(prediction.scores.values()) == pytest.approx(mean, abs=1e-5)
 
 
 def test_a_slow_precision_is_reported_once(
@@ -351,7 +351,7 @@ def test_other_settings_are_refused(
     make: Callable[..., list[TaskModel]], changes: dict[str, Any], message: str
 ) -> None:
     task = EXAMPLES["single"].task
-    with pytest.raises(CheckpointError, match=f"^model 2 and model 1 do not predict the same: {message}$"):
+    with pytest.raises(CheckpointError, match=f"^model 2 and model 1 do not predict the same, because {message}$"):
         ensemble(make(task, replace(task, **changes)))
 
 
@@ -359,16 +359,16 @@ def test_other_models_are_refused(
     make: Callable[..., list[TaskModel]], wordpiece_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     task = EXAMPLES["single"].task
-    one, other, third = make(task)
+    first, other, third = make(task)
     tagger = make(EXAMPLES["token"].task)[0]
     with pytest.raises(CheckpointError, match="their tasks are token-classification and sequence-classification"):
-        ensemble([one, tagger])
+        ensemble([first, tagger])
     other.tokenizer = wordpiece_tokenizer
-    with pytest.raises(CheckpointError, match=r"model 3 and model 1 .*: their tokenizers give different tokens"):
-        ensemble([one, third, other])
-    small = one.with_layers([0])
+    with pytest.raises(CheckpointError, match=r"model 3 and model 1 .*because their tokenizers give different tokens"):
+        ensemble([first, third, other])
+    small = first.with_layers([0])
     with pytest.raises(CheckpointError, match="the configurations of their encoders differ"):
-        ensemble([one, small])
+        ensemble([first, small])
 
 
 def test_a_task_without_a_mean_says_so(make: Callable[..., list[TaskModel]]) -> None:
@@ -394,5 +394,5 @@ def test_what_needs_weights_is_refused(make: Callable[..., list[TaskModel]], tmp
         lambda: check_teacher(whole, models[0]),
     ]
     for call in refused:
-        with pytest.raises(UsageError, match="an ensemble of folds has no weights of its own; use the model of one"):
+        with pytest.raises(UsageError, match=r"an ensemble of folds has no weights of its own\. Use the model of one"):
             call()

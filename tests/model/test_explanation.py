@@ -78,16 +78,16 @@ def by_characters(explanation: Explanation, column: str) -> dict[tuple[int, int]
     return {(word.start, word.end): word.contribution for word in explanation.words if word.column == column}
 
 
-def compare(found: Explanation, tokens: Sequence[tuple[TokenSpan | None, float]], *, tolerance: float) -> None:
+def compare(result: Explanation, tokens: Sequence[tuple[TokenSpan | None, float]], *, tolerance: float) -> None:
     """Each word has the sum of the tokens that begin in it, found here from the characters alone."""
     size = max(abs(number) for _, number in tokens) + 1e-6
-    for word in found.words:
-        own = [
+    for word in result.words:
+        parts = [
             number
             for span, number in tokens
             if span is not None and span.column == word.column and word.start <= max(span.start, 0) < word.end
         ]
-        assert word.contribution == pytest.approx(sum(own), abs=tolerance * size), word
+        assert word.contribution == pytest.approx(sum(parts), abs=tolerance * size), word
 
 
 @pytest.fixture
@@ -107,23 +107,23 @@ def test_classifiers_of_every_family_equal_the_direct_computation(family: str, p
     model = TaskModel.from_pretrained(path, task=task, max_length=40).double()
     stock: Any = AutoModelForSequenceClassification.from_pretrained(path).double().eval()
     tokenizer = model.require_tokenizer()
-    for row, found in zip(PAIRS if pair else TEXTS, explanations(model, PAIRS if pair else TEXTS), strict=True):
+    for row, result in zip(PAIRS if pair else TEXTS, explanations(model, PAIRS if pair else TEXTS), strict=True):
         texts = row if isinstance(row, tuple) else (row,)
         encoded, spans = encoded_spans(tokenizer, *texts)
-        target = LABELS.index(str(found.label))
+        target = LABELS.index(str(result.label))
         contributions = direct(
             stock,
             encoded["input_ids"],
             [span is None for span in spans],
             encoded["token_type_ids"] if model.config.type_vocab_size > 1 else None,
             lambda output, target=target: output.logits[0, target],
-            steps=found.steps,
+            steps=result.steps,
         )
         spans = visible(spans, dict(zip(("text", "text_pair"), texts, strict=False)))
-        compare(found, list(zip(spans, contributions.tolist(), strict=True)), tolerance=1e-9)
-        assert found.is_complete
-        total = sum(word.contribution for word in found.words)
-        assert total == pytest.approx(found.logit - found.baseline_logit, rel=0.0101, abs=1e-6)
+        compare(result, list(zip(spans, contributions.tolist(), strict=True)), tolerance=1e-9)
+        assert result.is_complete
+        total = sum(word.contribution for word in result.words)
+        assert total == pytest.approx(result.logit - result.baseline_logit, rel=0.0101, abs=1e-6)
 
 
 def encoded_spans(tokenizer: Any, *texts: str) -> tuple[Any, list[TokenSpan | None]]:
@@ -154,22 +154,22 @@ def test_answers_of_every_family_equal_the_direct_computation(family: str, head:
     for row, prediction in zip(QUESTIONS, model.predict(QUESTIONS, explain=True), strict=True):
         features = task.features([row], tokenizer)
         spans = Explainable.of(task).token_spans([row], tokenizer)
-        best, found = prediction.n_best[0], prediction.explanation
-        assert found.label == prediction.answer
-        assert found.logit == pytest.approx(best.start_logit + best.end_logit, abs=1e-5)
+        best, result = prediction.n_best[0], prediction.explanation
+        assert result.label == prediction.answer
+        assert result.logit == pytest.approx(best.start_logit + best.end_logit, abs=1e-5)
         window = min(range(len(features)), key=lambda i: distance(stock, features[i], model, best))
-        feature, own = features[window], spans[window]
+        feature, token_spans = features[window], spans[window]
         places = distances(stock, feature, model, best).view(2, -1).argmin(1).tolist()
         contributions = direct(
             stock,
             feature["input_ids"],
-            [span is None for span in own],
+            [span is None for span in token_spans],
             feature["token_type_ids"] if model.config.type_vocab_size > 1 else None,
             lambda output, places=places: output.start_logits[0, places[0]] + output.end_logits[0, places[1]],
-            steps=found.steps,
+            steps=result.steps,
         )
-        compare(found, list(zip(visible(own, row), contributions.tolist(), strict=True)), tolerance=1e-8)
-        assert found.is_complete
+        compare(result, list(zip(visible(token_spans, row), contributions.tolist(), strict=True)), tolerance=1e-8)
+        assert result.is_complete
 
 
 def distances(stock: Any, feature: Any, model: TaskModel, best: Any) -> Tensor:
@@ -200,7 +200,7 @@ def test_the_most_probable_choice_equals_the_direct_computation(family: str, hea
             task.features([asked], model.require_tokenizer()),
             Explainable.of(task).token_spans([asked], model.require_tokenizer()),
         )
-        feature, own = features[prediction.label], spans[prediction.label]
+        feature, choice_spans = features[prediction.label], spans[prediction.label]
 
         class OneChoice(nn.Module):
             """The call of other classes: a sequence is a row."""
@@ -214,13 +214,13 @@ def test_the_most_probable_choice_equals_the_direct_computation(family: str, hea
         contributions = direct(
             OneChoice(),
             feature["input_ids"],
-            [span is None for span in own],
+            [span is None for span in choice_spans],
             feature["token_type_ids"] if model.config.type_vocab_size > 1 else None,
             lambda logits: logits[0, 0],
             steps=prediction.explanation.steps,
         )
         texts = {**asked, "choices": prediction.answer}
-        tokens = list(zip(visible(own, texts), contributions.tolist(), strict=True))
+        tokens = list(zip(visible(choice_spans, texts), contributions.tolist(), strict=True))
         compare(prediction.explanation, tokens, tolerance=1e-8)
         assert prediction.explanation.is_complete
         for word in prediction.explanation.words:
@@ -256,10 +256,10 @@ def compare_entities(model: TaskModel, stock: Any, prediction: Any) -> int:
     labels = [ENTITY_LABELS.index(tag) for tag in prediction.tags]
     features = replace(model.task, labelling="first").features([{"words": words}], tokenizer)
     for span, entity in zip(entities(prediction.tags), prediction.entities, strict=True):
-        inside, found, sums = range(span.start, span.end), entity.explanation, [0.0] * len(words)
-        assert found.label == entity.entity_group
+        inside, result, sums = range(span.start, span.end), entity.explanation, [0.0] * len(words)
+        assert result.label == entity.entity_group
         logits = [prediction.logits[word][labels[word]] for word in inside]
-        assert found.logit == pytest.approx(np.mean(logits), abs=1e-6)
+        assert result.logit == pytest.approx(np.mean(logits), abs=1e-6)
         for feature in features:
             tokens = dict(zip(feature["word_ids"], feature["gather_positions"], strict=True))
             terms = [(tokens[word], labels[word]) for word in inside if word in tokens]
@@ -272,7 +272,7 @@ def compare_entities(model: TaskModel, stock: Any, prediction: Any) -> int:
                 [token in (0, last) for token in range(last + 1)],
                 feature["token_type_ids"] if model.config.type_vocab_size > 1 else None,
                 lambda output, terms=terms: sum(output.logits[0, token, label] for token, label in terms),
-                steps=found.steps,
+                steps=result.steps,
             )
             word, first = next(iter(tokens.items()))
             for token, number in enumerate(contributions.tolist()[1:-1], start=1):
@@ -281,11 +281,11 @@ def compare_entities(model: TaskModel, stock: Any, prediction: Any) -> int:
             if words[word] == "":  # it has no place, so the next word has its contribution
                 sums[word + 1] += sums[word]
         expected = [(word, number) for word, number in zip(words, sums, strict=True) if word]
-        assert [word.word for word in found.words] == [word for word, _ in expected]
+        assert [word.word for word in result.words] == [word for word, _ in expected]
         numbers = [number for _, number in expected]
-        assert [word.contribution for word in found.words] == pytest.approx(numbers, abs=1e-8 * max(map(abs, numbers)))
-        assert found.is_complete
-        assert sum(numbers) == pytest.approx(found.logit - found.baseline_logit, rel=0.0101, abs=1e-6)
+        assert [word.contribution for word in result.words] == pytest.approx(numbers, abs=1e-8 * max(map(abs, numbers)))
+        assert result.is_complete
+        assert sum(numbers) == pytest.approx(result.logit - result.baseline_logit, rel=0.0101, abs=1e-6)
     return len(prediction.entities)
 
 
@@ -339,8 +339,8 @@ def test_words_of_the_document_around_a_row_stay_as_they_are(folder: Any) -> Non
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"labels": ENTITY_LABELS, "crf": True}, "crf = true scores sequences of tags, not words: predict without"),
-        ({"labels": ("NOUN", "VERB", "X")}, "explains entities, and its labels mark none .*: predict without"),
+        ({"labels": ENTITY_LABELS, "crf": True}, "crf = true scores sequences of tags, not words. Predict without"),
+        ({"labels": ("NOUN", "VERB", "X")}, "explains entities, and its labels mark none .*. Predict without"),
     ],
 )
 def test_taggers_without_entities_or_scores_of_words_say_so(fields: Any, message: str, folder: Any) -> None:
@@ -354,9 +354,9 @@ def test_doubled_points_come_close_to_the_integral(folder: Any) -> None:
     path = folder("bert", labels=LABELS)
     model = TaskModel.from_pretrained(path, task=SequenceClassification, max_length=40).double()
     stock: Any = AutoModelForSequenceClassification.from_pretrained(path).double().eval()
-    (found,) = explanations(model, TEXTS[:1])
+    (result,) = explanations(model, TEXTS[:1])
     encoded, spans = encoded_spans(model.require_tokenizer(), TEXTS[0])
-    target = LABELS.index(str(found.label))
+    target = LABELS.index(str(result.label))
     table = stock.get_input_embeddings().weight.detach()
     row = table[torch.tensor(encoded["input_ids"])]
     baseline = torch.where(torch.tensor([span is None for span in spans])[:, None], row, table[0].expand_as(row))
@@ -364,7 +364,7 @@ def test_doubled_points_come_close_to_the_integral(folder: Any) -> None:
     points = (baseline + places[:, None, None] * (row - baseline)).requires_grad_()
     (slopes,) = torch.autograd.grad(stock(inputs_embeds=points).logits[:, target].sum(), points)
     tokens = (slopes.mean(0) * (row - baseline)).sum(1).tolist()
-    compare(found, list(zip(spans, tokens, strict=True)), tolerance=0.02)
+    compare(result, list(zip(spans, tokens, strict=True)), tolerance=0.02)
 
 
 def test_a_linear_model_gives_its_weights(folder: Any) -> None:
@@ -373,24 +373,24 @@ def test_a_linear_model_gives_its_weights(folder: Any) -> None:
     model = TaskModel.from_pretrained(folder("bert"), task=task).double()
     model.head.depth = 0
     model.encoder.embeddings.norm = nn.Identity()  # type: ignore[assignment]  # no norm
-    for text, found in zip(TEXTS, explanations(model, TEXTS), strict=True):
+    for text, result in zip(TEXTS, explanations(model, TEXTS), strict=True):
         encoded, spans = encoded_spans(model.require_tokenizer(), text)
         table = model.encoder.embeddings.word.weight.detach()
-        weight = model.head.output.weight.detach()[LABELS.index(str(found.label))]
+        weight = model.head.output.weight.detach()[LABELS.index(str(result.label))]
         change = table[torch.tensor(encoded["input_ids"])] - table[model.config.pad_token_id]
-        compare(found, list(zip(spans, (change @ weight / len(spans)).tolist(), strict=True)), tolerance=1e-12)
-        assert (found.steps, found.completeness_error < 1e-6) == (explanation.FEWEST_STEPS, True)
+        compare(result, list(zip(spans, (change @ weight / len(spans)).tolist(), strict=True)), tolerance=1e-12)
+        assert (result.steps, result.completeness_error < 1e-6) == (explanation.FEWEST_STEPS, True)
 
 
 def test_other_rows_of_the_batch_change_nothing(folder: Any) -> None:
     model = TaskModel.from_pretrained(folder("bert", labels=LABELS), task=SequenceClassification, max_length=40)
     rows = [*TEXTS, *reversed(TEXTS), "rain"]
     together = explanations(model, rows)
-    for row, one in zip(rows, together, strict=True):
+    for row, result in zip(rows, together, strict=True):
         (alone,) = explanations(model, [row])
-        assert alone.steps == one.steps
-        assert [word.word for word in alone.words] == [word.word for word in one.words]
-        contributions = [[word.contribution for word in which.words] for which in (alone, one)]
+        assert alone.steps == result.steps
+        assert [word.word for word in alone.words] == [word.word for word in result.words]
+        contributions = [[word.contribution for word in which.words] for which in (alone, result)]
         assert contributions[0] == pytest.approx(contributions[1], abs=1e-6)
 
 
@@ -399,18 +399,18 @@ def test_windows_of_a_long_text_add_up(folder: Any) -> None:
     model = TaskModel.from_pretrained(folder("bert", wide=True), task=task).double()
     text = " ".join(LINES[:4])
     (prediction,) = model.predict([text], explain=True, logits=True)
-    found = prediction.explanation
-    assert found.logit == pytest.approx(max(prediction.logits), abs=1e-6)
-    assert [(word.start, word.end) for word in found.words][-1][1] == len(text)
-    assert all(word.contribution for word in found.words)
-    total = sum(word.contribution for word in found.words)
-    assert abs(total - (found.logit - found.baseline_logit)) <= 0.01 * abs(found.logit - found.baseline_logit)
+    result = prediction.explanation
+    assert result.logit == pytest.approx(max(prediction.logits), abs=1e-6)
+    assert [(word.start, word.end) for word in result.words][-1][1] == len(text)
+    assert all(word.contribution for word in result.words)
+    total = sum(word.contribution for word in result.words)
+    assert abs(total - (result.logit - result.baseline_logit)) <= 0.01 * abs(result.logit - result.baseline_logit)
 
 
 def test_words_that_were_cut_have_contributed_nothing(folder: Any) -> None:
     model = TaskModel.from_pretrained(folder("bert", labels=LABELS), task=SequenceClassification, max_length=12)
-    (found,) = explanations(model, [LINES[0]])
-    read = [word.contribution != 0 for word in found.words]
+    (result,) = explanations(model, [LINES[0]])
+    read = [word.contribution != 0 for word in result.words]
     assert [kind for kind, _ in groupby(read)] == [True, False]
     assert len(read) == len(word_spans(LINES[0]))
 
@@ -423,10 +423,10 @@ def test_numbers_and_several_labels(problem: Any, label: str | None, folder: Any
     task = SequenceClassification(problem_type=problem, max_length=40, **labels)  # type: ignore[arg-type]  # a str
     model = TaskModel.from_pretrained(folder("bert"), task=task)
     for prediction in model.predict(TEXTS, explain=True, logits=True):
-        found = prediction.explanation
-        assert found.label == prediction.label
-        assert found.logit == pytest.approx(max(prediction.logits), abs=1e-5)
-        assert prediction.to_json()["explanation"]["words"] == [vars(word) for word in found.words]
+        result = prediction.explanation
+        assert result.label == prediction.label
+        assert result.logit == pytest.approx(max(prediction.logits), abs=1e-5)
+        assert prediction.to_json()["explanation"]["words"] == [vars(word) for word in result.words]
 
 
 def test_no_answer_is_explained_by_its_own_logits(folder: Any) -> None:
@@ -460,8 +460,8 @@ def test_what_does_not_add_up_is_told(
         folder("bert", labels=LABELS, wide=True), task=SequenceClassification, max_length=40
     )
     with caplog.at_level(logging.WARNING, "bert_tasks"):
-        found = explanations(model, TEXTS)
-    missed = [one for one in found if not one.is_complete]
+        results = explanations(model, TEXTS)
+    missed = [one for one in results if not one.is_complete]
     assert missed
     assert all(one.steps == 2 for one in missed)
     assert f"{len(missed)} of 4 explanations do not add up" in caplog.text
@@ -483,24 +483,24 @@ def test_contexts_of_the_caller_change_nothing(context: Any, loads_inside: bool,
     with context():
         used = small_classifier(folder) if loads_inside else model
         (prediction,) = used.predict(TEXTS[:1], explain=True)
-        found = prediction.explanation
-    assert found.is_complete
-    assert found.label == expected[0].label
-    numbers = [[word.contribution for word in one.words] for one in (found, expected[0])]
+        result = prediction.explanation
+    assert result.is_complete
+    assert result.label == expected[0].label
+    numbers = [[word.contribution for word in one.words] for one in (result, expected[0])]
     assert numbers[0] == pytest.approx(numbers[1], abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_in_half_precision_are_refused(dtype: torch.dtype, folder: Any) -> None:
-    with pytest.raises(UsageError, match=r"the model's weights are torch\..*float16: call model\.float\(\)"):
+    with pytest.raises(UsageError, match=r"the model's weights are torch\..*float16\. Call model\.float\(\)"):
         small_classifier(folder).to(dtype).predict(TEXTS[:1], explain=True)
 
 
 def test_gradients_that_are_no_numbers_are_no_explanation(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class BrokenBackward(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, given: Tensor) -> Tensor:
-            return given.clone()
+        def forward(ctx: Any, words: Tensor) -> Tensor:
+            return words.clone()
 
         @staticmethod
         def backward(ctx: Any, slope: Tensor) -> Tensor:
@@ -511,7 +511,7 @@ def test_gradients_that_are_no_numbers_are_no_explanation(folder: Any, monkeypat
     monkeypatch.setattr(
         explanation._InputGradients,
         "_terms",
-        lambda self, words, *given: terms(self, BrokenBackward.apply(words), *given),
+        lambda self, words, *args: terms(self, BrokenBackward.apply(words), *args),
     )
     with pytest.raises(NotFiniteScoresError, match="not finite numbers"):
         small_classifier(folder).predict(TEXTS[:1], explain=True)
@@ -545,14 +545,14 @@ ODD = (
 )
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("tokenizer_name", TOKENIZERS)
 @settings(max_examples=30)
 @given(pieces=st.lists(st.sampled_from([*ODD, *" .,", *LINES[4].split(), *MULTILINGUAL_LINES[5][:4]]), max_size=12))
 def test_each_token_is_counted_once_in_a_word_of_the_text(
-    kind: str, pieces: list[str], by_kind: dict[str, PreTrainedTokenizerBase]
+    tokenizer_name: str, pieces: list[str], by_kind: dict[str, PreTrainedTokenizerBase]
 ) -> None:
     """Words are parts of the text that follow one another, hold all of it but white space, and cut no token."""
-    text, tokenizer = "".join(pieces), by_kind[kind]
+    text, tokenizer = "".join(pieces), by_kind[tokenizer_name]
     task = SequenceClassification(labels=LABELS, max_length=500)
     (spans,) = Explainable.of(task).token_spans([{"text": text}], tokenizer)
     tokens = [(span, 1.0) for span in spans if span is not None]
@@ -562,9 +562,9 @@ def test_each_token_is_counted_once_in_a_word_of_the_text(
     assert all(left.end <= right.start for left, right in pairwise(words))
     outside = set(range(len(text))) - {place for word in words for place in range(word.start, word.end)}
     assert all(text[place].isspace() for place in outside)
-    found = TextWords(text, [(span.start, span.end) for span, _ in tokens])
+    text_words = TextWords(text, [(span.start, span.end) for span, _ in tokens])
     for span, _ in tokens:
-        start, end = found.spans[found.word_of(span.start, span.end)]
+        start, end = text_words.spans[text_words.word_of(span.start, span.end)]
         visible = {place for place in range(span.start, span.end) if not text[place].isspace()}
         assert visible <= set(range(start, end))
 
@@ -583,11 +583,11 @@ def test_published_weights_add_up_within_one_percent(embedded_model: Path) -> No
     with (Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "SST-2" / "dev.tsv").open(encoding="utf-8") as file:
         rows = [row["sentence"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][:30]
     model = TaskModel.from_pretrained(embedded_model, task="sequence-classification", labels=["negative", "positive"])
-    found = explanations(model, rows)
-    assert max(one.completeness_error for one in found) <= 0.01
-    for one in found:
-        total = sum(word.contribution for word in one.words)
-        assert total == pytest.approx(one.logit - one.baseline_logit, rel=0.0101, abs=1e-5)
+    results = explanations(model, rows)
+    assert max(one.completeness_error for one in results) <= 0.01
+    for result in results:
+        total = sum(word.contribution for word in result.words)
+        assert total == pytest.approx(result.logit - result.baseline_logit, rel=0.0101, abs=1e-5)
 
 
 def test_published_weights_add_up(embedded_model: Path) -> None:
@@ -600,18 +600,18 @@ def test_captum_computes_the_same(folder: Any) -> None:
     path = folder("bert", labels=LABELS)
     model = TaskModel.from_pretrained(path, task=SequenceClassification, max_length=40).double()
     stock: Any = AutoModelForSequenceClassification.from_pretrained(path).double().eval()
-    (found,) = explanations(model, TEXTS[:1])
+    (result,) = explanations(model, TEXTS[:1])
     encoded = model.require_tokenizer()(TEXTS[0], return_offsets_mapping=True)
     sides, ids = encoded.sequence_ids(0), torch.tensor([encoded["input_ids"]])
     baseline = torch.tensor([[i if side is None else 0 for i, side in zip(ids[0].tolist(), sides, strict=True)]])
     gradients = captum.LayerIntegratedGradients(
-        lambda given: stock(given).logits, stock.bert.embeddings.word_embeddings
+        lambda inputs: stock(inputs).logits, stock.bert.embeddings.word_embeddings
     )
     tokens = gradients.attribute(
-        ids, baseline, target=LABELS.index(str(found.label)), n_steps=found.steps, method="gausslegendre"
+        ids, baseline, target=LABELS.index(str(result.label)), n_steps=result.steps, method="gausslegendre"
     )
     spans = [
         None if side is None else TokenSpan("text", *offsets)
         for side, offsets in zip(sides, encoded["offset_mapping"], strict=True)
     ]
-    compare(found, list(zip(spans, tokens.sum(-1)[0].tolist(), strict=True)), tolerance=1e-9)
+    compare(result, list(zip(spans, tokens.sum(-1)[0].tolist(), strict=True)), tolerance=1e-9)

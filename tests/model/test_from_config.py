@@ -27,24 +27,24 @@ LABELS = ["negative", "positive"]
 
 
 def tiny(tokenizer: PreTrainedTokenizerBase | Path, config: dict[str, Any] = TINY, **options: Any) -> TaskModel:
-    given: dict[str, Any] = {"task": "sequence-classification", "labels": LABELS, "max_length": 48} | options
-    return TaskModel.from_config(config, tokenizer=tokenizer, **given)
+    arguments: dict[str, Any] = {"task": "sequence-classification", "labels": LABELS, "max_length": 48} | options
+    return TaskModel.from_config(config, tokenizer=tokenizer, **arguments)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fields_that_are_not_stated_have_the_defaults_of_transformers(family: str) -> None:
-    made = new_hf_config({"family": family})
+    config = new_hf_config({"family": family})
     stock = AutoConfig.for_model(family).to_dict()
-    read = AutoConfig.for_model(**made).to_dict()
+    read = AutoConfig.for_model(**config).to_dict()
     assert {name: read[name] for name in stock} == stock
-    stated = {name: value for name, value in made.items() if name not in ("model_type", "pad_token_id")}
-    assert new_hf_config({"family": family, **stated}) == made
+    options = {name: value for name, value in config.items() if name not in ("model_type", "pad_token_id")}
+    assert new_hf_config({"family": family, **options}) == config
 
 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({}, "family is missing; there are albert, bert, "),
+        ({}, "family is missing. Known families are albert, bert, "),
         ({"family": "brt"}, "unknown family 'brt', did you mean 'bert'"),
         ({"family": "bert", "hiden_size": 16}, "bert has no field 'hiden_size', did you mean 'hidden_size'"),
         ({"family": "distilbert", "hidden_size": 16}, "distilbert has no field 'hidden_size'"),
@@ -70,10 +70,10 @@ def test_weights_follow_from_the_seed_alone(bpe_tokenizer: PreTrainedTokenizerBa
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_stock_transformers_opens_a_new_model(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    tokenizer: PreTrainedTokenizerBase = request.getfixturevalue(f"{kind}_tokenizer")
-    family = {"bpe": "roberta", "unigram": "albert"}.get(kind, "bert")
+@pytest.mark.parametrize("name", ["wordpiece", "bpe", "unigram"])
+def test_stock_transformers_opens_a_new_model(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    tokenizer: PreTrainedTokenizerBase = request.getfixturevalue(f"{name}_tokenizer")
+    family = {"bpe": "roberta", "unigram": "albert"}.get(name, "bert")
     config = {**TINY, "family": family, "max_position_embeddings": 50}
     model = tiny(tokenizer, config, seed=3)
     assert model.config.vocab_size == len(tokenizer)
@@ -122,12 +122,12 @@ def test_a_classifier_is_trained_from_scratch_by_a_recipe(
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("", r"\[model\]: expected either name, a checkpoint, or config, a new model; neither is given"),
-        ('name = "m"\nconfig = {family = "bert"}\ntokenizer = "t"', "both are given"),
-        ('config = {family = "bert"}', r"\[model\]: config needs tokenizer"),
+        ("", r"\[model\] needs either name \(a checkpoint\) or config \(a new model\)\. Neither is set"),
+        ('name = "m"\nconfig = {family = "bert"}\ntokenizer = "t"', "Both are set"),
+        ('config = {family = "bert"}', r"\[model\] config needs tokenizer"),
         ('name = "m"\ntokenizer = "t"', "tokenizer belongs to config"),
         ('config = {family = "bert"}\ntokenizer = "t"\nrevision = "x"', "revision belongs to name"),
-        ('config = {family = "bert", layers = 2}\ntokenizer = "t"', "config: bert has no field 'layers'"),
+        ('config = {family = "bert", layers = 2}\ntokenizer = "t"', r"config is invalid\. bert has no field 'layers'"),
     ],
 )
 def test_model_sections_that_are_refused(model: str, said: str, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_model_sections_that_are_refused(model: str, said: str, tmp_path: Path) 
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no tokenizer; looked for"):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\. Expected one of"):
         tiny(tmp_path)
     with pytest.raises(CheckpointError, match="no such folder"):
         tiny(tmp_path / "missing")

@@ -50,11 +50,11 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
 
 
-def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+def apart(first: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     """The largest difference of the tensors of the same names, in units of the largest value."""
-    assert one.keys() == other.keys()
-    largest = max(float(value.abs().max()) for value in one.values())
-    return max(float((one[name] - other[name]).abs().max()) for name in one) / largest
+    assert first.keys() == other.keys()
+    largest = max(float(value.abs().max()) for value in first.values())
+    return max(float((first[name] - other[name]).abs().max()) for name in first) / largest
 
 
 @pytest.mark.parametrize(("family", "head"), [case for case in EVERY_HEAD if case[1] != "base"])
@@ -113,9 +113,9 @@ def test_every_parameter_gets_a_gradient(family: str, head: Head) -> None:
     """
     ours = ours_from(hf_model(family, head), head)
     torch.autograd.backward(our_loss(ours, random_batch(family, lengths=LENGTHS), head))
-    found = gradients(ours)
-    assert found.keys() == dict(ours.named_parameters()).keys()
-    for name, gradient in found.items():
+    by_name = gradients(ours)
+    assert by_name.keys() == dict(ours.named_parameters()).keys()
+    for name, gradient in by_name.items():
         parts = gradient.chunk(3) if name.endswith("qkv.bias") else (gradient,)
         sizes = [float(part.abs().max()) for part in parts]
         without = [] if family in ("deberta-v2", "gte", "roformer") else sizes[1:2]

@@ -240,7 +240,7 @@ def test_the_server_answers_with_all_heads(run: Path) -> None:
     ]
     assert (
         empty.json()["detail"][0]["msg"]
-        == "no input of any task. The tasks read: intent 'text'; slots 'words' or 'text'."
+        == "no input of any task. The tasks read 'text' (intent), 'words' or 'text' (slots)."
     )
     assert long.json()["detail"][0]["msg"] == "51 characters, at most 50 are read"
     assert [column["name"] for column in about["columns"]] == ["text", "words", "document"]
@@ -278,12 +278,12 @@ def test_adapters_are_trained_together_and_saved_with_one_head(base: Path, tmp_p
     model = MultiTaskModel.from_pretrained(base, tasks=TASKS)
     options = {"epochs": 1, "learning_rate": 1e-2, "batch_size": 4, "lora_rank": 2, "progress": False}
     fit(model, ROWS, ROWS, output_dir=tmp_path / "run", **options)
-    with pytest.raises(UsageError, match=r"use model\.models\['intent'\]\.save_adapter$"):
+    with pytest.raises(UsageError, match=r"Call model\.models\['intent'\]\.save_adapter$"):
         model.save_adapter(tmp_path / "adapter")
-    for name, part in model.models.items():
-        part.save_adapter(tmp_path / name)
+    for name, task_model in model.models.items():
+        task_model.save_adapter(tmp_path / name)
         opened = TaskModel.from_pretrained(tmp_path / name)
-        for key, tensor in part.state_dict().items():
+        for key, tensor in task_model.state_dict().items():
             torch.testing.assert_close(opened.state_dict()[key], tensor, atol=1e-6, rtol=0)
     before, after = (Encoder.from_pretrained(folder).encoder.state_dict() for folder in (base, tmp_path / "run"))
     assert any(not torch.equal(tensor, after[key]) for key, tensor in before.items())

@@ -69,12 +69,12 @@ def layers(model: TaskModel) -> list[Layer]:
     return [layer for layer in model.encoder.layers if isinstance(layer, Layer)]
 
 
-def swapped_names(one: str, other: str) -> Callable[[Names], Names]:
+def swapped_names(first: str, other: str) -> Callable[[Names], Names]:
     """The key map with the sources of two modules exchanged."""
 
     def swap(names: Names) -> Names:
         def partner(name: str) -> str:
-            return name.replace(one, other) if one in name else name.replace(other, one)
+            return name.replace(first, other) if first in name else name.replace(other, first)
 
         return {name: names.get(partner(name), sources) for name, sources in names.items()}
 

@@ -70,19 +70,19 @@ def model(
     folder: Path = tmp_path_factory.mktemp(request.param)
     labels = () if task == "span-extraction" else LABELS
     save_checkpoint(folder, request.param, tokenizer_of(request.param, by_kind), head=head, labels=labels, wide=True)
-    given: dict[str, Any] = {"labels": labels} if labels else {}
+    task_settings: dict[str, Any] = {"labels": labels} if labels else {}
     torch.manual_seed(0)
-    return TaskModel.from_pretrained(folder, task=task, max_length=40, **given, **settings)
+    return TaskModel.from_pretrained(folder, task=task, max_length=40, **task_settings, **settings)
 
 
 @pytest.fixture(scope="module")
 def graph(model: TaskModel) -> Any:
     """The exported graph; exporting takes seconds."""
     model.train()
-    made = exported_graph(model)
+    onnx_model = exported_graph(model)
     assert {module.training for module in model.modules()} == {True}
     model.eval()
-    return made
+    return onnx_model
 
 
 def features_of(model: TaskModel) -> list[Feature]:
@@ -117,8 +117,8 @@ def test_two_batches_run_at_the_same_time(model: TaskModel, graph: Any, two_thre
 
     session: Any = SimpleNamespace(get_inputs=loaded.session.get_inputs, run=run)
     features = features_of(model)[:2]
-    found = model.forward_windows(features, max_tokens=1, forward_fn=replace(loaded, session=session).packed_logits)
-    assert difference(found, model.forward_windows(features)) <= 1e-4
+    logits = model.forward_windows(features, max_tokens=1, forward_fn=replace(loaded, session=session).packed_logits)
+    assert difference(logits, model.forward_windows(features)) <= 1e-4
 
 
 @pytest.mark.parametrize("weight_bits", [7, 8])
@@ -170,10 +170,10 @@ def test_each_token_of_a_quantized_product_has_its_own_scale(node: str) -> None:
     before = graph.SerializeToString()
     session = exported.import_onnxruntime().InferenceSession(quantized_graph(graph))
     assert graph.SerializeToString() == before
-    found = session.run(None, {"x": batch})[0].reshape(6, 8)
+    outputs = session.run(None, {"x": batch})[0].reshape(6, 8)
     added, exact = (bias if has_bias else np.zeros_like(bias)), tokens @ weights
-    assert np.array_equal(found[-1], added)
-    error = np.linalg.norm(found - added - exact, axis=1)
+    assert np.array_equal(outputs[-1], added)
+    error = np.linalg.norm(outputs - added - exact, axis=1)
     # Of a small product next to the bias float32 itself keeps little.
     assert (error <= 0.03 * np.linalg.norm(exact, axis=1) + 1e-6 * has_bias).all()
 
@@ -206,17 +206,17 @@ def test_int8_of_every_family(
 def test_weights_have_eight_bits_on_processors_with_vnni(
     capabilities: dict[str, bool], expected: int, model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen: list[int] = []
+    bits: list[int] = []
 
-    def quantized(made: Any, *, weight_bits: int) -> bytes:
-        chosen.append(weight_bits)
-        return made.SerializeToString()
+    def quantized(onnx_model: Any, *, weight_bits: int) -> bytes:
+        bits.append(weight_bits)
+        return onnx_model.SerializeToString()
 
     monkeypatch.setattr(graphs, "exported_graph", lambda _: graph)
     monkeypatch.setattr(graphs, "quantized_graph", quantized)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     precision.logits_of(model, "int8")
-    assert chosen == [expected]
+    assert bits == [expected]
 
 
 def test_bfloat16_is_close_and_leaves_the_model_as_it_is(model: TaskModel) -> None:
@@ -246,13 +246,13 @@ def test_bfloat16_where_it_is_slower_is_reported(
 def test_predict_and_evaluate_run_the_graph(model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The quantiser is left out, so that what comes back must equal what torch gives."""
     monkeypatch.setattr(graphs, "exported_graph", lambda _: graph)
-    monkeypatch.setattr(graphs, "quantized_graph", lambda made, weight_bits: made.SerializeToString())
+    monkeypatch.setattr(graphs, "quantized_graph", lambda onnx_model, weight_bits: onnx_model.SerializeToString())
     monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
     rows = rows_of(model.task.name)
     expected = model.predict(rows)
     monkeypatch.setattr(TaskModel, "packed_logits", None)  # torch is not asked
-    found = predict(model, rows, dtype="int8")
-    for left, right in zip(found, expected, strict=True):
+    predictions = predict(model, rows, dtype="int8")
+    for left, right in zip(predictions, expected, strict=True):
         assert _plain(left.to_json()) == pytest.approx(_plain(right.to_json()), abs=1e-4)
     if model.task.name == "sequence-classification":
         labelled = [{**row, "label": label} for row, label in zip(rows, LABELS * 2, strict=False)]
@@ -265,10 +265,10 @@ def test_another_graph_is_another_model(model: TaskModel, graph: Any) -> None:
     """An exported model has no weights, so that it is told from others by its graph."""
     other = type(graph).FromString(graph.SerializeToString())
     other.doc_string = "another"
-    one, same, changed = (
+    key, same, changed = (
         model_fingerprint(_exported(model, made.SerializeToString())) for made in (graph, graph, other)
     )
-    assert one == same != changed
+    assert key == same != changed
 
 
 def _exported(model: TaskModel, graph: bytes) -> ExportedModel[Any]:
@@ -279,7 +279,7 @@ def _exported(model: TaskModel, graph: bytes) -> ExportedModel[Any]:
 
 def _plain(content: Any) -> dict[str, Any]:
     """Numbers and texts by their path."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     def walk(path: str, value: Any) -> None:
         if isinstance(value, dict | list):
@@ -287,10 +287,10 @@ def _plain(content: Any) -> dict[str, Any]:
             for key, item in pairs:
                 walk(f"{path}.{key}", item)
         else:
-            found[path] = value
+            result[path] = value
 
     walk("", content)
-    return found
+    return result
 
 
 @pytest.fixture

@@ -145,9 +145,9 @@ def test_explicit_positions(family: str, head: Head) -> None:
     batch = random_batch(family)
     generator = torch.Generator().manual_seed(1)
     positions = torch.randint(2, 48, batch.input_ids.shape, generator=generator)
-    given = shaped_output(ours, batch, position_ids=positions)
-    assert difference(hf_output(theirs, batch, position_ids=positions), given, batch.attention_mask) <= TOLERANCE
-    assert difference(shaped_output(ours, batch), given, batch.attention_mask) > 1e-3
+    output = shaped_output(ours, batch, position_ids=positions)
+    assert difference(hf_output(theirs, batch, position_ids=positions), output, batch.attention_mask) <= TOLERANCE
+    assert difference(shaped_output(ours, batch), output, batch.attention_mask) > 1e-3
 
 
 @ALL_HEADS

@@ -167,7 +167,7 @@ def test_rows_in_memory_have_the_columns_that_are_stated(
     ("columns", "message"),
     [
         ({"text": "revew"}, "rows: no column 'revew', did you mean 'review'.*'review', 'text', 'stars'"),
-        ({"label": "mood"}, "rows: no column 'mood'; the columns are: 'review', 'text', 'stars'"),
+        ({"label": "mood"}, "rows: no column 'mood'. The columns are 'review', 'text', 'stars'"),
         ({"txt": "review"}, "rows: .*'txt'.*'text'"),
     ],
 )

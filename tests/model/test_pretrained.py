@@ -56,15 +56,15 @@ Save = Callable[..., Path]
 @pytest.fixture(scope="module")
 def stock(by_kind: dict[str, PreTrainedTokenizerBase], tmp_path_factory: pytest.TempPathFactory) -> Save:
     """A folder as transformers saves it, made once for each family, head and set of options; read-only."""
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def save(family: str = "albert", head: Head = "sequence", **options: Any) -> Path:
         key = f"{family}-{head}-{sorted(options.items())}"
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp(family)
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp(family)
             options = {"labels": LABELS} | options
-            save_checkpoint(made[key], family, tokenizer_of(family, by_kind), head=head, wide=True, **options)
-        return made[key]
+            save_checkpoint(folders[key], family, tokenizer_of(family, by_kind), head=head, wide=True, **options)
+        return folders[key]
 
     return save
 
@@ -193,7 +193,7 @@ def test_unnamed_labels_are_taken_in_order(count: int, stock: Save) -> None:
     ours = ("calm", "glad", "sad", "bored")[:count]
     named = loaded(folder, ours)
     assert torch.equal(our_logits(named, folder), our_logits(unnamed, folder))
-    expected = f"unnamed ({', '.join(unnamed.task.labels)}): taken in the order {', '.join(ours)}"
+    expected = f"unnamed ({', '.join(unnamed.task.labels)}) and taken in the order {', '.join(ours)}"
     assert named.load_report.notes == (f"the file's labels are {expected}",)
     assert named.load_report.new == ()
 
@@ -201,13 +201,13 @@ def test_unnamed_labels_are_taken_in_order(count: int, stock: Save) -> None:
 @pytest.mark.parametrize(
     ("theirs", "order", "unnamed"),
     [
-        (("calm", "LABEL_1", "sad"), (0, 1, 2), ("LABEL_1): taken in the order glad",)),
-        (("sad", "LABEL_1", "LABEL_2"), (1, 2, 0), ("LABEL_1, LABEL_2): taken in the order calm, glad", "reordered")),
-        (("LABEL_0", "Sad", "calm"), (2, 0, 1), ("LABEL_0): taken in the order glad", "reordered")),
+        (("calm", "LABEL_1", "sad"), (0, 1, 2), ("LABEL_1) and taken in the order glad",)),
+        (("sad", "LABEL_1", "LABEL_2"), (1, 2, 0), ("LABEL_2) and taken in the order calm, glad", "reordered")),
+        (("LABEL_0", "Sad", "calm"), (2, 0, 1), ("LABEL_0) and taken in the order glad", "reordered")),
         (
             ("LABEL_2", "LABEL_0", "LABEL_1"),
             (0, 1, 2),
-            ("LABEL_2, LABEL_0, LABEL_1): taken in the order calm, glad, sad",),
+            ("LABEL_2, LABEL_0, LABEL_1) and taken in the order calm, glad, sad",),
         ),
     ],
 )
@@ -218,8 +218,8 @@ def test_names_go_by_name_and_only_the_rest_in_order(
     named = loaded(folder, LABELS)
     assert torch.allclose(our_logits(named, folder), our_logits(loaded(folder), folder)[:, list(order)], atol=1e-6)
     assert named.load_report.new == ()
-    for part, note in zip(unnamed, named.load_report.notes, strict=True):
-        assert part in note
+    for message, note in zip(unnamed, named.load_report.notes, strict=True):
+        assert message in note
 
 
 @pytest.mark.parametrize("theirs", [("calm", "LABEL_1", "other"), ("LABEL_NOISE", "LABEL_SIGNAL", "LABEL_OTHER")])
@@ -241,7 +241,7 @@ def test_other_labels_get_a_new_last_layer(family: str, stock: Save) -> None:
         assert not last.intersection(report.loaded)
         assert set(report.loaded) >= HEAD_KEYS[family] - last
         assert our_logits(model, folder).shape == (len(TEXTS), len(labels))
-        assert "new head" in report.summary()
+        assert "New head" in report.summary()
     different = our_logits(loaded(folder, ("x", "y", "z")), folder) - our_logits(loaded(folder), folder)
     assert different.abs().max() > 1e-3
 
@@ -289,15 +289,15 @@ def test_max_length_beyond_the_positions(family: str, stock: Save) -> None:
         ({"task": "sequence-clasification"}, "did you mean 'sequence-classification'"),
         (
             {"task": "translation"},
-            r"unknown task 'translation'; known: sequence-classification \(or text-classification",
+            r"unknown task 'translation'. Known names are sequence-classification \(or text-classification",
         ),
         ({"task": "sequence-classification", "maxlength": 3}, "has no setting 'maxlength', did you mean 'max_length'"),
         ({"task": "sequence-classification", "max_length": "40"}, "sequence-classification: "),
-        ({"task": "sequence-classification", "labels": "glad"}, "labels is 'glad': Input should be a valid array"),
+        ({"task": "sequence-classification", "labels": "glad"}, "labels is 'glad'. Input should be a valid array"),
         ({"task": "sequence-classification", "max_length": 2}, "max_length is 2, expected at least 3"),
         (
             {"task": "sequence-classification", "pooling": "average"},
-            "pooling is 'average': Input should be 'cls', 'mean'",
+            "pooling is 'average'. Input should be 'cls', 'mean'",
         ),
         ({"task": SequenceClassification(labels=LABELS), "labels": LABELS}, "pass either a task, or a task's name"),
     ],
@@ -355,14 +355,14 @@ def test_pipeline_of_transformers_gives_the_same_answers(family: str, stock: Sav
     assert [answer["score"] for answer in answers] == pytest.approx([one["score"] for one in ours], abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["single", "several", "token", "pair"])
+@pytest.mark.parametrize("case", ["single", "several", "token", "pair"])
 def test_labels_that_nobody_named_are_those_of_the_training_rows(
-    kind: str, tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase
+    case: str, tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     save_checkpoint(tmp_path / "base", "bert", wordpiece_tokenizer, head="base")
-    example = EXAMPLES[kind]
+    example = EXAMPLES[case]
     options = {"task": example.task.name, "max_length": 24}
-    if kind == "several":
+    if case == "several":
         options["problem_type"] = "multi_label_classification"
     waiting = TaskModel.from_pretrained(tmp_path / "base", **options)
     for call in (lambda: waiting.predict([example.rows[0]]), lambda: waiting.save_pretrained(tmp_path / "saved")):

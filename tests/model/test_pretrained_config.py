@@ -26,9 +26,9 @@ IDS = torch.tensor([[2, 7, 9, 11, 3], [2, 8, 20, 3, 3]])
 @pytest.fixture(scope="module")
 def folder(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sequence classifier of ALBERT's family as transformers saves it; read-only."""
-    made = tmp_path_factory.mktemp("albert")
-    save_checkpoint(made, "albert", unigram_tokenizer, head="sequence", labels=LABELS, wide=True)
-    return made
+    path = tmp_path_factory.mktemp("albert")
+    save_checkpoint(path, "albert", unigram_tokenizer, head="sequence", labels=LABELS, wide=True)
+    return path
 
 
 def albert(folder: Path, **settings: Any) -> TaskModel:
@@ -124,12 +124,12 @@ def test_another_problem_keeps_what_applies_to_it(
         thresholds=(0.1, 0.5, 0.9) if is_multi else (),
     )
     TaskModel.from_pretrained(folder, task=before).save_pretrained(tmp_path)
-    given: dict[str, Any] = {"problem_type": problem_type}
+    settings: dict[str, Any] = {"problem_type": problem_type}
     if problem_type == stored:
-        assert stated_task(CheckpointFolder.open(tmp_path), task, given) == before
+        assert stated_task(CheckpointFolder.open(tmp_path), task, settings) == before
         return
-    given |= {"labels": LABELS} if is_regression else {}
-    after = stated_task(CheckpointFolder.open(tmp_path), task, given)
+    settings |= {"labels": LABELS} if is_regression else {}
+    after = stated_task(CheckpointFolder.open(tmp_path), task, settings)
     assert (after.problem_type, after.max_length, after.pooling) == (problem_type, 40, "max")
     assert after.labels == (() if problem_type == "regression" else LABELS)
     assert after == SequenceClassification(**Fitting.of(after).settings(), labels=after.labels)

@@ -39,31 +39,31 @@ PROCESSORS = (*TEMPLATES, "roberta", "bert processing", "sequence", "own class")
 WIDTHS = (0, 1, 2, 3)
 
 
-def processor(kind: str, tokenizer: PreTrainedTokenizerBase) -> Any:
+def processor(processor_name: str, tokenizer: PreTrainedTokenizerBase) -> Any:
     cls, sep = tokenizer.cls_token, tokenizer.sep_token
     ends: Any = ((sep, tokenizer.sep_token_id), (cls, tokenizer.cls_token_id))
-    if kind == "roberta":
+    if processor_name == "roberta":
         return RobertaProcessing(*ends)
-    if kind == "bert processing":
+    if processor_name == "bert processing":
         return BertProcessing(*ends)
-    before, first, middle, second, after = TEMPLATES["far" if kind == "sequence" else kind]
+    before, first, middle, second, after = TEMPLATES["far" if processor_name == "sequence" else processor_name]
     template = TemplateProcessing(
         single=f"{cls}:{before} $A:{first} {sep}:{middle}",
         pair=f"{cls}:{before} $A:{first} {sep}:{middle} $B:{second} {sep}:{after}",
         special_tokens=list(ends),
     )
-    return Sequence([ByteLevel(trim_offsets=True), template]) if kind == "sequence" else template
+    return Sequence([ByteLevel(trim_offsets=True), template]) if processor_name == "sequence" else template
 
 
-def plain(tokenizer: PreTrainedTokenizerBase, kind: str) -> PreTrainedTokenizerBase:
+def plain(tokenizer: PreTrainedTokenizerBase, processor_name: str) -> PreTrainedTokenizerBase:
     """A tokenizer that tokenizer.json alone describes, with that post-processor."""
-    if kind == "own class":
+    if processor_name == "own class":
         return tokenizer
     special = dict(tokenizer.special_tokens_map)
     changed = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer, **special, model_max_length=tokenizer.model_max_length
     )
-    changed.backend_tokenizer.post_processor = processor(kind, changed)
+    changed.backend_tokenizer.post_processor = processor(processor_name, changed)
     return changed
 
 
@@ -82,22 +82,22 @@ def fresh(by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path) -> Any:
 def segments_of(ids: list[list[int]], tokenizer: PreTrainedTokenizerBase, second: int) -> list[list[int]]:
     """What the rule says: 0 until the second text begins, which is after the separators behind the first."""
     expected = []
-    for row, given in zip(ROWS, ids, strict=True):
+    for row, sequence in zip(ROWS, ids, strict=True):
         pair = tokenizer([row["text"]], [row["text_pair"]])
-        assert pair["input_ids"] == [given]
+        assert pair["input_ids"] == [sequence]
         behind = len(tokenizer(row["text_pair"], add_special_tokens=False)["input_ids"]) + 1
-        expected.append([0] * (len(given) - behind) + [second] * behind)
+        expected.append([0] * (len(sequence) - behind) + [second] * behind)
     return expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    ("kind", "name"), [*product(PROCESSORS, ["bpe"]), ("own class", "wordpiece"), ("own class", "unigram")]
+    ("processor_name", "name"), [*product(PROCESSORS, ["bpe"]), ("own class", "wordpiece"), ("own class", "unigram")]
 )
 def test_segments_are_the_familys_here_and_in_stock(
-    kind: str, family: str, name: str, fresh: Any, tmp_path: Path
+    processor_name: str, family: str, name: str, fresh: Any, tmp_path: Path
 ) -> None:
-    tokenizer = plain(fresh(name), kind)
+    tokenizer = plain(fresh(name), processor_name)
     save_checkpoint(tmp_path / "stock", family, tokenizer, head="sequence", labels=LABELS, wide=True)
     model = TaskModel.from_pretrained(
         tmp_path / "stock",
@@ -169,26 +169,26 @@ def test_a_tokenizer_that_is_set_is_fitted_and_the_callers_stays(fresh: Any, tmp
 def test_what_cannot_be_changed_is_refused(fresh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = plain(fresh("wordpiece"), "zeros")
     save_checkpoint(tmp_path, "bert", tokenizer)
-    monkeypatch.setattr("bert_tasks.checkpoints.tokenizers._resegmented", lambda stated, second: stated)
+    monkeypatch.setattr("bert_tasks.checkpoints.tokenizers._resegmented", lambda content, second: content)
     with pytest.raises(
-        CheckpointError, match=r"than the model expects: 0 for the first text of a pair and 1 for the second"
+        CheckpointError, match=r"than the model expects \(0 for the first text of a pair and 1 for the second\)"
     ):
         Encoder.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("kind", PROCESSORS)
-def test_nothing_but_segments_changes(kind: str, fresh: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processor_name", PROCESSORS)
+def test_nothing_but_segments_changes(processor_name: str, fresh: Any, tmp_path: Path) -> None:
     """Ids and offsets, which answers and words are found by."""
-    tokenizer = plain(fresh("bpe"), kind)
+    tokenizer = plain(fresh("bpe"), processor_name)
     save_checkpoint(tmp_path, "bert", tokenizer)
     fitted = Encoder.from_pretrained(tmp_path).tokenizer
     assert fitted.special_tokens_map == tokenizer.special_tokens_map
     assert fitted.model_max_length == tokenizer.model_max_length
     for texts in ((" a  café 😀", "the  ferry "), ("", "b"), ("x",)):
-        wanted, found = (each(*texts, return_offsets_mapping=True) for each in (tokenizer, fitted))
-        assert found["input_ids"] == wanted["input_ids"]
-        assert found["offset_mapping"] == wanted["offset_mapping"]
-        assert found.sequence_ids() == wanted.sequence_ids()
+        expected, encoding = (each(*texts, return_offsets_mapping=True) for each in (tokenizer, fitted))
+        assert encoding["input_ids"] == expected["input_ids"]
+        assert encoding["offset_mapping"] == expected["offset_mapping"]
+        assert encoding.sequence_ids() == expected.sequence_ids()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +199,9 @@ class WrongIds(PairClassification):
     number: int = 2
 
     def features(self, rows: abc.Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        made = super().features(rows, tokenizer)
-        made[-1][self.wrong] = [*made[-1][self.wrong][:-1], self.number]
-        return made
+        features = super().features(rows, tokenizer)
+        features[-1][self.wrong] = [*features[-1][self.wrong][:-1], self.number]
+        return features
 
 
 @pytest.mark.parametrize(("wrong", "number"), [("token_type_ids", 2), ("token_type_ids", -1), ("input_ids", 10**6)])

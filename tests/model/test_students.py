@@ -24,26 +24,26 @@ TEXTS = ("the ferry leaves at seven", "", "nobody told the baker that prices ros
 @pytest.fixture(scope="module")
 def saved(by_kind, tmp_path_factory):
     """A wide checkpoint of five layers of any family, without a task head."""
-    made = {}
+    folders = {}
 
     def save(family="bert", **changes):
         key = f"{family}-{changes}"
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("teacher")
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("teacher")
             tokenizer = tokenizer_of(family, by_kind)
             sizes = {"vocab_size": len(tokenizer), "num_hidden_layers": 5, "num_labels": 3}
             model = hf_class(family, "base")(hf_config(family, **{**sizes, **changes}))
             widen(model, seed=1)
-            model.save_pretrained(made[key])
-            tokenizer.save_pretrained(made[key])
-        return made[key]
+            model.save_pretrained(folders[key])
+            tokenizer.save_pretrained(folders[key])
+        return folders[key]
 
     return save
 
 
-def task_model(folder, kind=SequenceClassification, **settings):
+def task_model(folder, task_class=SequenceClassification, **settings):
     torch.manual_seed(0)
-    return TaskModel.from_pretrained(folder, task=kind(labels=LABELS, max_length=32, **settings))
+    return TaskModel.from_pretrained(folder, task=task_class(labels=LABELS, max_length=32, **settings))
 
 
 def features(model):
@@ -64,7 +64,7 @@ def logits(model):
 def test_a_student_is_the_encoder_with_these_layers(saved, family, layers):
     teacher = task_model(saved(family))
     if family == "modernbert" and layers[0] != 0:
-        with pytest.raises(UsageError, match="layer 0 of this modernbert has no norm before attention, so it must be"):
+        with pytest.raises(UsageError, match="layer 0 of modernbert has no norm before attention, so it must be"):
             teacher.with_layers(layers)
         return
     student = teacher.with_layers(layers)

@@ -38,42 +38,42 @@ DECODERS = {
 }
 # Families whose decoder is a table of its own, and is tied to the word embeddings if the config says so.
 TIED_BY_CONFIG = ("eurobert", "ultrabert")
-EVERY_HEAD = pytest.mark.parametrize(("family", "kind"), KINDS)
+EVERY_HEAD = pytest.mark.parametrize(("family", "head"), KINDS)
 
 
 class HeadTaskConfig(MaskedFormats):
     @property
     def head(self) -> Any:
-        return self.task.kind
+        return self.task.head_kind
 
 
 class HeadTask(MaskedLanguageModeling):
     """A task with one of the three heads, which the tests call themselves."""
 
     parts = (HeadTaskConfig, *MaskedLanguageModeling.parts)
-    kind: HeadKind = "masked-lm"
+    head_kind: HeadKind = "masked-lm"
 
     def head(self, config: EncoderConfig) -> Any:
         heads: Mapping[str, type[Head]] = {"pretraining": PretrainingHead, "replaced-token": ReplacedTokenHead}
-        return heads[self.kind](config) if self.kind in heads else super().head(config)
+        return heads[self.head_kind](config) if self.head_kind in heads else super().head(config)
 
 
-def task_of(kind: str) -> MaskedLanguageModeling:
-    return type("Task", (HeadTask,), {"kind": kind})(max_length=48)
+def task_of(head: str) -> MaskedLanguageModeling:
+    return type("Task", (HeadTask,), {"head_kind": head})(max_length=48)
 
 
-def hf_model(family: str, kind: str, config: PretrainedConfig | None = None, **changes: Any) -> PreTrainedModel:
+def hf_model(family: str, head: str, config: PretrainedConfig | None = None, **changes: Any) -> PreTrainedModel:
     """A reference model in float64 with wide weights, a decoder that is tied, and eager attention."""
     if config is None:
         config = hf_config(family, num_labels=2, **changes)
     config._attn_implementation = "eager"
-    model: PreTrainedModel = getattr(transformers, PREFIX[family] + CLASSES[kind])(config).double().eval()
+    model: PreTrainedModel = getattr(transformers, PREFIX[family] + CLASSES[head])(config).double().eval()
     widen(model, seed=0)
     return model
 
 
-def ours_from(theirs: PreTrainedModel, kind: str) -> TaskModel:
-    model: TaskModel = parity.ours_from(theirs, kind, task_of(kind))
+def ours_from(theirs: PreTrainedModel, head: str) -> TaskModel:
+    model: TaskModel = parity.ours_from(theirs, head, task_of(head))
     return model
 
 
@@ -83,10 +83,10 @@ def masked(batch: HFBatch, *, seed: int = 0) -> tuple[Tensor, list[list[int]]]:
     The second sequence has no masked token.
     """
     generator = torch.Generator().manual_seed(seed)
-    chosen = (torch.rand(batch.input_ids.shape, generator=generator) < 0.4) & batch.attention_mask.bool()
-    chosen[1] = False
-    labels = torch.randint(3, 120, batch.input_ids.shape, generator=generator).where(chosen, -100)
-    return labels, [row.nonzero().flatten().tolist() for row in chosen]
+    is_masked = (torch.rand(batch.input_ids.shape, generator=generator) < 0.4) & batch.attention_mask.bool()
+    is_masked[1] = False
+    labels = torch.randint(3, 120, batch.input_ids.shape, generator=generator).where(is_masked, -100)
+    return labels, [row.nonzero().flatten().tolist() for row in is_masked]
 
 
 def packed(model: TaskModel, batch: HFBatch, positions: list[list[int]] | None) -> PackedBatch:
@@ -103,9 +103,9 @@ def replaced(batch: HFBatch, *, seed: int = 0) -> Tensor:
     return torch.randint(2, batch.input_ids.shape, generator=generator)
 
 
-def hf_loss(model: PreTrainedModel, kind: str, batch: HFBatch, *, seed: int = 0) -> Tensor:
+def hf_loss(model: PreTrainedModel, head: str, batch: HFBatch, *, seed: int = 0) -> Tensor:
     inputs = batch.inputs(model.config.model_type)
-    if kind == "replaced-token":  # transformers computes the loss itself with labels in float32
+    if head == "replaced-token":  # transformers computes the loss itself with labels in float32
         real = batch.attention_mask.bool()
         logits, labels = model(**inputs).logits[real], replaced(batch, seed=seed)[real]
         return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
@@ -113,47 +113,47 @@ def hf_loss(model: PreTrainedModel, kind: str, batch: HFBatch, *, seed: int = 0)
         labels = masked(batch, seed=seed)[0].flatten()
         return nn.functional.cross_entropy(model(**inputs).logits.flatten(0, 1), labels)
     inputs["labels"] = masked(batch, seed=seed)[0]
-    if kind == "pretraining":
+    if head == "pretraining":
         name = "sentence_order_label" if model.config.model_type == "albert" else "next_sentence_label"
         inputs[name] = torch.tensor(PAIRS)
     loss: Tensor = model(**inputs).loss
     return loss
 
 
-def our_loss(model: TaskModel, kind: str, batch: HFBatch, *, seed: int = 0) -> Tensor:
-    if kind == "replaced-token":
+def our_loss(model: TaskModel, head: str, batch: HFBatch, *, seed: int = 0) -> Tensor:
+    if head == "replaced-token":
         logits = model(packed(model, batch, None)).squeeze(-1)
         labels = replaced(batch, seed=seed)[batch.attention_mask.bool()]
         return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
     table, positions = masked(batch, seed=seed)
     output = model(packed(model, batch, positions))
-    vocabulary = output.vocabulary if kind == "pretraining" else output
+    vocabulary = output.vocabulary if head == "pretraining" else output
     labels = table[table != -100]
     loss: Tensor = vocabulary.cross_entropy(labels) / len(labels)
-    return loss + nn.functional.cross_entropy(output.pairs, torch.tensor(PAIRS)) if kind == "pretraining" else loss
+    return loss + nn.functional.cross_entropy(output.pairs, torch.tensor(PAIRS)) if head == "pretraining" else loss
 
 
-def gradients_apart(theirs: PreTrainedModel, ours: TaskModel, kind: str, batch: HFBatch) -> float:
+def gradients_apart(theirs: PreTrainedModel, ours: TaskModel, head: str, batch: HFBatch) -> float:
     """The largest difference of the gradients, in units of the largest."""
-    for model, loss in ((theirs, hf_loss(theirs, kind, batch)), (ours, our_loss(ours, kind, batch))):
+    for model, loss in ((theirs, hf_loss(theirs, head, batch)), (ours, our_loss(ours, head, batch))):
         model.zero_grad()
         torch.autograd.backward(loss)
     named = theirs.named_parameters(remove_duplicate=False)  # XLM-RoBERTa's classes list the decoder before the table
     gradients = {name: value.grad for name, value in named if value.grad is not None}
-    expected = parity.in_our_names(gradients, theirs, kind)
-    found = {name: value.grad for name, value in ours.named_parameters() if value.grad is not None}
-    assert found.keys() == expected.keys() == dict(ours.named_parameters()).keys()
+    expected = parity.in_our_names(gradients, theirs, head)
+    by_name = {name: value.grad for name, value in ours.named_parameters() if value.grad is not None}
+    assert by_name.keys() == expected.keys() == dict(ours.named_parameters()).keys()
     largest = max(float(value.abs().max()) for value in expected.values())
-    return max(float((expected[name] - found[name]).abs().max()) for name in expected) / largest
+    return max(float((expected[name] - by_name[name]).abs().max()) for name in expected) / largest
 
 
 @EVERY_HEAD
-def test_loss_and_gradients(family: str, kind: str) -> None:
-    theirs = hf_model(family, kind)
-    ours, batch = ours_from(theirs, kind), random_batch(family, lengths=LENGTHS)
-    expected = hf_loss(theirs, kind, batch).item()
-    assert our_loss(ours, kind, batch).item() == pytest.approx(expected, rel=1e-12)
-    assert gradients_apart(theirs, ours, kind, batch) <= 1e-9
+def test_loss_and_gradients(family: str, head: str) -> None:
+    theirs = hf_model(family, head)
+    ours, batch = ours_from(theirs, head), random_batch(family, lengths=LENGTHS)
+    expected = hf_loss(theirs, head, batch).item()
+    assert our_loss(ours, head, batch).item() == pytest.approx(expected, rel=1e-12)
+    assert gradients_apart(theirs, ours, head, batch) <= 1e-9
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_new"])
@@ -198,86 +198,86 @@ def test_faults_are_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"),
+    ("family", "head"),
     [("bert", "pretraining"), *(pytest.param(*case, marks=pytest.mark.slow) for case in KINDS if case[0] != "bert")],
 )
-def test_a_hundred_steps_give_transformers_loss_curve_and_files(family: str, kind: str, tmp_path: Path) -> None:
+def test_a_hundred_steps_give_transformers_loss_curve_and_files(family: str, head: str, tmp_path: Path) -> None:
     """The decoder stays tied: what is saved after training gives stock transformers the same logits."""
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     if family == "distilbert":
         none = {"dropout": 0.0, "attention_dropout": 0.0}
     if family == "albert":
         none |= {"classifier_dropout_prob": 0.0}
-    theirs = hf_model(family, kind, num_hidden_layers=2, **none).train()
-    ours = ours_from(theirs, kind).train()
+    theirs = hf_model(family, head, num_hidden_layers=2, **none).train()
+    ours = ours_from(theirs, head).train()
     batches = [random_batch(family, lengths=LENGTHS, seed=seed) for seed in range(5)]
     expected = parity.loss_curve(
-        theirs, lambda step: hf_loss(theirs, kind, batches[step % 5], seed=step % 5), steps=100
+        theirs, lambda step: hf_loss(theirs, head, batches[step % 5], seed=step % 5), steps=100
     )
-    curve = parity.loss_curve(ours, lambda step: our_loss(ours, kind, batches[step % 5], seed=step % 5), steps=100)
+    curve = parity.loss_curve(ours, lambda step: our_loss(ours, head, batches[step % 5], seed=step % 5), steps=100)
     assert max(abs(one - other) for one, other in zip(expected, curve, strict=True)) <= 1e-9
     assert sum(expected[-5:]) < 0.9 * sum(expected[:5])
-    same_as_stock(ours.eval(), kind, tmp_path)
+    same_as_stock(ours.eval(), head, tmp_path)
 
 
-def same_as_stock(ours: TaskModel, kind: str, folder: Path) -> None:
+def same_as_stock(ours: TaskModel, head: str, folder: Path) -> None:
     """Saves our model; stock transformers finds every key, none too many, and computes the same logits."""
     ours.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    stock = getattr(transformers, "AutoModelForMaskedLM" if kind == "masked-lm" else "AutoModelForPreTraining")
+    stock = getattr(transformers, "AutoModelForMaskedLM" if head == "masked-lm" else "AutoModelForPreTraining")
     theirs, report = stock.from_pretrained(folder, output_loading_info=True, dtype=torch.float64)
     assert [type(theirs).__name__] == config["architectures"]
     assert not any(report.values()), report
     theirs.save_pretrained(folder / "again")
     assert load_file(folder / "model.safetensors").keys() == load_file(folder / "again" / "model.safetensors").keys()
-    same_logits(theirs.eval(), ours, kind, random_batch(config["model_type"], lengths=LENGTHS))
+    same_logits(theirs.eval(), ours, head, random_batch(config["model_type"], lengths=LENGTHS))
 
 
 @torch.no_grad()
-def same_logits(theirs: PreTrainedModel, ours: TaskModel, kind: str, batch: HFBatch, *, of_pairs: bool = True) -> None:
+def same_logits(theirs: PreTrainedModel, ours: TaskModel, head: str, batch: HFBatch, *, of_pairs: bool = True) -> None:
     """Of the padded call, at real tokens."""
     output = theirs(**batch.inputs(theirs.config.model_type))
-    found = ours(batch.input_ids, batch.attention_mask, batch.token_type_ids)
-    if kind == "pretraining":
-        found, pairs = found
+    predictions = ours(batch.input_ids, batch.attention_mask, batch.token_type_ids)
+    if head == "pretraining":
+        predictions, pairs = predictions
         expected = output.sop_logits if "sop_logits" in output else output.seq_relationship_logits
         assert not of_pairs or float((pairs - expected).abs().max()) <= 1e-10
         logits = output.prediction_logits
     else:
-        logits = output.logits if kind == "masked-lm" else output.logits.unsqueeze(-1)
+        logits = output.logits if head == "masked-lm" else output.logits.unsqueeze(-1)
     real = batch.attention_mask.bool()
-    torch.testing.assert_close(found[real], logits[real], rtol=0, atol=1e-10)
+    torch.testing.assert_close(predictions[real], logits[real], rtol=0, atol=1e-10)
 
 
 @EVERY_HEAD
-def test_logits_under_left_padding(family: str, kind: str) -> None:
+def test_logits_under_left_padding(family: str, head: str) -> None:
     """Those of pairs are left out: transformers reads column 0 for them, which is padding."""
-    theirs = hf_model(family, kind)
+    theirs = hf_model(family, head)
     batch = random_batch(family, lengths=LENGTHS, side="left")
-    same_logits(theirs, ours_from(theirs, kind), kind, batch, of_pairs=False)
+    same_logits(theirs, ours_from(theirs, head), head, batch, of_pairs=False)
 
 
 @pytest.mark.every_family
 @EVERY_HEAD
-def test_saved_files_are_transformers(family: str, kind: str, tmp_path: Path) -> None:
-    same_as_stock(ours_from(hf_model(family, kind), kind), kind, tmp_path)
+def test_saved_files_are_transformers(family: str, head: str, tmp_path: Path) -> None:
+    same_as_stock(ours_from(hf_model(family, head), head), head, tmp_path)
 
 
-@pytest.mark.parametrize(("family", "kind"), [case for case in KINDS[:-1] if case[0] != "rembert"])  # is never tied
-def test_published_files_load_with_the_decoder_or_without(family: str, kind: str) -> None:
+@pytest.mark.parametrize(("family", "head"), [case for case in KINDS[:-1] if case[0] != "rembert"])  # is never tied
+def test_published_files_load_with_the_decoder_or_without(family: str, head: str) -> None:
     """Files of older versions hold the decoder, too: it must be the table of embeddings and the bias."""
     tied = {"tie_word_embeddings": True} if family in TIED_BY_CONFIG else {}
-    theirs = hf_model(family, kind, **tied).float()
+    theirs = hf_model(family, head, **tied).float()
     config = theirs.config.to_dict()
-    stated, ours = family_of(config), encoder_config(config)
-    names = parameter_map(stated, ours, head=kind, pooler=False)
-    copies = copies_of_tied(stated, ours, names, head=kind)
-    shapes = {name: value.shape for name, value in TaskModel(config, task_of(kind)).state_dict().items()}
+    spec, ours = family_of(config), encoder_config(config)
+    names = parameter_map(spec, ours, head=head, pooler=False)
+    copies = copies_of_tied(spec, ours, names, head=head)
+    shapes = {name: value.shape for name, value in TaskModel(config, task_of(head)).state_dict().items()}
     tensors = {name: value.clone() for name, value in theirs.state_dict().items()}
     (decoder,) = {name for name in tensors if name.removesuffix(".weight") in DECODERS}
 
     def matched(tensors: dict[str, Tensor]) -> Any:
-        return match_weights(tensors, names, shapes=shapes, family=stated, copies=copies)
+        return match_weights(tensors, names, shapes=shapes, family=spec, copies=copies)
 
     whole = matched(tensors)
     assert decoder in whole.report.ignored
@@ -319,17 +319,17 @@ def test_what_the_head_cannot_compute_is_refused() -> None:
     assert replace(MaskedLanguageModeling(), top_k=3).top_k == 3
 
 
-@pytest.mark.parametrize("kind", ["masked-lm", "pretraining"])
-def test_gradients_do_not_depend_on_the_number_of_threads(kind: str) -> None:
-    theirs = hf_model("bert", kind).float()
+@pytest.mark.parametrize("head", ["masked-lm", "pretraining"])
+def test_gradients_do_not_depend_on_the_number_of_threads(head: str) -> None:
+    theirs = hf_model("bert", head).float()
     batch = random_batch("bert", lengths=LENGTHS)
-    found = []
+    gradients = []
     for _ in range(2):
-        ours = ours_from(theirs, kind)
+        ours = ours_from(theirs, head)
         torch.set_num_threads(2)
         try:
-            torch.autograd.backward(our_loss(ours, kind, batch))
+            torch.autograd.backward(our_loss(ours, head, batch))
         finally:
             torch.set_num_threads(1)
-        found.append({name: value.grad for name, value in ours.named_parameters()})
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        gradients.append({name: value.grad for name, value in ours.named_parameters()})
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])

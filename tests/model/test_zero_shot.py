@@ -181,8 +181,8 @@ def test_graphs_and_low_precision(model: TaskModel, tmp_path: Path) -> None:
         rows = predict(zero_shot, LINES, dtype="bf16")
         assert [one.scores[name] for one in rows] == pytest.approx(names, abs=0.3)
     exported = predict_exported(tmp_path / "graph")
-    for one, scores in zip(exported, expected, strict=True):
-        assert one.scores == pytest.approx(scores, abs=1e-4)
+    for prediction, scores in zip(exported, expected, strict=True):
+        assert prediction.scores == pytest.approx(scores, abs=1e-4)
 
 
 def predict_exported(folder: Path) -> Sequence[Any]:
@@ -219,11 +219,11 @@ OTHERS: list[tuple[Task, str]] = [
     (SequenceClassification(labels=NLI), "labels: the model must be one of pair-classification, not of sequence-class"),
     (
         PairClassification(labels=("no", "yes")),
-        "labels: the model needs a label that begins with 'entail'. Its labels: no, yes",
+        "labels: the model needs a label that begins with 'entail'. Its labels are no, yes",
     ),
     (
         PairClassification(problem_type="regression"),
-        "labels: the model needs a label that begins with 'entail'. Its labels: none",
+        "labels: the model needs a label that begins with 'entail'. It has no labels",
     ),
 ]
 
@@ -248,9 +248,9 @@ def test_what_the_model_of_texts_is_not_for(model: TaskModel, tmp_path: Path) ->
             lambda: fit(zero_shot, rows, output_dir=tmp_path / "run"),
             "neither trained",
         ),
-        (lambda: zero_shot.predict(LINES, explain=True), "gives no explanations"),
+        (lambda: zero_shot.predict(LINES, explain=True), "has no explanations"),
         (lambda: zero_shot.zero_shot(LABELS), "must be one of pair-classification"),
-        (lambda: EnsembleModel({"a": model, "b": model}).zero_shot(LABELS), "use the model of one fold"),
+        (lambda: EnsembleModel({"a": model, "b": model}).zero_shot(LABELS), "Use the model of one fold"),
         (
             lambda: TaskModel.from_pretrained(folder, long_texts="windows").zero_shot(LABELS),
             "labels: texts are not read in windows. Set long_texts = 'truncate'",

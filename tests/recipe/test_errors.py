@@ -36,13 +36,13 @@ seed = 1
         "recipe.toml:4: unknown key 'nmae' in [model], did you mean 'name'?",
         "recipe.toml:5: 'batch_size' belongs in [optim]",
         "recipe.toml:7: unknown key 'max_lenght' in [settings], did you mean 'max_length'?",
-        "recipe.toml:8: long_texts = 'cut': expected 'truncate' or 'windows'",
+        "recipe.toml:8: long_texts is 'cut', expected 'truncate' or 'windows'",
         "recipe.toml:12: unknown key 'epcohs' in [optim], did you mean 'epochs'?",
-        "recipe.toml:13: learning_rate = '2e-5': expected a number without quotes",
-        "recipe.toml:14: warmup_ratio = 1.5: expected at most 1.0",
-        "recipe.toml:15: freeze_embeddings = 1: expected true or false",
-        "recipe.toml:16: mixed_precision = 'fp8': expected 'no', 'fp16' or 'bf16'",
-        "recipe.toml:17: adam_epsilon = nan: expected a finite number",
+        "recipe.toml:13: learning_rate is '2e-5', expected a number without quotes",
+        "recipe.toml:14: warmup_ratio is 1.5, expected at most 1.0",
+        "recipe.toml:15: freeze_embeddings is 1, expected true or false",
+        "recipe.toml:16: mixed_precision is 'fp8', expected 'no', 'fp16' or 'bf16'",
+        "recipe.toml:17: adam_epsilon is nan, expected a finite number",
         "recipe.toml:18: unknown section [runs], did you mean 'run'?",
     ]
 
@@ -57,21 +57,21 @@ seed = 1
         ("task = 'sequence-classification'\n[data]\ntrain = 'x'\n", "recipe.toml: missing section [model]"),
         (
             MINIMAL + "[optim]\nzzz = 1\n",
-            "unknown key 'zzz' in [optim]; known: optimizer, learning_rate, lr_scheduler_type, epochs,",
+            "unknown key 'zzz' in [optim]. Known names are optimizer, learning_rate, lr_scheduler_type, epochs,",
         ),
-        (MINIMAL + "[optim]\nepochs = 0\n", "recipe.toml:7: epochs = 0: expected at least 1"),
-        (MINIMAL + "[optim]\nepochs = 2.5\n", "epochs = 2.5: expected an integer"),
-        (MINIMAL + "[optim]\nlearning_rate = true\n", "learning_rate = true: expected a number"),
-        (MINIMAL + "validation_share = true\n", "recipe.toml:6: validation_share = true: expected a number"),
-        (MINIMAL + "validation = 5\n", "recipe.toml:6: validation = 5: expected a string or a table"),
-        (MINIMAL + "validation = {a = 'x', b = 5}\n", "recipe.toml:6: validation.b = 5: expected a string"),
-        (MINIMAL + "dir = 'folder'\n", "recipe.toml:4: [data]: "),
-        (MINIMAL + "[run]\ntrackers = ['wandb', 3]\n", "recipe.toml:7: trackers[1] = 3: expected"),
+        (MINIMAL + "[optim]\nepochs = 0\n", "recipe.toml:7: epochs is 0, expected at least 1"),
+        (MINIMAL + "[optim]\nepochs = 2.5\n", "epochs is 2.5, expected an integer"),
+        (MINIMAL + "[optim]\nlearning_rate = true\n", "learning_rate is true, expected a number"),
+        (MINIMAL + "validation_share = true\n", "recipe.toml:6: validation_share is true, expected a number"),
+        (MINIMAL + "validation = 5\n", "recipe.toml:6: validation is 5, expected a string or a table"),
+        (MINIMAL + "validation = {a = 'x', b = 5}\n", "recipe.toml:6: validation.b is 5, expected a string"),
+        (MINIMAL + "dir = 'folder'\n", "recipe.toml:4: [data] "),
+        (MINIMAL + "[run]\ntrackers = ['wandb', 3]\n", "recipe.toml:7: trackers[1] is 3, expected"),
         (
             MINIMAL.replace("sequence-", "sequense-"),
             "recipe.toml:1: unknown task 'sequense-classification', did you mean",
         ),
-        ("optim = 3\n" + MINIMAL, "recipe.toml:1: optim = 3: expected a table"),
+        ("optim = 3\n" + MINIMAL, "recipe.toml:1: optim is 3, expected a table"),
         (MINIMAL + "[settings]\nthresholds = [0.5]\n", "unknown key 'thresholds' in [settings]"),
     ],
 )
@@ -82,9 +82,9 @@ def test_schema_mistakes(tmp_path: Path, text: str, message: str) -> None:
 def test_mistakes_at_different_depths_of_a_section_are_all_named(tmp_path: Path) -> None:
     text = MINIMAL + "encoding = 8\n[data.columns]\ntext = 1\nlabel = 2\n"
     assert refusal(tmp_path, text) == [
-        "recipe.toml:6: encoding = 8: expected a string",
-        "recipe.toml:8: columns.text = 1: expected a string or a list",
-        "recipe.toml:9: columns.label = 2: expected a string or a list",
+        "recipe.toml:6: encoding is 8, expected a string",
+        "recipe.toml:8: columns.text is 1, expected a string or a list",
+        "recipe.toml:9: columns.label is 2, expected a string or a list",
     ]
 
 
@@ -93,14 +93,14 @@ def test_mistakes_at_different_depths_of_a_section_are_all_named(tmp_path: Path)
     [
         (
             "task = 'x'\n[model]\nname = bert\n",
-            "recipe.toml:3: no valid TOML: Invalid value (strings need quotes)",
+            "recipe.toml:3: no valid TOML (Invalid value). Strings need quotes",
         ),
         (
             "task = 'x'\ntask = 'y'\n",
-            "recipe.toml:2: no valid TOML: Cannot overwrite a value (the key appears twice)",
+            "recipe.toml:2: no valid TOML (Cannot overwrite a value). The key appears twice",
         ),
         ("task = 'x'\n[model]\n[model]\n", "recipe.toml:3: no valid TOML"),
-        ("task = 'x'\nmodel = {", "recipe.toml: no valid TOML: Invalid initial character"),
+        ("task = 'x'\nmodel = {", "recipe.toml: no valid TOML (Invalid initial character"),
     ],
 )
 def test_the_first_syntax_mistake_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
@@ -110,16 +110,16 @@ def test_the_first_syntax_mistake_is_named_with_its_line(tmp_path: Path, text: s
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     write(tmp_path, MINIMAL)
-    with pytest.raises(RecipeError, match=r"no recipe .*recipee.toml: no such file, did you mean 'recipe.toml'\?"):
+    with pytest.raises(RecipeError, match=r"recipee.toml: no such file, did you mean 'recipe.toml'\?"):
         load_recipe(tmp_path / "recipee.toml")
-    with pytest.raises(RecipeError, match="there is no folder"):
+    with pytest.raises(RecipeError, match="There is no folder"):
         load_recipe(tmp_path / "nowhere" / "recipe.toml")
     with pytest.raises(RecipeError, match="cannot be read"):
         load_recipe(tmp_path)
-    with pytest.raises(RecipeError, match="/dev/zero: more than 4,194,304 bytes; expected a recipe"):
+    with pytest.raises(RecipeError, match=r"/dev/zero: more than 4,194,304 bytes\. Expected a recipe"):
         load_recipe("/dev/zero")
     (tmp_path / "latin.toml").write_bytes("# für\n".encode("latin-1"))
-    with pytest.raises(RecipeError, match=r"latin.toml: cannot be read \(.* position 3"):
+    with pytest.raises(RecipeError, match=r"latin.toml cannot be read \(.* position 3"):
         load_recipe(tmp_path / "latin.toml")
     (tmp_path / "bom.toml").write_text(MINIMAL.replace("\n", "\r\n"), encoding="utf-8-sig", newline="")
     assert load_recipe(tmp_path / "bom.toml") == load_recipe(tmp_path / "recipe.toml")
@@ -130,8 +130,8 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     [
         ("optim.epcohs=3", "--set optim.epcohs=3: unknown key 'epcohs' in [optim], did you mean 'epochs'?"),
         ("epochs=3", "--set epochs=3: 'epochs' belongs in [optim]"),
-        ("optim.epochs=many", "--set optim.epochs=many: epochs = 'many': expected an integer"),
-        ("optim=3", "--set optim=3: optim = 3: expected a table"),
+        ("optim.epochs=many", "--set optim.epochs=many: epochs is 'many', expected an integer"),
+        ("optim=3", "--set optim=3: optim is 3, expected a table"),
         ("optim.epochs", "--set optim.epochs: expected section.key=value, such as optim.epochs=3"),
         ("a b=3", "--set a b=3: expected section.key=value, such as optim.epochs=3"),
     ],
@@ -147,7 +147,7 @@ def test_mistakes_in_overrides_come_after_those_of_the_file(tmp_path: Path) -> N
 
 def test_two_sources_in_overrides_are_refused(tmp_path: Path) -> None:
     (line,) = refusal(tmp_path, MINIMAL, "data.dir=a", "data.dataset=b")
-    assert line.startswith("recipe.toml:4: [data]: ")
+    assert line.startswith("recipe.toml:4: [data] ")
 
 
 MANY = 5000
@@ -189,5 +189,5 @@ def _written(folder: Path) -> Path:
 @pytest.mark.parametrize("value", [2**31, 10**12, 2**63 - 1])
 def test_no_machine_does_so_much(key: str, value: int, tmp_path: Path) -> None:
     file = _written(tmp_path)
-    with pytest.raises(RecipeError, match=rf"{key} = {value}: expected (at most|less than) \d+"):
+    with pytest.raises(RecipeError, match=rf"{key} is {value}, expected (at most|less than) \d+"):
         load_recipe(file, overrides=[f"optim.{key}={value}"])

@@ -63,11 +63,11 @@ def task_and_rows(recipe: Recipe) -> tuple[Task, Sequence[Row]]:
 
 def rows_of(recipe: Recipe) -> tuple[Sequence[Row], tuple[str, ...]]:
     """Rows that fit the recipe's task, and their labels."""
-    kind = recipe.settings.get("problem_type")
+    problem = recipe.settings.get("problem_type")
     match recipe.task:
-        case "sequence-classification" if kind == "multi_label_classification":
+        case "sequence-classification" if problem == "multi_label_classification":
             return SETS, ("x", "y", "z")
-        case "sequence-classification" | "pair-classification" if kind == "regression":
+        case "sequence-classification" | "pair-classification" if problem == "regression":
             pairs = enumerate(zip(PAIRS, NUMBERS, strict=True))
             return [{**pair, **row, "label": 1 + row["label"], "group": str(i % 5)} for i, (pair, row) in pairs], ()
         case "sequence-classification" | "pair-classification":

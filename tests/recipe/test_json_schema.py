@@ -36,9 +36,9 @@ def validator() -> Draft202012Validator:
 
 
 def recipes(repository: Path) -> list[Path]:
-    found = sorted((repository / "recipes").rglob("*.toml"))
-    assert len(found) > 10
-    return found
+    paths = sorted((repository / "recipes").rglob("*.toml"))
+    assert len(paths) > 10
+    return paths
 
 
 def test_the_file_is_what_the_code_says(repository: Path) -> None:

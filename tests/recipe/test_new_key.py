@@ -53,20 +53,20 @@ def test_a_field_is_all_that_a_new_key_needs(checkpoint, tmp_path):
     package = tmp_path / "copy" / "bert_tasks"
     shutil.copytree(Path(bert_tasks.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     schema = package / "recipe" / "schema.py"
-    place = "    learning_rate: Annotated["
+    anchor = "    learning_rate: Annotated["
     text = schema.read_text("utf-8")
-    assert text.count(place) == 1
-    schema.write_text(text.replace(place, FIELD + place), "utf-8")
+    assert text.count(anchor) == 1
+    schema.write_text(text.replace(anchor, FIELD + anchor), "utf-8")
     (tmp_path / "recipe.toml").write_text(RECIPE, "utf-8")
     path = [str(package.parent), str(Path(__file__).parents[1])]
     program = f"import sys; sys.path[:0] = {path!r}\n{PROGRAM}"
     command = [sys.executable, "-c", program, str(tmp_path), str(checkpoint)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["recipe"], found["settings"], found["errors"]) == (5, 4, ["toy = 0: expected at least 1"])
-    assert [change["change"] for change in found["changes"]] == ["optim.epochs = 2 (was 1)", "optim.toy = 6 (was 4)"]
-    assert found["schema"] == {
+    output = json.loads(done.stdout)
+    assert (output["recipe"], output["settings"], output["errors"]) == (5, 4, ["toy is 0, expected at least 1"])
+    assert [change["change"] for change in output["changes"]] == ["optim.epochs = 2 (was 1)", "optim.toy = 6 (was 4)"]
+    assert output["schema"] == {
         "default": 3,
         "description": "How many toys there are.",
         "minimum": 1,

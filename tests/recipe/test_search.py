@@ -49,9 +49,9 @@ def test_keys_of_all_sections(tmp_path: Path) -> None:
     ]
     assert isinstance(space["optim.weight_decay"].low, float)  # a key that takes fractions takes those between, too
     assert isinstance(space["optim.epochs"].low, int)
-    made = with_values(recipe, {"optim.weight_decay": 0.25, "settings.max_length": 32, "model.layers": [0, 1]})
-    assert (made.optim.weight_decay, made.settings["max_length"], made.model.layers) == (0.25, 32, (0, 1))
-    assert (made.optim.epochs, made.search) == (3, None)
+    trial = with_values(recipe, {"optim.weight_decay": 0.25, "settings.max_length": 32, "model.layers": [0, 1]})
+    assert (trial.optim.weight_decay, trial.settings["max_length"], trial.model.layers) == (0.25, 32, (0, 1))
+    assert (trial.optim.epochs, trial.search) == (3, None)
 
 
 def test_a_grid_takes_whole_numbers_one_by_one(tmp_path: Path) -> None:
@@ -103,51 +103,51 @@ def test_a_trial_of_batches_by_tokens(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("trails = 3", "unknown key 'trails' in [search], did you mean 'trials'?"),
-        ("seed = {low = 1, high = 40}", "'seed' cannot be searched: each trial has the same seeds"),
+        ("seed = {low = 1, high = 40}", "'seed' cannot be searched, because each trial has the same seeds"),
         ("run.seed = {low = 1, high = 3}", "'run' cannot be searched"),
-        ("max_length = {choices = [1, 2]}", "'max_length' is a key of [settings]: write settings.max_length"),
-        ("data.train = {choices = ['a', 'b']}", "'data': only keys of [optim], [settings] and [model] can be searched"),
+        ("max_length = {choices = [1, 2]}", "'max_length' is a key of [settings]. Write settings.max_length"),
+        ("data.train = {choices = ['a', 'b']}", "'data' cannot be searched. Choose keys of [optim], [settings]"),
         ("optim.learnin_rate = {low = 1, high = 2}", "[search] unknown key 'learnin_rate' in [optim], did you mean"),
         ("settings.max_lenght = {low = 1, high = 2}", "[search] unknown key 'max_lenght' in [settings], did you mean"),
         ("optim.learning_rate = {low = 1, high = 2}", "learning_rate and optim.learning_rate are the same key"),
-        ("batch_size = {low = 0, high = 4}", "[search] batch_size = 0: expected at least 1"),
-        ("batch_size = {low = 1.5, high = 4}", "[search] batch_size = 1.5: expected an integer"),
-        ("batch_size = {high = 4}", "[search.batch_size]: expected {low = ..., high = ...}"),
-        ("batch_size = 4", "batch_size = 4: expected a table"),
+        ("batch_size = {low = 0, high = 4}", "[search] batch_size is 0, expected at least 1"),
+        ("batch_size = {low = 1.5, high = 4}", "[search] batch_size is 1.5, expected an integer"),
+        ("batch_size = {high = 4}", "[search.batch_size] needs {low = ..., high = ...}"),
+        ("batch_size = 4", "batch_size is 4, expected a table"),
         ("batch_size = {low = 4, high = 4}", "low = 4 must be less than high = 4"),
-        ("batch_size = {low = 'a', high = 4}", "batch_size.low = 'a': expected"),
+        ("batch_size = {low = 'a', high = 4}", "batch_size.low is 'a', expected"),
         ("batch_size = {low = 1, high = 4, lgo = true}", "unknown key 'lgo' in [search.batch_size]"),
-        ("batch_size = {low = 1, high = 2, choices = [4, 5]}", "choices are given, so remove low, high and log"),
-        ("batch_size = {choices = [4]}", "choices: expected at least two values"),
-        ("batch_size = {choices = [4, 8, 4]}", "choices: 4 appears twice"),
-        ("weight_decay = {choices = [0, 0.0]}", "[search.weight_decay]: choices: 0.0 appears twice"),
-        ("batch_size = {choices = [4, 'x']}", "[search] batch_size = 'x': expected an integer"),
-        ("weight_decay = {low = 0.0, high = 1.0, log = true}", "low = 0.0: log = true needs a number above 0"),
-        ("trials = 0", "trials = 0: expected at least 1"),
-        ("hours = 0", "hours = 0: expected more than 0"),
-        ("seeds = 'a'", "seeds = 'a': expected an integer"),
-        ("fresh_seeds = -1", "fresh_seeds = -1: expected at least 0"),
-        ("baseline = 1", "baseline = 1: expected true or false"),
-        ("sampler = 'bayes'", "sampler = 'bayes': expected 'tpe', 'random' or 'grid'"),
-        ("sampler = 'grid'", "needs choices or whole numbers; optim.learning_rate has neither"),
-        ("pruner = true", "pruner = true: expected 'none', 'median' or 'halving'"),
+        ("batch_size = {low = 1, high = 2, choices = [4, 5]}", "choices is set, so remove low, high and log"),
+        ("batch_size = {choices = [4]}", "choices needs at least two values"),
+        ("batch_size = {choices = [4, 8, 4]}", "choices has 4 twice"),
+        ("weight_decay = {choices = [0, 0.0]}", "[search.weight_decay] choices has 0.0 twice"),
+        ("batch_size = {choices = [4, 'x']}", "[search] batch_size is 'x', expected an integer"),
+        ("weight_decay = {low = 0.0, high = 1.0, log = true}", "low is 0.0, but log = true needs a number above 0"),
+        ("trials = 0", "trials is 0, expected at least 1"),
+        ("hours = 0", "hours is 0, expected more than 0"),
+        ("seeds = 'a'", "seeds is 'a', expected an integer"),
+        ("fresh_seeds = -1", "fresh_seeds is -1, expected at least 0"),
+        ("baseline = 1", "baseline is 1, expected true or false"),
+        ("sampler = 'bayes'", "sampler is 'bayes', expected 'tpe', 'random' or 'grid'"),
+        ("sampler = 'grid'", "needs choices or whole numbers, but optim.learning_rate has neither"),
+        ("pruner = true", "pruner is true, expected 'none', 'median' or 'halving'"),
     ],
 )
 def test_wrong_lines(line: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError) as found:
+    with pytest.raises(RecipeError) as error:
         loaded(tmp_path, line)
-    place, _, text = str(found.value).partition(": ")
+    location, _, text = str(error.value).partition(": ")
     assert message in text
-    assert place in {f"{tmp_path / 'recipe.toml'}:{number}" for number in (8, 9, 10)}
+    assert location in {f"{tmp_path / 'recipe.toml'}:{number}" for number in (8, 9, 10)}
     assert len(text.splitlines()) == 1
 
 
 def test_an_unknown_key_is_one_problem_where_no_other_varies(tmp_path: Path) -> None:
     text = BASE.replace("learning_rate = {low = 1e-5, high = 1e-4, log = true}", "epoch = {low = 1, high = 2}")
     (tmp_path / "recipe.toml").write_text(text, "utf-8")
-    with pytest.raises(RecipeError, match=r"unknown key 'epoch' in \[search\], did you mean 'epochs'\?$") as found:
+    with pytest.raises(RecipeError, match=r"unknown key 'epoch' in \[search\], did you mean 'epochs'\?$") as error:
         load_recipe(tmp_path / "recipe.toml")
-    assert len(str(found.value).splitlines()) == 1
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_a_search_needs_a_key_and_an_end_of_its_grid(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_values_that_do_not_go_together(tmp_path: Path) -> None:
         st.sampled_from([None, True, 0, 1, 5, -3, 0.5, float("nan"), float("inf"), "a", [], [1, 2], [2, 2], [1, "x"]]),
     )
 )
-def test_a_space_is_refused_or_holds_its_own_values(stated: dict[str, Any]) -> None:
+def test_a_space_is_refused_or_holds_its_own_values(section: dict[str, Any]) -> None:
     try:
-        space = Space.model_validate(stated)
+        space = Space.model_validate(section)
     except ValidationError:
         return
     assert all(value in space for value in space.probes)

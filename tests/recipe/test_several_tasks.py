@@ -93,7 +93,7 @@ def test_the_labels_of_each_task_are_counted(recipe: Path) -> None:
         "    labels: high 1 (17%), low 5 (83%)",
         "    1 duplicate text",
         "    1 duplicate has a conflicting label",
-        "    imbalanced: 'low' has 5 rows, 'high' 1; consider tasks.topic.class_weights = \"balanced\" and "
+        "    imbalanced: 'low' has 5 rows, 'high' 1. Consider tasks.topic.class_weights = \"balanced\" and "
         'run.metric_for_best_model = "topic.macro_f1", which counts every label alike',
         "validation: 2 rows",
         "  1 text also in train",
@@ -115,13 +115,13 @@ def test_the_labels_of_each_task_are_counted(recipe: Path) -> None:
     [
         ("tasks.slots.weight=-1", "recipe.toml:10: tasks.slots: weight is -1, expected a number from 0"),
         ("tasks.slots.max_lenth=9", "--set tasks.slots.max_lenth=9: unknown key 'max_lenth' in [tasks.slots]"),
-        ("tasks.slots.task=nerr", "[tasks.slots]: unknown task 'nerr', did you mean 'ner'?"),
-        ("tasks.topic.columns={lable='x'}", "tasks.topic: columns: the task reads text, label, not 'lable'"),
-        ("tasks.topic.max_length='a'", "--set tasks.topic.max_length='a': max_length = 'a': expected an integer"),
+        ("tasks.slots.task=nerr", "[tasks.slots] unknown task 'nerr', did you mean 'ner'?"),
+        ("tasks.topic.columns={lable='x'}", "tasks.topic.columns: the task reads text, label, not 'lable'"),
+        ("tasks.topic.max_length='a'", "--set tasks.topic.max_length='a': max_length is 'a', expected an integer"),
         ("tasks.words.task=fill-mask", "tasks.words: masked-language-modeling cannot be one of several tasks"),
-        ("tasks.words=3", "[tasks.words]: unknown task 'None'"),
-        ("task=ner", "--set task=ner: task and [tasks.NAME] exclude each other: remove one of them"),
-        ("settings.max_length=9", "settings and [tasks.NAME] exclude each other: remove one of them"),
+        ("tasks.words=3", "[tasks.words] unknown task 'None'"),
+        ("task=ner", "--set task=ner: task and [tasks.NAME] exclude each other. Remove one of them"),
+        ("settings.max_length=9", "settings and [tasks.NAME] exclude each other. Remove one of them"),
     ],
 )
 def test_wrong_keys_are_named(override: str, message: str, recipe: Path) -> None:
@@ -132,5 +132,5 @@ def test_wrong_keys_are_named(override: str, message: str, recipe: Path) -> None
 
 
 def test_several_tasks_have_no_folds(recipe: Path) -> None:
-    with pytest.raises(RecipeError, match=r"\[folds\]: multi-task has no labels"):
+    with pytest.raises(RecipeError, match=r"\[folds\] needs labels .*, but multi-task has none"):
         check(load_recipe(recipe, overrides=["folds.count=2"]))

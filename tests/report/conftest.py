@@ -14,7 +14,7 @@ def run_of(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
     """The folder of a finished run by the name of its kind; nobody may change it."""
 
     @cache
-    def made(name: str) -> Path:
+    def train_once(name: str) -> Path:
         return trained(tmp_path_factory.mktemp(name), checkpoint, KINDS[name])
 
-    return made
+    return train_once

@@ -43,9 +43,9 @@ def test_figures_are_those_of_the_run(run_of, tmp_path, name):
     report = make_report(run_of(name), tmp_path / "page.html")
     (run,), (results,) = report.runs, report.results
     assert run.missing == ()
-    found = {metric: one.value for metric, one in results[""].estimates.items() if metric in run.metrics}
-    assert found
-    assert found == pytest.approx({metric: run.metrics[metric] for metric in found}, abs=1e-4)
+    values = {metric: one.value for metric, one in results[""].estimates.items() if metric in run.metrics}
+    assert values
+    assert values == pytest.approx({metric: run.metrics[metric] for metric in values}, abs=1e-4)
     json.dumps(report.to_json(), allow_nan=False)
 
 
@@ -106,7 +106,7 @@ def test_a_metric_that_follows_from_no_sums_is_shown_without_interval(copy_of):
 
 def test_rows_on_which_something_was_chosen_are_named(run_of, copy_of):
     (labels,), (classes,) = gather([run_of("labels")]), gather([run_of("classes")])
-    caution = "on this data, so expect worse scores on new data; the intervals ignore this."
+    caution = "on this data, so expect worse scores on new data. The intervals ignore this."
     assert f"The best of 2 checkpoints was chosen and thresholds were tuned {caution}" in page_of(labels)
     assert f"The best of 2 checkpoints was chosen {caution}" in page_of(classes)
     first = [event for event in classes.events if event["event"] != "evaluation" or event["epoch"] == 1]
@@ -119,21 +119,21 @@ def test_only_the_first_validation_set_is_said_to_be_tuned_on(run_of):
     metadata = {**run.metadata, "metrics": about}
     metrics = {f"easy/{key}": value for key, value in run.metrics.items()}
     metrics |= {f"hard/{key}": value for key, value in run.metrics.items() if not key.startswith("untuned_")}
-    (one,) = run.predicted
-    sets = tuple(replace(one, name=name) for name in ("easy", "hard"))
+    (prediction_set,) = run.predicted
+    sets = tuple(replace(prediction_set, name=name) for name in ("easy", "hard"))
     html = page_of(replace(run, metadata=metadata, summary={**run.summary, "metrics": metrics}, predicted=sets))
-    assert "it was chosen on these questions." in html.partition('id="results2"')[0]
-    assert "it was chosen on the questions of easy." in html.partition('id="results2"')[2]
+    assert "It was chosen on these questions." in html.partition('id="results2"')[0]
+    assert "It was chosen on the questions of easy." in html.partition('id="results2"')[2]
     assert html.count("expect worse") == 1
 
 
 def test_an_interval_without_width_is_none(run_of):
     (run,) = gather([run_of("classes")])
-    (one,) = run.predicted
-    results = results_of(run.task, one.predictions, one.rows)
+    (prediction_set,) = run.predicted
+    results = results_of(run.task, prediction_set.predictions, prediction_set.rows)
     sure = {**results.estimates, "accuracy": Estimate(value=1.0, low=1.0, high=1.0)}
     html = run_page(run, {"": replace(results, estimates=sure)})
-    assert "no interval: every sample gives the same" in html
+    assert "no interval, because all samples are equal" in html
     assert "1.000 to 1.000" not in html
 
 
@@ -152,7 +152,7 @@ def test_an_unfinished_run_says_what_each_figure_is_about(copy_of):
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert report.runs[0].metrics == [one["metrics"] for one in events if one["event"] == "evaluation"][-1]
     html = report.output.read_text("utf-8")
-    assert "The run is unfinished: metrics are of the latest evaluation, all else is of the best model so far." in html
+    assert "The run is unfinished. Metrics are of the latest evaluation, all else is of the best model so far." in html
     assert "The latest evaluation on the validation rows" in html
     assert "The best model on" not in html
 
@@ -181,9 +181,9 @@ def test_wrong_arguments(run_of, tmp_path):
     for runs, output, message in (
         (tmp_path / "nothing", "page.html", "no such folder"),
         (tmp_path, "page.html", r"run\.json is missing"),
-        ([tags, tags], "page.html", "given twice"),
+        ([tags, tags], "page.html", "occurs twice"),
         (tags, "page.pdf", r"ends in \.html"),
-        (tags, "nowhere/page.html", "make it first"),
+        (tags, "nowhere/page.html", "Make it first"),
         ([run_of("classes"), tags], "page.html", "different tasks"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -222,7 +222,7 @@ def test_a_report_that_fails_is_a_warning(checkpoint, tmp_path, monkeypatch, cap
     monkeypatch.setattr("bert_tasks.report.build.run_page", lambda *_: 1 / 0)
     done = call("train", recipe, "--quiet")
     assert done.exit_code == 0
-    assert "no report was written (ZeroDivisionError" in caplog.text
+    assert "writing the report failed (ZeroDivisionError" in caplog.text
     assert (tmp_path / "run" / "metrics.json").is_file()
 
 
@@ -235,8 +235,8 @@ def test_seeds_stand_side_by_side(checkpoint, tmp_path):
     assert [run.name for run in report.runs] == ["seed-1", "seed-2", "seed-3"]
     (comparison,) = report.comparisons
     assert comparison.runs[0].p is None
-    for one in comparison.runs[1:]:
-        assert 0 < one.p <= one.p_adjusted <= 1
+    for other_run in comparison.runs[1:]:
+        assert 0 < other_run.p <= other_run.p_adjusted <= 1
 
 
 def scores_of(lines):
@@ -264,8 +264,8 @@ def test_commands_and_page_show_each_number_once_and_the_same_classes(copy_of, n
     assert {key: recorded_overall[key] for key in overall} == overall
     assert recorded_overall.keys() - overall.keys() <= {"untuned_f1"}
     kept = {"HasAns": ("with", "an", "answer"), "NoAns": ("without", "an", "answer")}
-    known = {kept.get(*one, one) if len(one) == 1 else one: scores for one, scores in rows.items()}
-    assert {one: known[one] for one in scores_of(reported)[2]} == scores_of(reported)[2]
+    scores_by_name = {kept.get(*one, one) if len(one) == 1 else one: scores for one, scores in rows.items()}
+    assert {one: scores_by_name[one] for one in scores_of(reported)[2]} == scores_of(reported)[2]
     shown = set(overall)
     assert not {"f1", "macro_f1"} <= shown or len(report.runs[0].task.labels) == 2
     assert overall.items() <= {key: format_number(value) for key, value in metrics.items()}.items()

@@ -38,15 +38,15 @@ def results_of(predictions, *, names=("a", "b"), metric="accuracy"):
 
 def compare(*results):
     names = [SimpleNamespace(name=f"run-{number}") for number in range(len(results))]
-    (found,) = compare_runs(names, [{"": one} for one in results])
-    return found
+    (comparison,) = compare_runs(names, [{"": one} for one in results])
+    return comparison
 
 
 def test_the_second_run_is_compared_with_the_first():
     worse, better = results_of(with_mistakes(*range(12))), results_of(with_mistakes(0, 1, 50))
-    found = compare(worse, better)
-    assert (found.test, found.metric, found.rows, found.unit) == (MCNEMAR, "accuracy", 60, "rows")
-    first, second = found.runs
+    comparison = compare(worse, better)
+    assert (comparison.test, comparison.metric, comparison.rows, comparison.unit) == (MCNEMAR, "accuracy", 60, "rows")
+    first, second = comparison.runs
     assert (first.value.value, second.value.value) == (0.8, 0.95)
     assert (first.difference, first.p) == (None, None)
     assert (second.only_first, second.only_this) == (1, 10)
@@ -60,14 +60,14 @@ def test_the_second_run_is_compared_with_the_first():
 
 
 def test_other_metrics_are_compared_by_swapping():
-    found = compare(*(results_of(with_mistakes(*wrong), metric="macro_f1") for wrong in (range(12), (0, 1, 50))))
-    assert found.test == RANDOMISATION
-    one = found.runs[1]
-    assert one.difference.value == pytest.approx(found.runs[1].value.value - found.runs[0].value.value)
-    assert one.difference.low > 0
-    assert one.p == pytest.approx(stats.binomtest(1, 11).pvalue, abs=0.006)  # nearly the accuracy
-    assert (one.draws, one.only_first, one.no_p) == (10_000, None, "")
-    assert f"p {one.p:.3g} of 10,000 draws against run-0" in found.lines()[2]
+    comparison = compare(*(results_of(with_mistakes(*wrong), metric="macro_f1") for wrong in (range(12), (0, 1, 50))))
+    assert comparison.test == RANDOMISATION
+    second = comparison.runs[1]
+    assert second.difference.value == pytest.approx(comparison.runs[1].value.value - comparison.runs[0].value.value)
+    assert second.difference.low > 0
+    assert second.p == pytest.approx(stats.binomtest(1, 11).pvalue, abs=0.006)  # nearly the accuracy
+    assert (second.draws, second.only_first, second.no_p) == (10_000, None, "")
+    assert f"p {second.p:.3g} of 10,000 draws against run-0" in comparison.lines()[2]
 
 
 def test_p_values_are_adjusted_for_their_number_and_keep_their_runs():
@@ -79,17 +79,17 @@ def test_p_values_are_adjusted_for_their_number_and_keep_their_runs():
 
 
 def test_runs_with_other_labels_have_no_p_and_it_is_said_why():
-    one, other = with_mistakes(*range(12)), with_mistakes(0, 1, 50)
-    first = results_of(one, metric="macro_f1")
-    found = compare(first, results_of(other, names=("a", "b", "c")), results_of(other))
-    assert [run.p is None for run in found.runs] == [True, True, False]
-    assert found.runs[1].difference.value == pytest.approx(found.runs[2].difference.value)
-    assert found.runs[2].p_adjusted == found.runs[2].p
-    assert found.runs[1].no_p == "its labels differ from the labels of the first run"
-    assert found.lines()[2].endswith("no p: its labels differ from the labels of the first run")
+    mistakes, other = with_mistakes(*range(12)), with_mistakes(0, 1, 50)
+    first = results_of(mistakes, metric="macro_f1")
+    comparison = compare(first, results_of(other, names=("a", "b", "c")), results_of(other))
+    assert [run.p is None for run in comparison.runs] == [True, True, False]
+    assert comparison.runs[1].difference.value == pytest.approx(comparison.runs[2].difference.value)
+    assert comparison.runs[2].p_adjusted == comparison.runs[2].p
+    assert comparison.runs[1].no_p == "its labels differ from the labels of the first run"
+    assert comparison.lines()[2].endswith("no p-value because its labels differ from the labels of the first run")
     measure = multilabel_measure([[label] for label in LABELS], [[label] for label in other], ("a", "b"))
     sections = ReportSections(measure=measure, unit="rows", headline=("f1",), results=())
-    missing = compare(results_of(one), Results.of(sections)).runs[1]
+    missing = compare(results_of(mistakes), Results.of(sections)).runs[1]
     assert (missing.value.value, missing.p, missing.no_p) == (None, None, "it has no accuracy")
 
 
@@ -101,16 +101,16 @@ def test_runs_that_predict_other_types_are_compared():
     assert [row.name for row in first.table] == ["X", "Y", "Z"]
     assert [(row.name, row.count) for row in second.table] == [("X", 16), ("Y", 16)]
     assert (first.left_out, second.left_out) == (0, 0)
-    (_, one) = compare(first, second).runs
-    assert (one.p, one.no_p) == (1 / 10_001, "")
-    assert one.difference.value == pytest.approx(1 - 2 * 16 / (48 + 32))
+    (_, run) = compare(first, second).runs
+    assert (run.p, run.no_p) == (1 / 10_001, "")
+    assert run.difference.value == pytest.approx(1 - 2 * 16 / (48 + 32))
 
 
 def tagged(task, labels, predictions):
     words = ("one", "two", "three")
-    found = [TokenPrediction(words=words, tags=tags, scores=(0.9,) * 3, entities=()) for tags in predictions]
+    answers = [TokenPrediction(words=words, tags=tags, scores=(0.9,) * 3, entities=()) for tags in predictions]
     rows = [{"words": list(words), "tags": list(tags)} for tags in labels]
-    return Results.of(Report.of(task).sections(found, rows))
+    return Results.of(Report.of(task).sections(answers, rows))
 
 
 def test_scores_in_other_bins_are_not_exchanged():
@@ -138,12 +138,12 @@ def test_the_accuracy_of_masked_tokens_is_not_that_of_texts():
         )
 
     predictions = [[MaskPrediction(masks=(), measured=masks(count)) for count in model] for model in counts]
-    found = compare(*(Results.of(Report.of(task).sections(one, rows), first="accuracy") for one in predictions))
-    assert (found.test, found.metric) == (RANDOMISATION, "accuracy")
+    comparison = compare(*(Results.of(Report.of(task).sections(one, rows), first="accuracy") for one in predictions))
+    assert (comparison.test, comparison.metric) == (RANDOMISATION, "accuracy")
     gaps = [b - a for a, b in zip(*counts, strict=True)]
     swapped = [
         abs(sum(sign * gap for sign, gap in zip(signs, gaps, strict=True))) for signs in product((1, -1), repeat=6)
     ]
     exact = sum(one >= sum(gaps) for one in swapped) / len(swapped)
-    assert found.runs[1].p == pytest.approx(exact, abs=0.01)
-    assert found.runs[1].only_first is None
+    assert comparison.runs[1].p == pytest.approx(exact, abs=0.01)
+    assert comparison.runs[1].only_first is None

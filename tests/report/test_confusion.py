@@ -63,8 +63,8 @@ def test_classes_with_the_most_mistakes_are_shown_rather_than_the_frequent_ones(
 def page_of(run_of, tmp_path):
     def page(confusion):
         (run,) = gather([run_of("classes")])
-        (one,) = run.predicted
-        sections = Report.of(run.task).sections(one.predictions, one.rows)
+        (prediction_set,) = run.predicted
+        sections = Report.of(run.task).sections(prediction_set.predictions, prediction_set.rows)
         html = run_page(run, {"": Results.of(replace(sections, confusion=confusion))})
         path = tmp_path / "page.html"
         path.write_text(html, "utf-8")

@@ -24,18 +24,18 @@ def test_the_first_examples_are_explained(run_of, tmp_path, name):
     assert [(one.line, one.remarks) for one in after] == [(one.line, one.remarks) for one in before]
     model = TaskModel.from_pretrained(run_of(name) / "model")
     page = asked.output.read_text("utf-8")
-    for one in after[:2]:
-        (prediction,) = model.predict([one.row], explain=True)
-        words = [piece for _, pieces in one.shading.texts for piece in pieces if piece[1] is not None]
+    for example in after[:2]:
+        (prediction,) = model.predict([example.row], explain=True)
+        words = [piece for _, pieces in example.shading.texts for piece in pieces if piece[1] is not None]
         assert [word for word, _ in words] == [word.word for word in prediction.explanation.words]
         numbers = [word.contribution for word in prediction.explanation.words]
         assert [number for _, number in words] == pytest.approx(numbers, abs=1e-5)
-        for column, pieces in one.shading.texts:
-            text = one.shading.label if column == "choices" else one.row[column]
+        for column, pieces in example.shading.texts:
+            text = example.shading.label if column == "choices" else example.row[column]
             assert "".join(piece for piece, _ in pieces) == text
         word, number = max(words, key=lambda word: abs(word[1]))
-        kind = "for" if number > 0 else "against"
-        shaded = rf'<mark class="{kind}" style="--share:1.00" title="[+\u2212][\d.e\u2212]+">'
+        css_class = "for" if number > 0 else "against"
+        shaded = rf'<mark class="{css_class}" style="--share:1.00" title="[+\u2212][\d.e\u2212]+">'
         assert re.search(shaded + re.escape(html.escape(word)) + "<", page)
     assert page.count('class="shading"') == 2
     assert "<script>" not in page
@@ -75,9 +75,9 @@ def test_what_cannot_be_explained_is_refused(run_of, tmp_path, monkeypatch, caps
             explain=1,
         )
     assert not (tmp_path / "page.html").exists()
-    for given, message in (("tags", "has several for a row"), ("classes", "Invalid value for '--explain'")):
-        count = "1" if given == "tags" else "-1"
-        monkeypatch.setattr("sys.argv", ["bert-tasks", "report", str(run_of(given)), "--explain", count])
+    for name, message in (("tags", "has several for a row"), ("classes", "Invalid value for '--explain'")):
+        count = "1" if name == "tags" else "-1"
+        monkeypatch.setattr("sys.argv", ["bert-tasks", "report", str(run_of(name)), "--explain", count])
         with pytest.raises(SystemExit) as end:
             main()
         assert end.value.code == 2

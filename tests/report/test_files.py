@@ -32,30 +32,30 @@ def with_columns(rows):
 def file_of(tmp_path):
     """A labelled file of a kind of task: other rows than those of the run, in another order."""
 
-    def made(name):
+    def write_file(name):
         rows = with_columns(KINDS[name].rows)
         random.Random(0).shuffle(rows)
         return write_rows(tmp_path / "test.jsonl", [*rows, *rows[:3]]), [*rows, *rows[:3]]
 
-    return made
+    return write_file
 
 
 @pytest.mark.parametrize("name", kinds("choices"))
 def test_figures_are_those_of_evaluate(run_of, file_of, tmp_path, name):
     data, rows = file_of(name)
-    found = make_report(run_of(name), tmp_path / "page.html", data=data, by=["channel"]).on_file
+    on_file = make_report(run_of(name), tmp_path / "page.html", data=data, by=["channel"]).on_file
     metrics = evaluate(run_of(name) / "model", data)
-    assert found.metrics == metrics
-    known = {metric: one.value for metric, one in found.results.estimates.items() if metric in metrics}
-    assert known == pytest.approx({metric: metrics[metric] for metric in known}, abs=1e-6)
-    assert known
-    (channels,) = found.slices
+    assert on_file.metrics == metrics
+    values = {metric: one.value for metric, one in on_file.results.estimates.items() if metric in metrics}
+    assert values == pytest.approx({metric: metrics[metric] for metric in values}, abs=1e-6)
+    assert values
+    (channels,) = on_file.slices
     counted = {value: sum(row["channel"] == value for row in rows) for value in EXTRA}
     assert {one.name: one.count for one in channels.slices} == {EMPTY if v is None else v: counted[v] for v in EXTRA}
-    for one in channels.slices if name != "masks" else ():  # where a part of the rows has other masks
-        part = [row for row in rows if (EMPTY if row["channel"] is None else row["channel"]) == one.name]
-        expected = evaluate(run_of(name) / "model", part)
-        for metric, score in one.scores.items():
+    for row_slice in channels.slices if name != "masks" else ():  # where a part of the rows has other masks
+        subset = [row for row in rows if (EMPTY if row["channel"] is None else row["channel"]) == row_slice.name]
+        expected = evaluate(run_of(name) / "model", subset)
+        for metric, score in row_slice.scores.items():
             if metric in expected and score.value is not None:
                 assert score.value == pytest.approx(expected[metric], abs=1e-4)  # other batches, other last digits
 
@@ -97,10 +97,10 @@ def test_mistakes_are_the_rows_that_are_wrong(run_of, file_of, tmp_path, name, e
     lines = [int(row["line"]) for row in written]
     model = TaskModel.from_pretrained(run_of(name) / "model")
     for row in written:
-        own = rows[int(row["line"]) - 1]
-        assert str(row["number"]) == str(own["number"])
-        marked = "'" if extension != "jsonl" and str(own["channel"]).startswith("=") else ""
-        assert row["channel"] in (f"{marked}{own['channel']}", None if own["channel"] is None else "-", "")
+        source = rows[int(row["line"]) - 1]
+        assert str(row["number"]) == str(source["number"])
+        marked = "'" if extension != "jsonl" and str(source["channel"]).startswith("=") else ""
+        assert row["channel"] in (f"{marked}{source['channel']}", None if source["channel"] is None else "-", "")
     if name in ("classes", "pairs"):
         predictions = model.predict(rows)
         assert sorted(lines) == [
@@ -142,8 +142,8 @@ def test_wrong_options(run_of, file_of, tmp_path):
     data, _ = file_of("classes")
     several, overwritten = [run, run_of("labels")], tmp_path / ".." / tmp_path.name / data.name
     for runs, options, message in (
-        (run, {"data": data, "by": ["chanel"]}, r"--by chanel: no row has this column, did you mean 'channel'\?; the "),
-        (run, {"by": ["channel"]}, r"--by channel: no row has this column; the columns are 'text', 'label'$"),
+        (run, {"data": data, "by": ["chanel"]}, r"no row has this column\. The .*id you mean 'channel'\?$"),
+        (run, {"by": ["channel"]}, r"--by channel: no row has this column\. The columns are 'text', 'label'$"),
         (several, {"data": data}, "for one run, not for 2"),
         (run, {"data": data, "mistakes": tmp_path / "wrong.xlsx"}, r"ends in \.csv, \.tsv or \.jsonl"),
         (run, {"data": data, "mistakes": overwritten}, "would overwrite"),

@@ -38,14 +38,14 @@ def test_rows_are_those_of_the_rule(classes: int, count: int, seed: int) -> None
         ({"line": n, "label": names[label]}, dict(zip(names, row.tolist(), strict=True)))
         for n, (label, row) in enumerate(zip(labels, scores, strict=True))
     ]
-    found = find_issues(pairs, "label", names)
+    issues = find_issues(pairs, "label", names)
     thresholds = np.array([scores[labels == one, one].mean() for one in range(classes)])
     confident = scores >= thresholds  # [rows, classes]; of several such classes the most probable one counts
     counted_as = np.where(confident.sum(axis=1) > 1, scores.argmax(axis=1), confident.argmax(axis=1))
     wrong = confident.any(axis=1) & (counted_as != labels) & (scores.argmax(axis=1) != labels)
-    assert {issue.row["line"] for issue in found} == set(np.flatnonzero(wrong).tolist())
-    assert [issue.probability for issue in found] == sorted(issue.probability for issue in found)
-    for issue in found:
+    assert {issue.row["line"] for issue in issues} == set(np.flatnonzero(wrong).tolist())
+    assert [issue.probability for issue in issues] == sorted(issue.probability for issue in issues)
+    for issue in issues:
         assert issue.suggested == names[scores[issue.row["line"]].argmax()]
         assert issue.probability == pytest.approx(scores[issue.row["line"], names.index(issue.label)])
 
@@ -81,7 +81,7 @@ def test_they_are_listed_with_a_file_to_correct(folder: Path, tmp_path: Path) ->
 
 def test_only_cross_validations_have_them(checkpoint: Path, folder: Path, tmp_path: Path) -> None:
     train(load_recipe(write_recipe(tmp_path, checkpoint, rows=12, epochs=1)), progress=False)
-    with pytest.raises(UsageError, match=r"name the folder of `bert-tasks train RECIPE --folds 5`"):
+    with pytest.raises(UsageError, match=r"Name the folder of `bert-tasks train RECIPE --folds 5`"):
         make_report(tmp_path / "run", label_issues=tmp_path / "labels.csv")
     with pytest.raises(UsageError, match=r"expected a name that ends in \.csv, \.tsv or \.jsonl for the labels"):
         make_report(folder, label_issues=tmp_path / "labels.txt")
@@ -93,7 +93,7 @@ def test_the_library_is_named_where_it_is_missing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bert_tasks.environment.find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"^cleanlab not installed, .* pip install '\.\[labels\]'"):
+    with pytest.raises(UsageError, match=r"^cleanlab not installed, .* Run `pip install '\.\[labels\]'`"):
         make_report(folder, label_issues=tmp_path / "labels.csv")
 
 

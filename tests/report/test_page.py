@@ -63,8 +63,8 @@ def test_page_is_reachable_and_narrow(browser, page_of, name):
 
 def test_page_stays_small_whatever_the_rows_hold(run_of):
     (run,) = gather([run_of("tags")])
-    (one,) = run.predicted
-    row, prediction = one.rows[0], one.predictions[0]
+    (prediction_set,) = run.predicted
+    row, prediction = prediction_set.rows[0], prediction_set.predictions[0]
     words = ["x" * 3000] * 300
     tags = ("B-WHO", "O") * 150
     long = type(prediction)(words=tuple(words), tags=("O",) * 300, scores=(0.5,) * 300, entities=())

@@ -20,11 +20,11 @@ def test_many_classes_need_little_memory_and_have_numbers_where_they_are_frequen
     predicted[:2000] = true[:2000]
     tracemalloc.start()
     first, second = (class_measure(true, side, labels) for side in (predicted, true))
-    estimates, found = bootstrap(first), randomisation_test(first, second, "macro_f1")
+    estimates, result = bootstrap(first), randomisation_test(first, second, "macro_f1")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 150e6  # one dense matrix would be 192 MB
-    assert found.p == 1 / (found.draws + 1)
+    assert result.p == 1 / (result.draws + 1)
     told = [name for name in estimates if name.startswith("f1\0")]
     assert len(told) == 200
     often = Counter(true)

@@ -18,7 +18,7 @@ def trial(number, score, note="", state="complete"):
 
 def study(sampler, trials):
     scored = [one for one in trials if one["score"] is not None]
-    best = max(scored, key=lambda one: one["score"])["number"] if scored else None
+    best = max(scored, key=lambda entry: entry["score"])["number"] if scored else None
     fresh = None if best is None else {"mean": 0.7, "std": 0.01, "runs": 2}
     importance = {RATE: 0.75, LENGTH: 0.25} if len(scored) > 1 else {}
     return {"sampler": sampler, "trials": trials, "best": best, "fresh": fresh, "importance": importance}
@@ -34,8 +34,8 @@ def page_of(tmp_path):
     )
 
     def page(*studies):
-        found = {"metric": "accuracy", "lower_is_better": False, "studies": studies, "baseline": None, "notes": []}
-        (tmp_path / "search.json").write_text(json.dumps(found), "utf-8")
+        content = {"metric": "accuracy", "lower_is_better": False, "studies": studies, "baseline": None, "notes": []}
+        (tmp_path / "search.json").write_text(json.dumps(content), "utf-8")
         html = tmp_path / "report.html"
         html.write_text(search_page(tmp_path), "utf-8")
         return html
@@ -48,7 +48,7 @@ SOME = [trial(0, 0.5), trial(1, None, LONG, "failed"), trial(2, 0.75), trial(3, 
 
 def test_trials_of_all_samplers_are_listed(page_of):
     text = page_of(study("tpe", SOME), study("random", [trial(0, 0.25), trial(1, 0.625)])).read_text("utf-8")
-    assert "4 trials of tpe, 2 of them without a score; 2 trials of random" in text
+    assert "4 trials of tpe, 2 of them without a score and 2 trials of random" in text
     rows = re.findall(r'<tr><th scope="row">(\d)</th><td>(?:([\d.]+)|[^<])</td>', text)
     assert rows[-6:] == [("0", "0.500"), ("1", ""), ("2", "0.750"), ("3", ""), ("0", "0.250"), ("1", "0.625")]
     assert f'<td class="remark">{LONG}</td>' in text

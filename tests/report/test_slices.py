@@ -30,14 +30,14 @@ def test_validation_rows_are_scored_as_evaluate_scores_them(run_of, tmp_path):
     (results,) = report.results[0].values()
     (slices,) = results.slices
     assert sum(row.count for row in slices.slices) == len(KINDS["classes"].rows)
-    assert slices.warning.startswith(f"scores of fewer than {FEW_ROWS} rows")
+    assert slices.warning.startswith(f"fewer than {FEW_ROWS} rows for ")
     page = report.output.read_text("utf-8")
     assert "By label" in page
-    assert "fewer than 30 rows" in page
+    assert "Fewer than 30 rows" in page
     for row in slices.slices:
-        part = [one for one in KINDS["classes"].rows if one["label"] == row.name]
-        assert len(part) == row.count
-        expected = evaluate(run_of("classes") / "model", part)
+        subset = [one for one in KINDS["classes"].rows if one["label"] == row.name]
+        assert len(subset) == row.count
+        expected = evaluate(run_of("classes") / "model", subset)
         for metric, score in row.scores.items():
             if metric in expected and score.value is not None:
                 assert score.value == pytest.approx(expected[metric], abs=1e-4)  # other batches, other last digits
@@ -66,10 +66,10 @@ def test_a_warning_names_small_slices_only():
     rows = [{"text": "x" if place < FEW_ROWS else "y", "label": "a"} for place in range(FEW_ROWS + 3)]
 
     def slices(count):
-        (found,) = slices_of(TASK, classified(count), rows[:count], columns=["text"], names=["accuracy"])
-        return found
+        (result,) = slices_of(TASK, classified(count), rows[:count], columns=["text"], names=["accuracy"])
+        return result
 
-    assert slices(FEW_ROWS + 3).warning.endswith("too narrow: y (3)")
+    assert slices(FEW_ROWS + 3).warning.startswith(f"fewer than {FEW_ROWS} rows for y (3), so ")
     assert slices(FEW_ROWS + 3).lines()[-2] == f"text: {slices(FEW_ROWS + 3).warning}"
     assert slices(FEW_ROWS).warning == ""
 
@@ -78,17 +78,17 @@ def test_the_command_shows_slices_of_the_validation_rows(run_of, tmp_path):
     options = ["report", run_of("classes"), "--output", tmp_path / "page.html", "--by", "label", "--json"]
     done = CliRunner().invoke(app, [str(option) for option in options])
     assert done.exit_code == 0, done.stderr
-    (found,) = json.loads(done.stdout)["runs"][0]["validation"].values()
-    assert [one["column"] for one in found["by"]] == ["label"]
+    (validation,) = json.loads(done.stdout)["runs"][0]["validation"].values()
+    assert [one["column"] for one in validation["by"]] == ["label"]
 
 
 def test_rows_that_change_while_the_report_is_made_are_not_mixed(checkpoint, tmp_path):
-    kind = KINDS["classes"]
-    (run,) = gather([trained(tmp_path, checkpoint, kind)])
+    case = KINDS["classes"]
+    (run,) = gather([trained(tmp_path, checkpoint, case)])
     (again,) = with_file_columns(run).predicted
-    assert [json.loads(row[PASSTHROUGH])["text"] for row in again.rows] == [row["text"] for row in kind.rows]
-    first, *others = kind.rows
-    for rows in ([{**first, "text": "another"}, *others], [first | {"label": kind.rows[-2]["label"]}, *others], others):
+    assert [json.loads(row[PASSTHROUGH])["text"] for row in again.rows] == [row["text"] for row in case.rows]
+    first, *others = case.rows
+    for rows in ([{**first, "text": "another"}, *others], [first | {"label": case.rows[-2]["label"]}, *others], others):
         write_rows(tmp_path / "dev.jsonl", rows)
         with pytest.raises(UsageError, match=r"dev\.jsonl has changed while the report was made"):
             with_file_columns(run)

@@ -66,9 +66,9 @@ def test_holm_multiplies_the_smallest_by_their_number_and_never_reverses_the_ord
 
 
 def test_calibration_error_by_hand():
-    found = calibration([0.95, 0.85, 0.85, 1.0], [True, True, False, True])
-    assert [(one.count, one.accuracy) for one in found.bins] == [(2, 0.5), (2, 1.0)]
-    assert found.ece == pytest.approx((2 * 0.35 + 2 * 0.025) / 4)
+    result = calibration([0.95, 0.85, 0.85, 1.0], [True, True, False, True])
+    assert [(one.count, one.accuracy) for one in result.bins] == [(2, 0.5), (2, 1.0)]
+    assert result.ece == pytest.approx((2 * 0.35 + 2 * 0.025) / 4)
     assert calibration([], []) is None
 
 

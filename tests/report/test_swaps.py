@@ -168,8 +168,8 @@ def test_each_replicate_gives_the_metrics_of_the_rows_that_were_drawn(name: str)
     sums = whole.statistics.sums(counts)
     expected = [naive([labels[place] for place in one], [predictions[place] for place in one]) for one in rows]
     for metric in (one for one in whole.names if "\0" not in one):
-        found = whole.number(metric, sums)
-        assert found == pytest.approx([one[metric] for one in expected], rel=1e-9, abs=1e-11)
+        values = whole.number(metric, sums)
+        assert values == pytest.approx([one[metric] for one in expected], rel=1e-9, abs=1e-11)
 
 
 @pytest.mark.parametrize("shift", [0.0, 3.0])
@@ -179,12 +179,12 @@ def test_p_of_pearson_is_that_of_scipy(shift: float) -> None:
     labels = draw.normal(size=10)
     first, second = labels + draw.normal(size=10), labels + 0.2 * draw.normal(size=10) + shift
 
-    def difference(one: np.ndarray, other: np.ndarray, axis: int = -1) -> np.ndarray:
-        return stats.pearsonr(labels, other, axis=axis).statistic - stats.pearsonr(labels, one, axis=axis).statistic
+    def difference(scores: np.ndarray, other: np.ndarray, axis: int = -1) -> np.ndarray:
+        return stats.pearsonr(labels, other, axis=axis).statistic - stats.pearsonr(labels, scores, axis=axis).statistic
 
     exact = stats.permutation_test((first, second), difference, permutation_type="samples", n_resamples=np.inf)
-    found = randomisation_test(regression_measure(labels, first), regression_measure(labels, second), "pearson")
-    assert found.p == pytest.approx(exact.pvalue, abs=0.01)
+    result = randomisation_test(regression_measure(labels, first), regression_measure(labels, second), "pearson")
+    assert result.p == pytest.approx(exact.pvalue, abs=0.01)
 
 
 def test_equal_differences_count_at_any_size_of_the_metric() -> None:

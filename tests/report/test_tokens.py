@@ -36,9 +36,9 @@ def test_a_calibrated_tagger_has_no_calibration_error(scheme: Scheme, labels: tu
         scores += sure
     rows = [{"words": ["w"] * len(true), "tags": from_iob2(SENTENCE, scheme)}] * len(predictions)
     task = TokenClassification(labels=labels)
-    found = Report.of(task).sections(predictions, rows)
-    assert found.calibration.predictions == len(scores)
-    assert found.calibration.ece < 0.03
+    sections = Report.of(task).sections(predictions, rows)
+    assert sections.calibration.predictions == len(scores)
+    assert sections.calibration.ece < 0.03
 
 
 def _other_prefix(tag: str, true: str, labels: tuple[str, ...]) -> str:
@@ -51,5 +51,5 @@ def test_raw_tags_are_compared_as_they_are() -> None:
     task = TokenClassification(labels=("noun", "verb"))
     predictions = [TokenPrediction(words=("a", "b"), tags=("noun", "noun"), scores=(0.95, 0.95), entities=())]
     rows = [{"words": ["a", "b"], "tags": ["noun", "verb"]}]
-    found = Report.of(task).sections(predictions, rows)
-    assert [(one.count, one.accuracy) for one in found.calibration.bins] == [(2, 0.5)]
+    sections = Report.of(task).sections(predictions, rows)
+    assert [(one.count, one.accuracy) for one in sections.calibration.bins] == [(2, 0.5)]

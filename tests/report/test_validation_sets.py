@@ -16,20 +16,20 @@ NAMES = ("dev", "dev_macro", "dev_loss", "loss", "f1", "accuracy", "macro_f1", "
 
 @pytest.fixture(scope="module")
 def run(run_of):
-    (found,) = gather([run_of("classes")])
-    return found
+    (result,) = gather([run_of("classes")])
+    return result
 
 
 def with_sets(run, names, best="accuracy"):
     """The run as if it had these sets; set k has accuracy k/100 and loss 10 + k."""
     metrics = {}
-    for place, name in enumerate(names):
-        own = {"accuracy": place / 100, "f1": 0.5, "macro_f1": 0.5, "loss": 10.0 + place}
-        metrics |= {metric_key(name, metric): value for metric, value in own.items()}
-    known = {**run.metadata["metrics"], "sets": list(names), "best": metric_key(names[-1], best)}
+    for number, name in enumerate(names):
+        set_metrics = {"accuracy": number / 100, "f1": 0.5, "macro_f1": 0.5, "loss": 10.0 + number}
+        metrics |= {metric_key(name, metric): value for metric, value in set_metrics.items()}
+    facts = {**run.metadata["metrics"], "sets": list(names), "best": metric_key(names[-1], best)}
     events = [{**event, "metrics": metrics} if event["event"] == "evaluation" else event for event in run.events]
     return replace(
-        run, metadata={**run.metadata, "metrics": known}, events=events, summary={**run.summary, "metrics": metrics}
+        run, metadata={**run.metadata, "metrics": facts}, events=events, summary={**run.summary, "metrics": metrics}
     )
 
 

@@ -28,10 +28,10 @@ def model_of(base: Path) -> ModelOf:
     """A model of each kind in ``task_examples``, made once; tests must not change it."""
 
     @cache
-    def model(kind: str) -> TaskModel:
+    def model(case: str) -> TaskModel:
         torch.manual_seed(3)
-        family, examples = ("bert", EXAMPLES) if kind in EXAMPLES else ("electra", FAMILY_EXAMPLES)
-        model = TaskModel.from_pretrained(base / family, task=examples[kind].task)
+        family, examples = ("bert", EXAMPLES) if case in EXAMPLES else ("electra", FAMILY_EXAMPLES)
+        model = TaskModel.from_pretrained(base / family, task=examples[case].task)
         last = getattr(model.head, "output", model.encoder.embeddings.word)
         torch.nn.init.normal_(last.weight, std=0.5)
         return model
@@ -42,9 +42,9 @@ def model_of(base: Path) -> ModelOf:
 @pytest.fixture(scope="package")
 def folder_of(model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
-    def folder(kind: str) -> Path:
-        target = tmp_path_factory.mktemp("saved") / kind
-        model_of(kind).save_pretrained(target)
+    def folder(case: str) -> Path:
+        target = tmp_path_factory.mktemp("saved") / case
+        model_of(case).save_pretrained(target)
         return target
 
     return folder

@@ -39,13 +39,13 @@ def folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``base``, ``trained`` with a head of one task, and adapters: ``one`` of its task, ``tags`` of another one."""
     folder = tmp_path_factory.mktemp("adapters")
     shutil.copytree(base / "bert", folder / "base")
-    for name, start, kind in (("trained", "base", "single"), ("one", "trained", "single"), ("tags", "base", "token")):
-        model = TaskModel.from_pretrained(folder / start, task=EXAMPLES[kind].task)
-        rows = list(EXAMPLES[kind].rows)
+    for name, start, case in (("trained", "base", "single"), ("one", "trained", "single"), ("tags", "base", "token")):
+        model = TaskModel.from_pretrained(folder / start, task=EXAMPLES[case].task)
+        rows = list(EXAMPLES[case].rows)
         lora = {} if name == "trained" else {"lora_rank": 2, "lora_alpha": 8.0, "save_adapter": True}
         fit(model, rows, rows, output_dir=folder / "runs" / name, **SETTINGS, **lora)
-        part = "model" if name == "trained" else "adapter"
-        shutil.copytree(folder / "runs" / name / part, folder / name)
+        subfolder = "model" if name == "trained" else "adapter"
+        shutil.copytree(folder / "runs" / name / subfolder, folder / name)
     return folder
 
 
@@ -85,19 +85,19 @@ def test_errors_name_the_folder_and_what_to_do(
 ) -> None:
     with pytest.raises(CheckpointError, match=r"trained: no adapter_config\.json\. Name a folder of adapters"):
         TaskModel.from_pretrained(folder / "base", adapter=folder / "trained")
-    with pytest.raises(UsageError, match="one has adapters, too: name the model that they were trained on"):
+    with pytest.raises(UsageError, match=r"one has adapters, too\. Name the model that they were trained on"):
         TaskModel.from_pretrained(folder / "one", adapter=folder / "tags")
-    with pytest.raises(CheckpointError, match=r"(?s)tags does not fit the base .*electra: .*has shape \[30522, 20\]"):
+    with pytest.raises(CheckpointError, match=r"(?s)tags does not fit the base .*electra\. .*has shape \[30522, 20\]"):
         TaskModel.from_pretrained(base / "electra", adapter=folder / "tags")
     save_checkpoint(tmp_path, "distilbert", wordpiece_tokenizer)
-    with pytest.raises(CheckpointError, match=r"tags does not fit the base .*: .*fits no weight of .*another model's"):
+    with pytest.raises(CheckpointError, match=r"tags does not fit the base .*: .*fits no weight of .*another model"):
         TaskModel.from_pretrained(tmp_path, adapter=folder / "tags")
     with pytest.raises(UsageError, match="settings and adapters are for a model that is loaded from files"):
         predict(TaskModel.from_pretrained(folder / "trained"), TEXTS, adapter=folder / "one")
     with pytest.raises(UsageError, match="the name of an adapter is empty"):
         serve(folder / "base", adapters={"": folder / "tags"})
     twice = ["--adapter", f"a={folder / 'one'}", "--adapter", f"a={folder / 'tags'}"]
-    for options, message in ((twice, "two have the same name"), (["--adapter", "one"], "expected NAME=FOLDER")):
+    for options, message in ((twice, "have the same name. Rename one"), (["--adapter", "one"], "expected NAME=FOLDER")):
         shown = CliRunner().invoke(app, ["serve", str(folder / "base"), *options])
         assert shown.exit_code == 2
         assert message in " ".join(shown.output.replace("│", "").split())
@@ -105,13 +105,13 @@ def test_errors_name_the_folder_and_what_to_do(
 
 def test_equal_weights_are_in_memory_once(folder: Path) -> None:
     served = load_served(folder / "trained", {"one": folder / "one", "again": folder / "one"}, **LOADING)
-    base, one, again = (dict(model.named_parameters()) for model, _ in served.values())
-    changed = {name for name, weight in base.items() if not weight.equal(one[name])}
+    base, adapter, again = (dict(model.named_parameters()) for model, _ in served.values())
+    changed = {name for name, weight in base.items() if not weight.equal(adapter[name])}
     assert changed
     assert all(".attention." in name or name.startswith("head.") for name in changed)
     for name, weight in base.items():
-        assert (one[name].data_ptr() == weight.data_ptr()) == (name not in changed), name
-        assert again[name].data_ptr() == one[name].data_ptr()
+        assert (adapter[name].data_ptr() == weight.data_ptr()) == (name not in changed), name
+        assert again[name].data_ptr() == adapter[name].data_ptr()
     expected = TaskModel.from_pretrained(folder / "one").predict(TEXTS, logits=True)
     assert served["one"][0].predict(TEXTS, logits=True) == expected
 
@@ -148,7 +148,7 @@ def responses(folder: Path, base: str, names: Sequence[str], *contents: Any, pat
 
 def test_a_request_chooses_an_adapter(folder: Path) -> None:
     text, words = {"text": TEXTS[0]}, unlabelled(EXAMPLES["token"])[0]
-    plain, one, empty, several, tags, about, document = responses(
+    plain, response, empty, several, tags, about, document = responses(
         folder,
         "trained",
         ["one", "tags"],
@@ -163,8 +163,8 @@ def test_a_request_chooses_an_adapter(folder: Path) -> None:
     base, adapted = (TaskModel.from_pretrained(folder / name) for name in ("trained", "one"))
     tagger = TaskModel.from_pretrained(folder / "trained", adapter=folder / "tags")
     assert plain.json() == empty.json() == base.predict(text)[0].to_json()
-    assert one.json() == adapted.predict(text)[0].to_json() != plain.json()
-    assert [row["label"] for row in several.json()["predictions"]] == [one.json()["label"]] * 2
+    assert response.json() == adapted.predict(text)[0].to_json() != plain.json()
+    assert [row["label"] for row in several.json()["predictions"]] == [response.json()["label"]] * 2
     assert tags.json()["tags"] == list(tagger.predict(words)[0].tags)
     assert (about.json()["task"], about.json()["adapters"]) == ("token-classification", ["one", "tags"])
     schema = document.json()["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -191,5 +191,5 @@ def test_a_wrong_adapter_is_a_clean_error_that_lists_the_names(folder: Path) -> 
         assert response.status_code == 422
         assert errors_of(response) == {"body.adapter": "no such adapter. The adapters are one, tags"}
     assert errors_of(query) == {"query.adapter": "no such adapter. The adapters are one, tags"}
-    assert errors_of(inside) == {"body.inputs.0": "adapter is for all rows: write it beside inputs"}
+    assert errors_of(inside) == {"body.inputs.0": "adapter is for all rows. Write it beside inputs"}
     assert first.json() == TaskModel.from_pretrained(folder / "base", adapter=folder / "one").predict("a")[0].to_json()

@@ -62,9 +62,9 @@ def rounded(value: Any) -> Any:
     return pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
 
 
-@pytest.mark.parametrize("kind", EXAMPLES | FAMILY_EXAMPLES)
-def test_answers_equal_the_models_and_are_described(model_of: ModelOf, kind: str) -> None:
-    model, rows = model_of(kind), unlabelled((EXAMPLES | FAMILY_EXAMPLES)[kind])
+@pytest.mark.parametrize("case", EXAMPLES | FAMILY_EXAMPLES)
+def test_answers_equal_the_models_and_are_described(model_of: ModelOf, case: str) -> None:
+    model, rows = model_of(case), unlabelled((EXAMPLES | FAMILY_EXAMPLES)[case])
     expected = [prediction.to_json() for prediction in model.predict(rows)]
     limits = replace(SLOW, body_bytes=40_000)
 
@@ -77,12 +77,12 @@ def test_answers_equal_the_models_and_are_described(model_of: ModelOf, kind: str
         pages = [documents[0].json(), body["schema"], documents[2].text]
         return await served.post(rows[0]), await served.post({"inputs": rows}), pages
 
-    one, many, (about, documented, page) = visit(model, ask, limits=limits)
-    assert (one.status_code, many.status_code) == (200, 200)
-    assert one.json() == rounded(expected[0])
+    response, many, (about, documented, page) = visit(model, ask, limits=limits)
+    assert (response.status_code, many.status_code) == (200, 200)
+    assert response.json() == rounded(expected[0])
     assert many.json() == {"predictions": rounded(expected)}
     schema = TypeAdapter(answers_schema(model.task)).json_schema(mode="serialization")
-    jsonschema.validate(one.json(), schema)
+    jsonschema.validate(response.json(), schema)
     jsonschema.validate(many.json(), schema)
     # The page shows the form that the description of the model asks for.
     assert set(re.findall(r"\babout\.(\w+)", page)) <= about.keys()
@@ -132,9 +132,9 @@ BAD_BODIES: list[tuple[bytes, dict[str, str]]] = [
 
 def test_bad_bodies_are_told_by_their_path_and_never_sent_back(model_of: ModelOf) -> None:
     async def ask(served: Application) -> list[httpx2.Response]:
-        found = [await served.client.post("/predict", content=body, headers=JSON) for body, _ in BAD_BODIES]
+        answers = [await served.client.post("/predict", content=body, headers=JSON) for body, _ in BAD_BODIES]
         assert (await served.post(TEXT)).status_code == 200
-        return found
+        return answers
 
     responses = visit(model_of("single"), ask, limits=SMALL)
     for (body, errors), response in zip(BAD_BODIES, responses, strict=True):
@@ -149,11 +149,11 @@ def test_what_json_cannot_read_is_a_clean_400(model_of: ModelOf, body: bytes) ->
     async def ask(served: Application) -> httpx2.Response:
         return await served.client.post("/predict", content=body * 20, headers=JSON)
 
-    found = visit(model_of("single"), ask)
-    assert found.status_code in (400, 422)
-    assert "Traceback" not in found.text
-    if found.status_code == 400:
-        assert found.json()["detail"].startswith("the body is not JSON that can be read")
+    response = visit(model_of("single"), ask)
+    assert response.status_code in (400, 422)
+    assert "Traceback" not in response.text
+    if response.status_code == 400:
+        assert response.json()["detail"].startswith("the body is not JSON that can be read")
 
 
 def test_words_are_counted_together_and_ids_may_be_numbers(model_of: ModelOf) -> None:
@@ -170,15 +170,15 @@ def test_a_second_text_for_a_model_of_single_texts_is_not_dropped_in_silence(mod
     pair = {**TEXT, "text_pair": "it is"}
 
     bodies = (pair, {"inputs": [TEXT, pair]}, {**TEXT, "text_pair": None, "pair": "it is"})
-    one, many, other = posted(model_of("single"), *bodies)
-    assert "--task pair-classification" in errors_of(one)["body"]
-    assert errors_of(many) == {"body.inputs.1": errors_of(one)["body"]}
+    single, many, other = posted(model_of("single"), *bodies)
+    assert "--task pair-classification" in errors_of(single)["body"]
+    assert errors_of(many) == {"body.inputs.1": errors_of(single)["body"]}
     assert other.status_code == 200
     assert [response.status_code for response in posted(model_of("pair"), pair)] == [200]
 
 
 @pytest.mark.parametrize(
-    ("kind", "content", "place"),
+    ("case", "content", "location"),
     [
         ("single", {"inputs": [TEXT, {}, {"text": 5}]}, ["body", "inputs", 1, "text"]),
         ("single", {"inputs": [TEXT], "a": 1, "b": 2}, ["body", "a"]),
@@ -186,9 +186,9 @@ def test_a_second_text_for_a_model_of_single_texts_is_not_dropped_in_silence(mod
         ("token", {"inputs": [{"words": ["a"]}, {"words": ["a", 5, 6]}, {}]}, ["body", "inputs", 1, "words"]),
     ],
 )
-def test_only_the_first_fault_is_told(model_of: ModelOf, kind: str, content: Any, place: list[Any]) -> None:
-    (response,) = posted(model_of(kind), content)
-    assert [fault["loc"] for fault in response.json()["detail"]] == [place]
+def test_only_the_first_fault_is_told(model_of: ModelOf, case: str, content: Any, location: list[Any]) -> None:
+    (response,) = posted(model_of(case), content)
+    assert [fault["loc"] for fault in response.json()["detail"]] == [location]
 
 
 VALUES = st.recursive(
@@ -213,15 +213,15 @@ def test_any_payload_gets_200_or_4xx(model_of: ModelOf) -> None:
         @settings(max_examples=150, deadline=None, database=None, derandomize=True)
         @given(NAMED | ROWS | VALUES)
         def as_json(content: Any) -> None:
-            found = send(json.dumps(content).encode())
-            assert found.status_code == 200 or 400 <= found.status_code < 500
-            json.loads(found.content)
+            response = send(json.dumps(content).encode())
+            assert response.status_code == 200 or 400 <= response.status_code < 500
+            json.loads(response.content)
 
         @settings(max_examples=60, deadline=None, database=None, derandomize=True)
         @given(st.binary(max_size=60))
         def as_bytes(content: bytes) -> None:
-            found = send(b'{"text": "' + content)
-            assert found.status_code == 200 or 400 <= found.status_code < 500
+            response = send(b'{"text": "' + content)
+            assert response.status_code == 200 or 400 <= response.status_code < 500
 
         await asyncio.to_thread(as_json)
         await asyncio.to_thread(as_bytes)
@@ -276,7 +276,7 @@ def test_scores_that_are_no_numbers_are_a_clean_error_for_their_row_only(model_o
 
     good, bad, other = visit(model, ask, run=poisoned)
     assert (good.status_code, bad.status_code, other.status_code) == (200, 500, 200)
-    assert bad.json() == {"detail": "the model gave a score that is not a finite number; there is no prediction"}
+    assert bad.json() == {"detail": "the model returned a score that is not a finite number, so there is no prediction"}
 
 
 def test_scores_that_are_no_numbers_are_not_explained(model_of: ModelOf) -> None:
@@ -286,7 +286,7 @@ def test_scores_that_are_no_numbers_are_not_explained(model_of: ModelOf) -> None
     async def ask(served: Application) -> httpx2.Response:
         return await served.client.post("/predict?explain=true", json=TEXT)
 
-    assert visit(model, ask).json()["detail"].startswith("the model gave a score that is not a finite number")
+    assert visit(model, ask).json()["detail"].startswith("the model returned a score that is not a finite number")
 
 
 def test_internal_errors_say_nothing_of_the_inside(model_of: ModelOf) -> None:
@@ -319,25 +319,25 @@ def test_health_readiness_and_counters(model_of: ModelOf) -> None:
     visit(model_of("single"), ask)
 
 
-@pytest.mark.parametrize("kind", ["single", "pair", "span", "token", "token crf"])
-def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, kind: str) -> None:
-    model, rows = model_of(kind), unlabelled(EXAMPLES[kind])
+@pytest.mark.parametrize("case", ["single", "pair", "span", "token", "token crf"])
+def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, case: str) -> None:
+    model, rows = model_of(case), unlabelled(EXAMPLES[case])
 
     async def ask(served: Application) -> tuple[dict[str, Any], list[httpx2.Response]]:
         queries = ("explain=true", "explain=false", "explain=x", "explain=true")
         contents = (rows[0], rows[0], rows[0], {"inputs": rows[:2]})
-        found = [
+        responses = [
             await served.client.post(f"/predict?{query}", json=content)
             for query, content in zip(queries, contents, strict=True)
         ]
-        return (await served.client.get("/model")).json(), found
+        return (await served.client.get("/model")).json(), responses
 
     about, (asked, plain, unread, several) = visit(model, ask)
     assert plain.json() == rounded(model.predict(rows[0])[0].to_json())
     assert (unread.status_code, several.status_code) == (422, 422)
     assert list(errors_of(unread)) == list(errors_of(several)) == ["query.explain"]
-    assert about["explains"] == (kind != "token crf")
-    if kind == "token crf":
+    assert about["explains"] == (case != "token crf")
+    if case == "token crf":
         assert "crf = true scores sequences of tags" in errors_of(asked)["query.explain"]
         return
     expected = model.predict(rows[0], explain=True)[0].to_json()
@@ -365,8 +365,8 @@ def test_while_the_model_is_loaded_only_health_answers() -> None:
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=gate), base_url="http://any") as client:
             assert (await client.get("/healthz")).status_code == 200
             for path in ("/readyz", "/predict", "/"):
-                found = await client.get(path)
-                assert (found.status_code, found.headers["retry-after"]) == (503, "2")
+                response = await client.get(path)
+                assert (response.status_code, response.headers["retry-after"]) == (503, "2")
 
     asyncio.run(ask())
 
@@ -401,9 +401,9 @@ def test_rows_may_have_the_names_of_the_training_data(model_of: ModelOf) -> None
 
     renamed = {"review": TEXT["text"], "stars": 3}
     bodies = (renamed, TEXT, {**TEXT, "review": "something else"}, {"inputs": [renamed]}, {"reviews": "x"})
-    alone, own, both, several, unknown = posted(model, *bodies, columns={"text": "review", "label": "stars"})
-    assert [one.status_code for one in (alone, own, both, several, unknown)] == [200, 200, 200, 200, 422]
-    assert alone.json() == own.json() == both.json() == rounded(expected)
+    alone, task_names, both, several, unknown = posted(model, *bodies, columns={"text": "review", "label": "stars"})
+    assert [one.status_code for one in (alone, task_names, both, several, unknown)] == [200, 200, 200, 200, 422]
+    assert alone.json() == task_names.json() == both.json() == rounded(expected)
     assert several.json() == {"predictions": [rounded(expected)]}
     assert errors_of(unknown) == {"body.text": "missing text. The row has 'reviews'."}
 
@@ -413,11 +413,11 @@ def test_a_tagger_takes_a_text(model_of: ModelOf) -> None:
     (expected,) = (one.to_json() for one in model.predict([text]))
 
     bodies = ({"text": text}, {"inputs": [{"text": text}]}, {}, {"text": "x" * 51})
-    one, many, empty, long = posted(model, *bodies, limits=SMALL)
-    assert one.json() == rounded(expected)
+    response, many, empty, long = posted(model, *bodies, limits=SMALL)
+    assert response.json() == rounded(expected)
     assert many.json() == {"predictions": [rounded(expected)]}
-    assert [text[entity["start"] : entity["end"]] for entity in one.json()["entities"]] == [
-        entity["word"] for entity in one.json()["entities"]
+    assert [text[entity["start"] : entity["end"]] for entity in response.json()["entities"]] == [
+        entity["word"] for entity in response.json()["entities"]
     ]
     assert errors_of(empty) == {"body.words": "missing words. The row has no columns."}
     assert errors_of(long) == {"body.words": "51 characters, at most 50 are read"}

@@ -77,9 +77,9 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
-@pytest.mark.parametrize("kind", EXAMPLES)
-def test_requests_that_run_together_get_their_own_answers(model_of: ModelOf, kind: str) -> None:
-    model, rows = model_of(kind), unlabelled(EXAMPLES[kind])
+@pytest.mark.parametrize("case", EXAMPLES)
+def test_requests_that_run_together_get_their_own_answers(model_of: ModelOf, case: str) -> None:
+    model, rows = model_of(case), unlabelled(EXAMPLES[case])
     requests = [rows[start : start + 1 + start % 3] for start in range(len(rows))] * 2
     batches: list[tuple[int, int]] = []
 

@@ -111,9 +111,9 @@ def test_the_client_of_the_hub(
 
         row = {"question": "who was told", "context": TEXTS[1]}
         (best,) = models[2].predict([row])
-        found: Any = span.question_answering(**row)
-        assert (found.answer, found.start, found.end) == (best.answer, best.start, best.end)
-        assert found.score == pytest.approx(best.score, abs=1e-4)
+        span_answer: Any = span.question_answering(**row)
+        assert (span_answer.answer, span_answer.start, span_answer.end) == (best.answer, best.start, best.end)
+        assert span_answer.score == pytest.approx(best.score, abs=1e-4)
         several: Any = span.question_answering(**row, top_k=2)
         assert [one.answer for one in several] == [one.text for one in best.n_best[:2]]
 
@@ -217,8 +217,8 @@ def test_texts_are_sorted_by_their_scores(model_of: ModelOf) -> None:
     query, texts = TEXTS[0], list(TEXTS[1:6])
     rows = [{"text": query, "text_pair": text} for text in texts]
     request = {"query": query, "texts": texts}
-    for kind in ("pair", "pair regression"):
-        model = model_of(kind)
+    for case in ("pair", "pair regression"):
+        model = model_of(case)
         plain, named, raw = posted(
             model,
             ("/rerank", request),
@@ -227,7 +227,7 @@ def test_texts_are_sorted_by_their_scores(model_of: ModelOf) -> None:
         )
         predictions = model.predict(rows)
         logits = [
-            one.score if kind == "pair regression" else np.log(one.scores["yes"] / one.scores["no"])
+            one.score if case == "pair regression" else np.log(one.scores["yes"] / one.scores["no"])
             for one in predictions
         ]
         order = sorted(range(len(texts)), key=lambda index: -logits[index])
@@ -320,7 +320,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
         "single",
         "/",
         {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
-        "labels: the model needs a label that begins with 'entail'. Its labels: low, mid, high",
+        "labels: the model needs a label that begins with 'entail'. Its labels are low, mid, high",
     ),
     ("single", "/", {"inputs": LONG, "parameters": {"truncate": False}}, f"a text is 38 {TOO_LONG}"),
     (
@@ -388,8 +388,8 @@ KEYS = st.sampled_from(["inputs", "input", "query", "texts", "parameters", "norm
 PAYLOADS = VALUES | st.dictionaries(KEYS, VALUES | TEXT | st.lists(TEXT, max_size=3), max_size=4)
 
 
-@pytest.mark.parametrize("kind", ["embedder", "pair", "token"])
-def test_any_payload_gets_200_or_4xx(kind: str, model_of: ModelOf, embedder: TaskModel) -> None:
+@pytest.mark.parametrize("case", ["embedder", "pair", "token"])
+def test_any_payload_gets_200_or_4xx(case: str, model_of: ModelOf, embedder: TaskModel) -> None:
     async def ask(served: Application) -> None:
         loop = asyncio.get_running_loop()
 
@@ -406,7 +406,7 @@ def test_any_payload_gets_200_or_4xx(kind: str, model_of: ModelOf, embedder: Tas
         await asyncio.to_thread(send)
 
     async def run() -> None:
-        async with application(embedder if kind == "embedder" else model_of(kind)) as served:
+        async with application(embedder if case == "embedder" else model_of(case)) as served:
             await ask(served)
 
     asyncio.run(run())
@@ -433,9 +433,9 @@ def test_limits_hold(embedder: TaskModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "paths"), [("embedder", {"/v1/embeddings", "/embed", "/"}), ("pair", {"/rerank", "/"}), ("choice", set())]
+    ("case", "paths"), [("embedder", {"/v1/embeddings", "/embed", "/"}), ("pair", {"/rerank", "/"}), ("choice", set())]
 )
-def test_the_document_describes_the_paths(kind: str, paths: set[str], model_of: ModelOf, embedder: TaskModel) -> None:
+def test_the_document_describes_the_paths(case: str, paths: set[str], model_of: ModelOf, embedder: TaskModel) -> None:
     examples = {
         "/v1/embeddings": {"input": "a", "model": "b"},
         "/embed": {"inputs": ["a"]},
@@ -448,7 +448,7 @@ def test_the_document_describes_the_paths(kind: str, paths: set[str], model_of: 
         names = {path for path, methods in documented.items() if "post" in methods}
         assert names == {"/predict", *paths}
         schema = documented["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        assert ("ClassifyRequest" in schema["$defs"]) == (kind == "pair")
+        assert ("ClassifyRequest" in schema["$defs"]) == (case == "pair")
         for path in paths:
             schema = documented[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
             jsonschema.Draft202012Validator.check_schema(schema)
@@ -456,7 +456,7 @@ def test_the_document_describes_the_paths(kind: str, paths: set[str], model_of: 
             assert (await served.client.post(path, json=examples[path])).status_code == 200
 
     async def run() -> None:
-        async with application(embedder if kind == "embedder" else model_of(kind)) as served:
+        async with application(embedder if case == "embedder" else model_of(case)) as served:
             await ask(served)
 
     asyncio.run(run())

@@ -31,8 +31,8 @@ def promised(body: bytes) -> float:
     return max(PROMISED, PARSES * (time.process_time() - started))
 
 
-def repeated(start: bytes, part: bytes, end: bytes) -> bytes:
-    return start + part * ((SIZE - len(start) - len(end)) // len(part)) + end
+def repeated(start: bytes, unit: bytes, end: bytes) -> bytes:
+    return start + unit * ((SIZE - len(start) - len(end)) // len(unit)) + end
 
 
 def keys(start: bytes) -> bytes:
@@ -80,9 +80,9 @@ def slowest_answer(address: tuple[str, int], body: bytes) -> tuple[float, list[i
         while any(caller.is_alive() for caller in callers):
             started = time.process_time()
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            found = b""
-            while not found.endswith(b'{"status":"ok"}'):
-                found += connection.recv(2000)
+            reply = b""
+            while not reply.endswith(b'{"status":"ok"}'):
+                reply += connection.recv(2000)
             slowest = max(slowest, time.process_time() - started)
             time.sleep(0.005)
     return slowest, statuses
@@ -107,14 +107,14 @@ def test_the_bodies_are_json_of_nearly_the_largest_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["token", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("single", "pair", "span"))]
+    "case", ["token", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("single", "pair", "span"))]
 )
-def test_the_worst_bodies_do_not_hold_up_the_event_loop(addresses: dict[str, tuple[str, int]], kind: str) -> None:
+def test_the_worst_bodies_do_not_hold_up_the_event_loop(addresses: dict[str, tuple[str, int]], case: str) -> None:
     """The best of some tries: a collection of garbage may come between."""
     slow = dict[str, float]()
     for name, body in WORST.items():
         for _ in range(4):
-            seconds, statuses = slowest_answer(addresses[kind], body)
+            seconds, statuses = slowest_answer(addresses[case], body)
             assert len(statuses) == TOGETHER
             assert set(statuses) <= {400, 422}, name
             if seconds < promised(body):

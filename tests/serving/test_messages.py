@@ -55,7 +55,7 @@ def request_message(model: TaskModel, row: Mapping[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "column", "values"),
+    ("case", "column", "values"),
     [
         ("single", "text", NO_TEXTS),
         ("pair", "text_pair", NO_TEXTS),
@@ -66,9 +66,9 @@ def request_message(model: TaskModel, row: Mapping[str, Any]) -> str:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 @given(data=st.data())
 def test_a_bad_value_has_one_message(
-    kind: str, column: str, values: st.SearchStrategy[Any], data: st.DataObject, model_of: ModelOf, tmp_path: Path
+    case: str, column: str, values: st.SearchStrategy[Any], data: st.DataObject, model_of: ModelOf, tmp_path: Path
 ) -> None:
-    model, value = model_of(kind), data.draw(values)
+    model, value = model_of(case), data.draw(values)
     inputs = [one for one in model.task.columns if not one.is_label]
     row = {one.name: "a text" for one in inputs if one.required} | {column: value}
     (error,) = RowValidator(inputs).validate(row)[1]
@@ -92,8 +92,8 @@ def test_a_fault_that_only_the_row_validator_finds_names_its_place(model_of: Mod
     content = {"inputs": [good, bad]} if several else bad
     with pytest.raises(HTTPException) as error:
         BodyReader(model_of("choice").task, Limits(), {}).rows(content)
-    place = ["body", *(["inputs", 1] if several else []), "choices"]
-    assert error.value.detail == [{"loc": place, "msg": "1 choice. Give at least 2.", "type": "value_error"}]
+    location = ["body", *(["inputs", 1] if several else []), "choices"]
+    assert error.value.detail == [{"loc": location, "msg": "1 choice. Give at least 2.", "type": "value_error"}]
 
 
 def test_tables_have_the_messages_of_files(model_of: ModelOf) -> None:
@@ -114,8 +114,8 @@ def test_columns_that_rows_in_memory_lack_are_named(use: Callable[..., object], 
     example = EXAMPLES["single"]
     rows = [dict(row) for row in example.rows]
     for columns, said in (
-        ({"text": "Text"}, "rows: no column 'Text', did you mean 'text'?; the columns are: "),
-        ({"txt": "text"}, "rows: columns: the task reads text, label, not 'txt', did you mean 'text'?"),
+        ({"text": "Text"}, "rows: no column 'Text', did you mean 'text'? The columns are "),
+        ({"txt": "text"}, "rows: the task reads the columns text, label, not 'txt', did you mean 'text'?"),
     ):
         assert message_of(lambda columns=columns: use(model_of("single"), rows, columns=columns)).startswith(said)
 
@@ -124,7 +124,7 @@ def test_a_stated_label_column_matters_where_labels_are_read(model_of: ModelOf) 
     rows = [dict(row) for row in EXAMPLES["single"].rows]
     assert len(predict(model_of("single"), rows, columns={"label": "stars"})) == len(rows)
     assert message_of(lambda: evaluate(model_of("single"), rows, columns={"label": "stars"})).startswith(
-        "rows: no column 'stars'; the columns are: "
+        "rows: no column 'stars'. The columns are "
     )
 
 

@@ -47,17 +47,17 @@ def write(browser: "Browser", field: str, text: str) -> None:
     browser.run("document.getElementById(arguments[0]).value = arguments[1]", f"field-{field}", text)
 
 
-@pytest.mark.parametrize(("kind", "dark"), [(kind, place % 2 == 0) for place, kind in enumerate(KINDS)])
-def test_every_task_is_predicted_and_shown(browser: "Browser", pages: dict[str, str], kind: str, dark: bool) -> None:
-    opened(browser, pages[kind], dark=dark)
-    if kind in TITLES:
-        assert browser.text("h1") == TITLES[kind]
+@pytest.mark.parametrize(("case", "dark"), [(kind, place % 2 == 0) for place, kind in enumerate(KINDS)])
+def test_every_task_is_predicted_and_shown(browser: "Browser", pages: dict[str, str], case: str, dark: bool) -> None:
+    opened(browser, pages[case], dark=dark)
+    if case in TITLES:
+        assert browser.text("h1") == TITLES[case]
     browser.find("#predict").click()
     predicted(browser)
     for details in browser.find_all("details"):
         browser.run("arguments[0].open = true", details)
     shown = browser.text("#answer")
-    task = EXAMPLES[kind].task
+    task = EXAMPLES[case].task
     if task.name in ("sequence-classification", "pair-classification"):
         assert all(label in shown for label in task.labels)
         assert shown.count("%") == len(task.labels)
@@ -112,8 +112,8 @@ def test_an_answer_is_marked_where_it_stands_and_so_are_its_rivals(browser: "Bro
     predicted(browser)
     for button in browser.find_all(".candidates button")[:4]:
         button.click()
-        wanted = browser.run("return arguments[0].querySelector('.name').textContent", button)
-        assert browser.text("#marked mark") == wanted
+        expected = browser.run("return arguments[0].querySelector('.name').textContent", button)
+        assert browser.text("#marked mark") == expected
         assert browser.text("#marked") == context
         assert button.get_attribute("aria-pressed") == "true"
 
@@ -126,17 +126,17 @@ def test_no_answer_is_said(browser: "Browser", pages: dict[str, str]) -> None:
     assert browser.text(".found").startswith("No answer in this context")
 
 
-@pytest.mark.parametrize(("kind", "dark"), [("regression", True), ("pair", False), ("span", True), ("choice", False)])
+@pytest.mark.parametrize(("case", "dark"), [("regression", True), ("pair", False), ("span", True), ("choice", False)])
 def test_words_are_shaded_by_their_contribution(
-    browser: "Browser", pages: dict[str, str], model_of: ModelOf, kind: str, dark: bool
+    browser: "Browser", pages: dict[str, str], model_of: ModelOf, case: str, dark: bool
 ) -> None:
-    opened(browser, pages[kind], dark=dark)
-    row = Card.of(EXAMPLES[kind].task).example_rows[0]
+    opened(browser, pages[case], dark=dark)
+    row = Card.of(EXAMPLES[case].task).example_rows[0]
     browser.find("#predict").click()
     predicted(browser)
     browser.find("#explain").click()
     browser.wait(lambda: browser.text("#explanation") != "", "an explanation")
-    explanation = model_of(kind).predict(row, explain=True)[0].to_json()["explanation"]
+    explanation = model_of(case).predict(row, explain=True)[0].to_json()["explanation"]
     most = max(abs(word["contribution"]) for word in explanation["words"])
     strong = [word for word in explanation["words"] if abs(word["contribution"]) >= 0.06 * most]
     marks = {(mark.text, str(mark.get_attribute("class"))) for mark in browser.find_all("#explanation mark")}
@@ -256,8 +256,8 @@ def test_the_keyboard_is_enough(browser: "Browser", pages: dict[str, str]) -> No
 
 
 def test_a_narrow_window_does_not_scroll_sideways(browser: "Browser", pages: dict[str, str], tmp_path: Path) -> None:
-    for kind in ("token", "span", "choice"):
-        browser.open(pages[kind], width=340, height=300)
+    for case in ("token", "span", "choice"):
+        browser.open(pages[case], width=340, height=300)
         browser.wait(lambda: browser.find("#form").is_displayed(), "the form")
         browser.find("#predict").click()
         predicted(browser)

@@ -184,11 +184,11 @@ def test_a_taken_port_and_a_foreign_address_are_told_before_the_model_is_loaded(
         port = taken.getsockname()[1]
         assert command(monkeypatch, "serve", "no/such-model", "--port", port) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert error.startswith(f"error: cannot listen on 127.0.0.1:{port} (Address already in use")
     assert command(monkeypatch, "serve", "no/such-model", "--host", "203.0.113.9") == 2
     assert "cannot listen on 203.0.113.9:8000" in capsys.readouterr().err
     assert command(monkeypatch, "serve", "no/such-model", "--host", "127..0.0.1") == 2
-    assert "error: cannot listen on 127..0.0.1:8000: " in capsys.readouterr().err
+    assert "error: cannot listen on 127..0.0.1:8000 (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("option", "extra", "libraries"), [((), "serve", "uvicorn"), (("int8",), "export", "onnx")])
@@ -276,8 +276,8 @@ def test_a_caller_who_hangs_up_mid_body_harms_nobody(model_of: Callable[[str], T
         ):
             with socket.create_connection((host, int(port))) as connection:
                 connection.sendall(sent)
-        found = httpx2.post(f"{url}/predict", json={"text": TEXTS[2]}, timeout=PATIENCE)
-        assert found.status_code == 200
+        response = httpx2.post(f"{url}/predict", json={"text": TEXTS[2]}, timeout=PATIENCE)
+        assert response.status_code == 200
 
 
 @pytest.mark.slow
@@ -312,11 +312,11 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(folder_of: FolderOf,
             while not stopped.is_set():
                 number = (number + 7) % len(texts)
                 try:
-                    found = client.post("/predict", json={"text": texts[number]})
+                    response = client.post("/predict", json={"text": texts[number]})
                 except httpx2.TransportError:  # not let in: the server's own count tells whether it was
                     continue
-                assert found.status_code == 200
-                answered.append((number, found.json()["score"]))
+                assert response.status_code == 200
+                answered.append((number, response.json()["score"]))
 
     with ThreadPoolExecutor(24) as pool:
         workers = [pool.submit(call, worker) for worker in range(24)]
@@ -342,14 +342,14 @@ def test_a_short_soak_loses_nothing_and_uses_no_more_memory_or_files(
     rows = [{"text": text} for text in serve_soak.TEXTS]
     scores = [prediction.to_json()["scores"] for prediction in model_of("single").predict(rows)]
     port = int(served.url.rpartition(":")[2])
-    found = serve_soak.soak(port, served.program.process.pid, scores, 12.0)
+    result = serve_soak.soak(port, served.program.process.pid, scores, 12.0)
     served.program.send(signal.SIGTERM)
     assert served.program.wait().code == 0
-    assert (found.failures, found.lost, found.exchanged) == (0, 0, 0)
-    assert found.requests["good"] > 100
-    assert found.slowest_health < 5  # 0.5 s on an idle machine
-    assert found.memory_mib[-1] - found.memory_mib[0] < 100
-    assert found.open_files[-1] - found.open_files[0] < 60  # as many as there are clients
+    assert (result.failures, result.lost, result.exchanged) == (0, 0, 0)
+    assert result.requests["good"] > 100
+    assert result.slowest_health < 5  # 0.5 s on an idle machine
+    assert result.memory_mib[-1] - result.memory_mib[0] < 100
+    assert result.open_files[-1] - result.open_files[0] < 60  # as many as there are clients
 
 
 def test_settings_of_the_command_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,8 +364,8 @@ def test_settings_of_the_command_reach_the_server(monkeypatch: pytest.MonkeyPatc
 
 def test_the_guide_states_the_default_of_every_limit(repository: Path) -> None:
     table = re.findall(r"^\| `([a-z_]+)` \| ([\d,]+) ", (repository / "docs/how_to/serve.md").read_text("utf-8"), re.M)
-    stated = {name: int(number.replace(",", "")) for name, number in table}
-    assert stated == {field.name: getattr(Limits(), field.name) for field in fields(Limits)}
+    defaults = {name: int(number.replace(",", "")) for name, number in table}
+    assert defaults == {field.name: getattr(Limits(), field.name) for field in fields(Limits)}
 
 
 def test_the_guide_states_the_columns_and_predictions_of_every_task(repository: Path) -> None:

@@ -106,7 +106,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({**OPTIONS}, {"body.text": "missing text. The row has no columns."}),
     (
         {**ROW, **OPTIONS, "text_pair": "b"},
-        {"body": "a text with labels has no second text: leave out text_pair"},
+        {"body": "a text with labels has no second text. Remove text_pair"},
     ),
     ({"inputs": [ROW] * 22, **OPTIONS}, {"body": "22 rows x 3 labels, at most 64 pairs are read"}),
     ({"inputs": [ROW], **OPTIONS, "more": 1}, {"body.more": "no other key may be beside inputs"}),
@@ -121,13 +121,13 @@ def test_wrong_requests(model: TaskModel) -> None:
 
 def test_other_models_and_explanations(model: TaskModel, model_of: Callable[[str], TaskModel]) -> None:
     (single,) = posted(model_of("single"), [{**ROW, **OPTIONS}])
-    message = "the model needs a label that begins with 'entail'. Its labels: low, mid, high"
+    message = "the model needs a label that begins with 'entail'. Its labels are low, mid, high"
     assert (single.status_code, errors_of(single)) == (422, {"body.labels": message})
     (tagger,) = posted(model_of("token"), [{**ROW, **OPTIONS}])
     message = "the model must be one of pair-classification, not of token-classification"
     assert (tagger.status_code, errors_of(tagger)) == (422, {"body.labels": message})
     (pair,) = posted(model_of("pair"), [{**ROW, **OPTIONS}])
-    message = "the model needs a label that begins with 'entail'. Its labels: no, yes"
+    message = "the model needs a label that begins with 'entail'. Its labels are no, yes"
     assert (pair.status_code, errors_of(pair)) == (422, {"body.labels": message})
     (several,) = posted(model_of("several"), [{**ROW, "labels": ["a"]}])  # the column of a row of training
     assert several.status_code == 200

@@ -67,8 +67,8 @@ class Browser:
 
     def text(self, selector: str = "body") -> str:
         """The text that is in the page, whether it is scrolled to or not."""
-        found: str | None = self.driver.find_element(By.CSS_SELECTOR, selector).get_attribute("textContent")
-        return "" if found is None else found
+        content: str | None = self.driver.find_element(By.CSS_SELECTOR, selector).get_attribute("textContent")
+        return "" if content is None else content
 
     def find(self, selector: str) -> WebElement:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
@@ -80,10 +80,10 @@ class Browser:
         """The value that JavaScript returns."""
         return self.driver.execute_script(script, *arguments)
 
-    def wait(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+    def wait(self, condition: Callable[[], object], event: str, seconds: float = PATIENCE) -> None:
         end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+            assert time.monotonic() < end, f"not within {seconds:g} s: {event}"
             time.sleep(0.02)
 
     def low_contrast(self, minimum: float = 4.5) -> list[LowContrast]:
@@ -166,28 +166,28 @@ def _colours(png: bytes) -> set[bytes]:
     """The colours of a picture with 8 bits a channel that is not interlaced."""
     width, _, _, colour_type = struct.unpack(">IIBB", png[16:26])
     size = {0: 1, 2: 3, 6: 4}[colour_type]
-    data, place = b"", 8
-    while place < len(png):
-        (length,) = struct.unpack(">I", png[place : place + 4])
-        if png[place + 4 : place + 8] == b"IDAT":
-            data += png[place + 8 : place + 8 + length]
-        place += 12 + length
-    lines, found, above = zlib.decompress(data), set[bytes](), bytearray(width * size)
+    data, offset = b"", 8
+    while offset < len(png):
+        (length,) = struct.unpack(">I", png[offset : offset + 4])
+        if png[offset + 4 : offset + 8] == b"IDAT":
+            data += png[offset + 8 : offset + 8 + length]
+        offset += 12 + length
+    lines, colours, above = zlib.decompress(data), set[bytes](), bytearray(width * size)
     for start in range(0, len(lines), width * size + 1):
         above = _line(lines[start], lines[start + 1 : start + 1 + width * size], above, size)
-        found |= {bytes(above[place : place + size]) for place in range(0, len(above), size)}
-    return found
+        colours |= {bytes(above[place : place + size]) for place in range(0, len(above), size)}
+    return colours
 
 
-def _line(kind: int, values: bytes, above: bytearray, size: int) -> bytearray:
+def _line(filter_type: int, values: bytes, above: bytearray, size: int) -> bytearray:
     """A line of pixels from its differences (PNG's filters 0 to 4)."""
     line = bytearray(values)
-    for place in range(len(line)):
-        left = line[place - size] if place >= size else 0
-        corner = above[place - size] if place >= size else 0
-        up = above[place]
+    for index in range(len(line)):
+        left = line[index - size] if index >= size else 0
+        corner = above[index - size] if index >= size else 0
+        up = above[index]
         paeth = min((left, up, corner), key=lambda value: abs(left + up - corner - value))
-        line[place] = (line[place] + (0, left, up, (left + up) // 2, paeth)[kind]) % 256
+        line[index] = (line[index] + (0, left, up, (left + up) // 2, paeth)[filter_type]) % 256
     return line
 
 

@@ -22,10 +22,10 @@ def field_edits(content: Any, values: Iterable[Any] = VALUES) -> Iterator[tuple[
     for path in _paths(content):
         for value in values:
             edited = copy.deepcopy(content)
-            place = edited
+            node = edited
             for key in path[:-1]:
-                place = place[key]
-            place[path[-1]] = value
+                node = node[key]
+            node[path[-1]] = value
             yield f"{'.'.join(map(str, path))} = {value!r}", edited
 
 

@@ -42,14 +42,14 @@ class Block:
 def blocks(document: str) -> list[Block]:
     """The fenced blocks that begin at the left margin and name a language."""
     fences = list(re.finditer(r"^```(\w+)\n(.*?)^```$", document, flags=re.MULTILINE | re.DOTALL))
-    found = []
+    result = []
     for fence, after in zip_longest(fences, fences[1:]):
         between = "" if after is None else document[fence.end() : after.start()].strip()
         is_output = after is not None and after[1] == "text" and fence[1] != "text" and not between
         line = document.count("\n", 0, fence.start()) + 1
         following = after[2] if after is not None and is_output else None
-        found.append(Block(language=fence[1], text=fence[2], line=line, following=following))
-    return found
+        result.append(Block(language=fence[1], text=fence[2], line=line, following=following))
+    return result
 
 
 def prose(document: str) -> str:
@@ -71,10 +71,10 @@ def agrees(printed: str, expected: str) -> bool:
     """
     parts = re.split(r"^\.\.\.\n", expected.strip() + "\n", flags=re.MULTILINE)
     pattern = r"(?:.*\n)*?".join(_pattern(part) for part in parts)
-    found = re.fullmatch(pattern, printed.strip() + "\n")
-    if found is None:
+    match = re.fullmatch(pattern, printed.strip() + "\n")
+    if match is None:
         return False
-    pairs = zip(found.groups(), NUMBER.findall(expected), strict=True)
+    pairs = zip(match.groups(), NUMBER.findall(expected), strict=True)
     return all(_close(_value(ours), _value(theirs)) for ours, theirs in pairs)
 
 
@@ -179,15 +179,15 @@ def is_exempt(block: Block) -> bool:
 
 def anchors(document: str) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    found: dict[str, int] = {}
-    made = set()
+    counts: dict[str, int] = {}
+    names = set()
     for heading in re.findall(r"^#{1,6} (.+?)\s*$", prose(document), flags=re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         anchor = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
-        count = found.get(anchor, 0)
-        found[anchor] = count + 1
-        made.add(anchor if count == 0 else f"{anchor}-{count}")
-    return made
+        count = counts.get(anchor, 0)
+        counts[anchor] = count + 1
+        names.add(anchor if count == 0 else f"{anchor}-{count}")
+    return names
 
 
 def links(document: str) -> list[str]:
@@ -210,5 +210,5 @@ def broken_links(page: Path, texts: Mapping[Path, str]) -> Iterator[str]:
 
 def program_lines(command: str) -> list[str]:
     """The arguments of `bert-tasks` (or `-m bert_tasks`) where it is what a command line, or inline code, runs."""
-    place = r"(?:(?:^|[|;&(]\s*|\bdo\s+)(?:\w+=\S*\s+)*(?:\S*/)?bert-tasks|\s-m bert_tasks)"
-    return [arguments.strip() for arguments in re.findall(rf"{place}(?=\s|$)([^|;&>`)]*)", command)]
+    prefix = r"(?:(?:^|[|;&(]\s*|\bdo\s+)(?:\w+=\S*\s+)*(?:\S*/)?bert-tasks|\s-m bert_tasks)"
+    return [arguments.strip() for arguments in re.findall(rf"{prefix}(?=\s|$)([^|;&>`)]*)", command)]

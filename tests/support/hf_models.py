@@ -290,9 +290,9 @@ def with_families(
         every: run the first case on every family; else it runs on one, as the other cases do.
     """
     parameters = []
-    for place, (name, case) in enumerate(cases.items()):
+    for index, (name, case) in enumerate(cases.items()):
         usual = [family for family in families(case) if family not in LONG_FAMILIES]
-        quick = usual if every and place == 0 else [usual[place % len(usual)]]
+        quick = usual if every and index == 0 else [usual[index % len(usual)]]
         for family in families(case):
             marks = () if family in quick else pytest.mark.slow
             parameters.append(pytest.param(family, case, id=f"{name}-{family}", marks=marks))

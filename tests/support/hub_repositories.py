@@ -52,7 +52,7 @@ class Repository:
     ``private`` ones are seen with a token only; ``gated`` ones nobody may read.
     """
 
-    kind: str
+    repo_type: str
     name: str
     private: bool = False
     gated: bool = False
@@ -67,18 +67,18 @@ class Repository:
     def add(self, files: Mapping[str, bytes], *, branch: str = "main", message: str = "add files") -> str:
         """A commit on a branch with these files added to what was there."""
         before = self.commits[self.refs[branch]] if branch in self.refs else {}
-        made = {name: StoredFile(name=name, content=content) for name, content in files.items()}
+        stored_files = {name: StoredFile(name=name, content=content) for name, content in files.items()}
         number = len(self.commits)
         commit = commit_of(self.name if number == 0 else f"{self.name} {number}")
-        self.commits[commit] = {**before, **made}
+        self.commits[commit] = {**before, **stored_files}
         self.refs[branch] = commit
         self.messages.append(message)
         return commit
 
 
-def from_folder(kind: str, name: str, folder: Path) -> Repository:
+def from_folder(repo_type: str, name: str, folder: Path) -> Repository:
     """A repository with one commit, which is branch ``main`` and tag ``v1``."""
-    repository = Repository(kind=kind, name=name)
+    repository = Repository(repo_type=repo_type, name=name)
     files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
     repository.refs["v1"] = repository.add(files)
     return repository

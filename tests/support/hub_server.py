@@ -47,7 +47,7 @@ class HubServer:
             (kind, name): from_folder(kind, name, path) for kind, paths in kinds.items() for name, path in paths.items()
         }
         for name in gated:
-            self.repositories["model", name] = Repository(kind="model", name=name, gated=True)
+            self.repositories["model", name] = Repository(repo_type="model", name=name, gated=True)
         for (_, name), repository in self.repositories.items():
             repository.private = name in private
         self.uploaded: dict[str, bytes] = {}
@@ -78,7 +78,7 @@ class HubServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._http.shutdown()
         self._http.server_close()
@@ -141,9 +141,9 @@ def _handler(server: HubServer) -> type[BaseHTTPRequestHandler]:
             else:
                 raise RefusedError(404)
 
-        def repository(self, kind: str, name: str) -> Repository:
+        def repository(self, repo_type: str, name: str) -> Repository:
             """The repository, if the caller may see it; the answers to others are the hub's."""
-            repository, token = server.repositories.get((kind, name)), self.token()
+            repository, token = server.repositories.get((repo_type, name)), self.token()
             if repository is not None and repository.gated:
                 raise RefusedError(403, "GatedRepo")
             if repository is None or (repository.private and token is None):
@@ -168,8 +168,8 @@ def _handler(server: HubServer) -> type[BaseHTTPRequestHandler]:
             return commit
 
         def api(self, repository: Repository, rest: str | None) -> None:
-            what, _, tail = ("revision/main" if rest is None else rest).partition("/")
-            match self.command, what:
+            action, _, tail = ("revision/main" if rest is None else rest).partition("/")
+            match self.command, action:
                 case "GET" | "HEAD", "revision":
                     self.describe(repository, self.commit(repository, tail))
                 case "GET", "tree":
@@ -233,12 +233,12 @@ def _handler(server: HubServer) -> type[BaseHTTPRequestHandler]:
                 self.send(200, b"", {})
                 return
             name, content = urlsplit(self.path).query, server.uploaded[oid]
-            part = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-            if part is None:
+            byte_range = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            if byte_range is None:
                 self.send(200, content, {"Accept-Ranges": "bytes"}, cut=server.cuts.pop(name, None))
                 return
-            server.ranges.append((name, part[0]))
-            first, last = int(part[1]), int(part[2]) + 1 if part[2] else len(content)
+            server.ranges.append((name, byte_range[0]))
+            first, last = int(byte_range[1]), int(byte_range[2]) + 1 if byte_range[2] else len(content)
             span = f"bytes {first}-{last - 1}/{len(content)}"
             self.send(206, content[first:last], {"Content-Range": span})
 
@@ -251,20 +251,20 @@ def _handler(server: HubServer) -> type[BaseHTTPRequestHandler]:
             if ("model", name) in server.repositories:
                 self.send(409, json.dumps({"url": f"{server.endpoint}/{name}"}).encode(), {})
                 return
-            made = Repository(kind="model", name=name, private=asked.get("visibility") == "private")
-            made.add({".gitattributes": b""}, message="initial commit")
-            server.repositories["model", name] = made
+            repository = Repository(repo_type="model", name=name, private=asked.get("visibility") == "private")
+            repository.add({".gitattributes": b""}, message="initial commit")
+            server.repositories["model", name] = repository
             self.send_json({"url": f"{server.endpoint}/{name}"})
 
         def upload_modes(self, repository: Repository, commit: str) -> None:
             files = [StoredFile(name=asked["path"], content=b"") for asked in json.loads(self.body)["files"]]
-            known = repository.commits[commit]
+            stored_files = repository.commits[commit]
             answers = [
                 {
                     "path": file.name,
                     "uploadMode": "lfs" if file.is_large else "regular",
                     "shouldIgnore": False,
-                    "oid": known[file.name].etag if file.name in known else None,
+                    "oid": stored_files[file.name].etag if file.name in stored_files else None,
                 }
                 for file in files
             ]

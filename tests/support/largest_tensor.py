@@ -18,12 +18,12 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **({} if kwargs is None else kwargs))
-        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        inputs = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
             elements = storage.nbytes() // tensor.element_size()
             self.elements = max(self.elements, elements)
-            if storage._cdata not in given and tensor.device.type != "meta":
+            if storage._cdata not in inputs and tensor.device.type != "meta":
                 self.copied = max(self.copied, elements)
         return result
 

@@ -73,12 +73,12 @@ class Watched:
     def reached(self) -> list[str]:
         """Names that were resolved, and addresses beyond this machine."""
         python, calls = self.folder / "python.txt", self.folder / "calls.txt"
-        found = python.read_text("utf-8").splitlines() if python.exists() else []
+        lines = python.read_text("utf-8").splitlines() if python.exists() else []
         for line in calls.read_text("utf-8", errors="replace").splitlines() if calls.exists() else []:
             for _, four, six in _ADDRESS.findall(line):
                 if not ipaddress.ip_address(four or six).is_loopback:
-                    found.append(line)
-        return found
+                    lines.append(line)
+        return lines
 
     def left(self) -> list[str]:
         """Files below the home, but for what is known to be Hugging Face's cache."""

@@ -34,8 +34,8 @@ Model = Encoder | TaskModel
 class RowHFConfig(HFConfig):
     @property
     def head(self) -> Literal["token", "span"]:
-        kind: Literal["token", "span"] = self.task.kind
-        return kind
+        head: Literal["token", "span"] = self.task.head_kind
+        return head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class RowTask(Task):
 
     name: ClassVar[str] = "rows"
     parts: ClassVar[tuple[type[Part], ...]] = (RowHFConfig,)
-    kind: Literal["token", "span"] = "token"
+    head_kind: Literal["token", "span"] = "token"
     max_length: int = 48
 
     @property
@@ -56,7 +56,7 @@ class RowTask(Task):
         return "accuracy"
 
     def head(self, config: EncoderConfig) -> PerTokenHead:
-        dropout = config.head.token_dropout if self.kind == "token" else config.head.span_dropout
+        dropout = config.head.token_dropout if self.head_kind == "token" else config.head.span_dropout
         return PerTokenHead(config, len(self.labels), dropout=dropout)
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
@@ -83,8 +83,8 @@ def task_for(head: Head) -> Task:
     if head == "choice":
         return MultipleChoice(max_length=48)
     if head == "token":
-        return RowTask(kind="token", labels=("a", "b", "c"))
-    return RowTask(kind="span", labels=("start", "end"))
+        return RowTask(head_kind="token", labels=("a", "b", "c"))
+    return RowTask(head_kind="span", labels=("start", "end"))
 
 
 def ours_from(hf_model: PreTrainedModel, head: Any, task: Task | None = None) -> Any:
@@ -151,11 +151,11 @@ def hf_output(hf_model: PreTrainedModel, batch: HFBatch, **inputs: Any) -> Tenso
 
     The sequences of a model for multiple choice are the choices of one row.
     """
-    given = batch.inputs(hf_model.config.model_type) | inputs
+    arguments = batch.inputs(hf_model.config.model_type) | inputs
     if type(hf_model).__name__.endswith("MultipleChoice"):
-        choices: Tensor = hf_model(**{name: tensor.unsqueeze(0) for name, tensor in given.items()}).logits
+        choices: Tensor = hf_model(**{name: tensor.unsqueeze(0) for name, tensor in arguments.items()}).logits
         return choices.transpose(0, 1)
-    output = hf_model(**given)
+    output = hf_model(**arguments)
     if "last_hidden_state" in output:
         hidden: Tensor = output.last_hidden_state
         return hidden
@@ -179,8 +179,8 @@ def packed_output(model: Model, batch: HFBatch) -> Tensor:
         return rows  # [B, L]
     rectangle = rows.new_zeros(*batch.input_ids.shape, rows.shape[-1])  # [B, T, X]
     in_order = rows if isinstance(model, TaskModel) else rows.index_select(0, packed.layout.gather_positions)
-    for sequence, part in enumerate(in_order.split(list(packed.layout.lengths))):
-        rectangle[sequence, batch.attention_mask[sequence].bool()] = part
+    for sequence, values in enumerate(in_order.split(list(packed.layout.lengths))):
+        rectangle[sequence, batch.attention_mask[sequence].bool()] = values
     return rectangle
 
 

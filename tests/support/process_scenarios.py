@@ -88,13 +88,13 @@ def trajectory(
     checkpoint: Path,
     *,
     rows: int,
-    kind: Callable[[TaskModel], Objective] = Supervised,
+    build: Callable[[TaskModel], Objective] = Supervised,
     task: Task = WEIGHTED_TASK,
     dtype: torch.dtype = torch.float64,
     **options: Any,
 ) -> dict[str, Any]:
     """``walked`` over rows of unequal lengths, weights and labels."""
-    objective = kind(load_model(checkpoint, task)).to(dtype)
+    objective = build(load_model(checkpoint, task)).to(dtype)
     return walked(objective, make_rows(rows, unlabelled=range(1, rows, 7)), **options)
 
 
@@ -182,8 +182,8 @@ def evaluation(checkpoint: Path, count: int, task: Task = TASK) -> dict[str, Any
     model, rows = load_model(checkpoint, task), make_rows(count, seed=count)
     table = RowTable.from_rows(rows, columns=task.columns)
     with mock.patch.object(TaskModel, "batch_tokens", 40):
-        found = evaluate_samples(model, tokenized(table, task, model), table, make_accelerator())
-        return {"metrics": evaluate(model, rows), "predictions": [p.to_json() for p in found.predictions]}
+        result = evaluate_samples(model, tokenized(table, task, model), table, make_accelerator())
+        return {"metrics": evaluate(model, rows), "predictions": [p.to_json() for p in result.predictions]}
 
 
 def trained(checkpoint: Path, folder: Path) -> dict[str, Any]:
@@ -248,19 +248,19 @@ def scenarios(checkpoint: Path, wide_checkpoint: Path, folder: Path) -> dict[str
         "all rows": trajectory(
             wide_checkpoint, rows=10, batch_size=3, micro_batch_tokens=60, max_grad_norm=0.1, vocabulary_rows="all"
         ),
-        "own table": trajectory(wide_checkpoint, rows=10, batch_size=3, kind=with_own_table),
+        "own table": trajectory(wide_checkpoint, rows=10, batch_size=3, build=with_own_table),
         "adapters": trajectory(
-            wide_checkpoint, rows=10, batch_size=3, micro_batch_tokens=20, kind=with_frozen_encoder, lora_rank=4
+            wide_checkpoint, rows=10, batch_size=3, micro_batch_tokens=20, build=with_frozen_encoder, lora_rank=4
         ),
         # two loss terms, whose counts differ between the processes
-        "terms": trajectory(wide_checkpoint, rows=10, batch_size=3, micro_batch_tokens=20, kind=LengthAndLabel),
+        "terms": trajectory(wide_checkpoint, rows=10, batch_size=3, micro_batch_tokens=20, build=LengthAndLabel),
         # rows without a label have a distance from the teacher all the same
         "teacher": trajectory(
             wide_checkpoint,
             rows=10,
             batch_size=3,
             micro_batch_tokens=20,
-            kind=lambda model: Distillation(model, load_model(wide_checkpoint, WEIGHTED_TASK, seed=3)),
+            build=lambda model: Distillation(model, load_model(wide_checkpoint, WEIGHTED_TASK, seed=3)),
         ),
         # both processes see the same masks, and mask different numbers of tokens
         "masks": trajectory(wide_checkpoint, rows=15, batch_size=4, micro_batch_tokens=30, task=MASKED),
@@ -286,8 +286,8 @@ def note_process_group(folder: Path) -> None:
 def main(checkpoint: str, wide_checkpoint: str, folder: str) -> None:
     torch.set_num_threads(1)
     atexit.register(note_process_group, Path(folder))  # called after what the package registers
-    found = scenarios(Path(checkpoint), Path(wide_checkpoint), Path(folder))
-    torch.save(found, Path(folder) / f"rank{make_accelerator().process_index}.pt")
+    results = scenarios(Path(checkpoint), Path(wide_checkpoint), Path(folder))
+    torch.save(results, Path(folder) / f"rank{make_accelerator().process_index}.pt")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
 
@@ -87,6 +88,9 @@ SECTIONS: Mapping[str, Any] = {
     "search": SearchSection,
 }
 KEY_HEAD = ("key", "value", "default", "limits", "what")
+SETTING_HEAD = ("key", "value", "default", "what")
+OPTION_HEAD = ("argument or option", "value", "default", "what")
+NO_LABELS = "None. Do not set them."
 # What a key's text says of a run that is resumed with another value.
 RESUMED = {
     "silent": "A resumed run may change it.",
@@ -145,7 +149,7 @@ derive from the classes with defaults below, and `parts` names them. In the exam
 OUTPUT_KIND = f"""\
 ### OutputKind
 
-What the logits mean: {", ".join(f"`{value}`" for value in get_args(OutputKind))}. `choice` is one logit for each
+Meaning of the logits: {", ".join(f"`{value}`" for value in get_args(OutputKind))}. `choice` is one logit for each
 window of a row, `position` two for each token, `chain` a CRF, `vocabulary` a softmax for each token."""
 MASKS = "[`MaskingRule`](api.md#maskingrule) explains the settings of masks, with their sources."
 # Public methods of the public classes, beside what a reader finds in the class itself.
@@ -181,28 +185,28 @@ def _names(text: str) -> str:
     return ", ".join(f"`{name.strip('` ')}`" for name in text.split(","))
 
 
-def spelt(kind: Any) -> str:
+def spelt(annotation: Any) -> str:
     """A type as a reader of a recipe or a signature wants it."""
-    if get_origin(kind) is Literal:
-        return " or ".join(f'"{value}"' for value in get_args(kind))
-    if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(spelt(part) for part in get_args(kind) if part is not type(None))
-    if hasattr(kind, "__metadata__"):
-        return spelt(kind.__origin__)
-    if get_origin(kind) is tuple:
-        return f"list of {spelt(get_args(kind)[0])}"
-    if get_origin(kind) is dict:
-        return f"table of {spelt(get_args(kind)[1])}"
+    if get_origin(annotation) is Literal:
+        return " or ".join(f'"{value}"' for value in get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(spelt(part) for part in get_args(annotation) if part is not type(None))
+    if hasattr(annotation, "__metadata__"):
+        return spelt(annotation.__origin__)
+    if get_origin(annotation) is tuple:
+        return f"list of {spelt(get_args(annotation)[0])}"
+    if get_origin(annotation) is dict:
+        return f"table of {spelt(get_args(annotation)[1])}"
     plain = {str: "text", int: "whole number", float: "number", bool: "true or false"}
-    return plain.get(kind, getattr(kind, "__name__", str(kind)))
+    return plain.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
 def limits(schema: Mapping[str, Any]) -> str:
     """The limits of a JSON schema in words."""
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    own = [f"{sign} {schema[name]:.10g}" for name, sign in signs.items() if name in schema]
+    bounds = [f"{sign} {schema[name]:.10g}" for name, sign in signs.items() if name in schema]
     parts = [*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else [])]
-    return ", ".join([*own, *filter(None, map(limits, parts))])
+    return ", ".join([*bounds, *filter(None, map(limits, parts))])
 
 
 def toml_value(value: Any) -> str:
@@ -273,10 +277,10 @@ def _method(owner: type, name: str) -> Iterator[str]:
     yield from ("", f"#### {owner.__name__}.{name}", "", *_call(f"{owner.__name__}.{name}", getattr(owner, name)))
 
 
-def _result(kind: type) -> Iterator[str]:
+def _result(result_class: type) -> Iterator[str]:
     """The attributes of what a function returns."""
-    yield from ("", f"**`{kind.__name__}`**: {rendered(kind.__doc__)}")
-    for name, member in vars(kind).items():
+    yield from ("", f"**`{result_class.__name__}`**: {rendered(result_class.__doc__)}")
+    for name, member in vars(result_class).items():
         if isinstance(member, property) and member.fget is not None and member.fget.__doc__ is not None:
             yield f"- `{name}`: {rendered(member.fget.__doc__)}"
 
@@ -298,13 +302,13 @@ def _members(owner: type, *, is_summary: bool) -> str:
     """What a subclass may define. A summary has the first paragraph of each member."""
     lines = []
     for name, member in vars(owner).items():
-        made = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         is_hidden = name.startswith("_") or isinstance(member, staticmethod)
-        if is_hidden or not inspect.isfunction(made) or made.__doc__ is None:
+        if is_hidden or not inspect.isfunction(function) or function.__doc__ is None:
             continue
-        must = " (must)" if getattr(made, "__isabstractmethod__", False) else ""
-        paragraphs = inspect.cleandoc(made.__doc__).split("\n\n")
-        arguments = [*inspect.signature(made).parameters][1:]
+        must = " (must)" if getattr(function, "__isabstractmethod__", False) else ""
+        paragraphs = inspect.cleandoc(function.__doc__).split("\n\n")
+        arguments = [*inspect.signature(function).parameters][1:]
         call = name if isinstance(member, property) else f"{name}({', '.join(arguments)})"
         lines.append(f"- `{call}`{must}: {_joined(paragraphs[0])}")
         for text in paragraphs[1 : 1 if is_summary else None]:
@@ -321,10 +325,10 @@ def _joined(text: str) -> str:
 
 
 def _errors() -> Iterator[str]:
-    for name, kind in vars(errors).items():
-        if inspect.isclass(kind) and issubclass(kind, errors.BertTasksError):
-            code = "128 + signal" if kind is errors.StoppedError else str(kind.exit_code)
-            first = rendered(kind.__doc__).partition("\n\n")[0]
+    for name, error_class in vars(errors).items():
+        if inspect.isclass(error_class) and issubclass(error_class, errors.BertTasksError):
+            code = "128 + signal" if error_class is errors.StoppedError else str(error_class.exit_code)
+            first = rendered(error_class.__doc__).partition("\n\n")[0]
             yield f"- `{name}` ({code}): {_joined(re.sub(r' .exit code [^)]*.', '', first))}"
 
 
@@ -343,22 +347,34 @@ def cli_page() -> str:
     parts += ["", "## bert-tasks", "", f"{group.help}", ""]
     parts += [_parameters(group), ""]
     parts += [f"- {panel}: {', '.join(f'`{name}`' for name in names)}" for panel, names in GROUPS.items()]
-    for name, command in commands(group).items():
+    by_name = commands(group)
+    shared = shared_rows(map(_rows, by_name.values()), least=4)
+    parts += ["", "## Common options", "", table(("option", "value", "default", "what"), shared)]
+    for name, command in by_name.items():
+        rows = _rows(command)
+        common = ", ".join(row[0] for row in rows if row in shared)
         parts += ["", f"## bert-tasks {name}", "", _command_text(command.help), ""]
-        parts.append(_parameters(command))
+        parts.append(table(OPTION_HEAD, [row for row in rows if row not in shared]))
+        parts += ["", f"[Common options](#common-options): {common}"] if common else []
     return "\n".join(parts) + "\n"
+
+
+def shared_rows(tables: Iterable[Sequence[tuple[str, ...]]], least: int) -> list[tuple[str, ...]]:
+    """The rows of options and settings that this number of tables has at least."""
+    counts = Counter(row for rows in tables for row in rows if row[0].startswith(("`-", "`settings.")))
+    return [row for row, count in counts.items() if count >= least]
 
 
 def commands(group: Any) -> dict[str, Any]:
     """Every command that is shown, those of groups with the group's name before theirs."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in group.list_commands(None):
         command = group.commands[name]
         if command.hidden:
             continue
         below = commands(command) if hasattr(command, "commands") else {}
-        found |= {f"{name} {inner}": value for inner, value in below.items()} if below else {name: command}
-    return found
+        result |= {f"{name} {inner}": value for inner, value in below.items()} if below else {name: command}
+    return result
 
 
 def _command_text(text: str) -> str:
@@ -368,8 +384,11 @@ def _command_text(text: str) -> str:
 
 
 def _parameters(command: Any) -> str:
-    rows = [_parameter(item) for item in command.params if not getattr(item, "hidden", False) and item.name != "help"]
-    return table(("argument or option", "value", "default", "what"), rows)
+    return table(OPTION_HEAD, _rows(command))
+
+
+def _rows(command: Any) -> list[tuple[str, ...]]:
+    return [_parameter(item) for item in command.params if not getattr(item, "hidden", False) and item.name != "help"]
 
 
 def _parameter(item: Any) -> tuple[str, ...]:
@@ -389,10 +408,10 @@ def _text(text: str | None) -> str:
 
 
 def _value(item: Any) -> str:
-    kind = item.type_descriptor.annotation
+    annotation = item.type_descriptor.annotation
     if item.metavar is not None:
         return f"`{item.metavar}`"
-    return {Path: "path"}.get(kind, spelt(kind))
+    return {Path: "path"}.get(annotation, spelt(annotation))
 
 
 def recipe_page() -> str:
@@ -407,8 +426,18 @@ def recipe_page() -> str:
     parts.append(table(KEY_HEAD, list(_top_rows())))
     for name in ("model", "data"):
         parts += ["", f"## [{name}]", "", *_section(name, SECTIONS[name])]
-    parts += ["", "## [settings]", "", "The fields of the task."]
+    shared = shared_rows(map(setting_rows, TASKS.values()), least=3)
+    parts += [
+        "",
+        "## [settings]",
+        "",
+        "The fields of the task. Several tasks have these:",
+        "",
+        table(SETTING_HEAD, shared),
+    ]
     for name, task in TASKS.items():
+        rows = setting_rows(task)
+        common = ", ".join(row[0].replace("settings.", "") for row in rows if row in shared)
         _, *aliases = task_names(task)
         also = [f"`task` may also be {' or '.join(f'`{alias}`' for alias in aliases)}.", ""] if aliases else []
         parts += [
@@ -417,7 +446,8 @@ def recipe_page() -> str:
             "",
             *also,
             *([MASKS, ""] if "mlm_probability" in task.__dataclass_fields__ else []),
-            _settings(task),
+            table(SETTING_HEAD, [row for row in rows if row not in shared]),
+            *(["", f"[Common settings](#settings): {common}"] if common else []),
         ]
     for name in ("optim", "run", "teacher", "folds", "search"):
         parts += ["", f"## [{name}]", "", *_section(name, SECTIONS[name])]
@@ -431,19 +461,19 @@ def _top_rows() -> Iterator[tuple[str, ...]]:
     yield next(row for row in rows if row[0] == "`task`")
 
 
-def _section(name: str, kind: Any) -> Iterator[str]:
-    yield from (" ".join(rendered(kind.__doc__).split()), "")
-    yield table(KEY_HEAD, field_rows(f"{name}.", kind))
+def _section(name: str, section: Any) -> Iterator[str]:
+    yield from (" ".join(rendered(section.__doc__).split()), "")
+    yield table(KEY_HEAD, field_rows(f"{name}.", section))
 
 
-def field_rows(prefix: str, kind: Any) -> list[tuple[str, ...]]:
+def field_rows(prefix: str, section: Any) -> list[tuple[str, ...]]:
     """One row for each field of a section."""
     whole = Recipe.model_json_schema()
-    schema = whole if kind is Recipe else whole["$defs"][kind.__name__]
-    hints = get_type_hints(kind, include_extras=True)
+    schema = whole if section is Recipe else whole["$defs"][section.__name__]
+    hints = get_type_hints(section, include_extras=True)
     rows = []
     for name, entry in schema["properties"].items():
-        default = _default(kind, name)
+        default = _default(section, name)
         shown = "needed" if name in schema.get("required", ()) else toml_value(default)
         resumed = RESUMED.get(resume_effects().get(f"{prefix}{name}", ""), "")
         text = " ".join(filter(None, (_text(entry.get("description")), resumed)))
@@ -451,26 +481,25 @@ def field_rows(prefix: str, kind: Any) -> list[tuple[str, ...]]:
     return rows
 
 
-def _default(kind: Any, name: str) -> Any:
-    if issubclass(kind, BaseModel):
-        return kind.model_fields[name].default
-    return next(field.default for field in dataclasses.fields(kind) if field.name == name)
+def _default(section: Any, name: str) -> Any:
+    if issubclass(section, BaseModel):
+        return section.model_fields[name].default
+    return next(field.default for field in dataclasses.fields(section) if field.name == name)
 
 
-def _settings(task: type[Task]) -> str:
+def setting_rows(task: type[Task]) -> list[tuple[str, ...]]:
     hints = get_type_hints(task, include_extras=True)
-    rows = [
+    return [
         (f"`settings.{field.name}`", spelt(hints[field.name]), toml_value(field.default), meaning_of(task, field.name))
         for field in dataclasses.fields(task)
-        if field.init and field.name not in Fitting.of(task).fields
+        if field.init and field.name not in Fitting.of(task).fields and meaning_of(task, field.name) != NO_LABELS
     ]
-    return table(("key", "value", "default", "what"), rows)
 
 
 def meaning_of(task: type[Task], name: str) -> str:
     """What the task says of a setting, or another task that has the same one."""
-    for kind in (task, *TASKS.values()):
-        text = field_descriptions(kind).get(name)
+    for task_class in (task, *TASKS.values()):
+        text = field_descriptions(task_class).get(name)
         if text is not None:
             return text[0].upper() + text[1:]
     return ""
@@ -487,15 +516,15 @@ def arguments_module() -> str:
     return "\n".join([ARGUMENTS_HEAD, *lines]) + "\n"
 
 
-def _type_text(kind: Any) -> str:
+def _type_text(annotation: Any) -> str:
     """The annotation of a type."""
-    if get_origin(kind) is Literal:
-        return "Literal[" + ", ".join(f'"{value}"' for value in get_args(kind)) + "]"
-    if get_origin(kind) in (Union, types.UnionType):
-        return " | ".join(_type_text(part) for part in get_args(kind))
-    if get_origin(kind) is tuple:
-        return f"tuple[{', '.join(map(_type_text, get_args(kind)))}]"
-    return {type(None): "None", Ellipsis: "..."}.get(kind, getattr(kind, "__name__", str(kind)))
+    if get_origin(annotation) is Literal:
+        return "Literal[" + ", ".join(f'"{value}"' for value in get_args(annotation)) + "]"
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " | ".join(_type_text(part) for part in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return f"tuple[{', '.join(map(_type_text, get_args(annotation)))}]"
+    return {type(None): "None", Ellipsis: "..."}.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

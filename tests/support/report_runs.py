@@ -99,15 +99,15 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-def write_recipe(folder: Path, checkpoint: Path, kind: Kind, *, epochs: int = 2) -> Path:
+def write_recipe(folder: Path, checkpoint: Path, case: Kind, *, epochs: int = 2) -> Path:
     """A recipe beside its rows, validated on those that it trains on; its run goes to ``folder/run``."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("train", "dev"):
-        write_rows(folder / f"{name}.jsonl", kind.rows)
-    settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in {"max_length": 48, **kind.settings}.items())
+        write_rows(folder / f"{name}.jsonl", case.rows)
+    settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in {"max_length": 48, **case.settings}.items())
     path = folder / "recipe.toml"
     path.write_text(
-        f'task = "{kind.task}"\n[model]\nname = "{checkpoint}"\n[settings]\n{settings}'
+        f'task = "{case.task}"\n[model]\nname = "{checkpoint}"\n[settings]\n{settings}'
         '[data]\ntrain = "train.jsonl"\nvalidation = "dev.jsonl"\n'
         f"[optim]\nepochs = {epochs}\nbatch_size = 4\nlearning_rate = 1e-3\n"
         '[run]\noutput_dir = "run"\nlogging_steps = 1\n',
@@ -116,7 +116,7 @@ def write_recipe(folder: Path, checkpoint: Path, kind: Kind, *, epochs: int = 2)
     return path
 
 
-def trained(folder: Path, checkpoint: Path, kind: Kind, *, seed: int = 1) -> Path:
+def trained(folder: Path, checkpoint: Path, case: Kind, *, seed: int = 1) -> Path:
     """The folder of a finished run."""
-    recipe = load_recipe(write_recipe(folder, checkpoint, kind), overrides=[f"run.seed={seed}"])
+    recipe = load_recipe(write_recipe(folder, checkpoint, case), overrides=[f"run.seed={seed}"])
     return train(recipe, progress=False).output_dir

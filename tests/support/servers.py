@@ -102,13 +102,13 @@ class Serving:
     def __init__(self, model: Path, *options: object, folder: Path) -> None:
         self.program = Program([*CONSOLE, "serve", model, "--port", "0", *options], folder=folder, HF_HUB_OFFLINE="1")
         self.program.until(lambda: " on http://" in self.program.out.read_text("utf-8"))
-        found = re.search(r"http://\S+", self.program.out.read_text("utf-8"))
-        assert found is not None
-        self.url = found[0]
+        match = re.search(r"http://\S+", self.program.out.read_text("utf-8"))
+        assert match is not None
+        self.url = match[0]
 
     def answered(self) -> int:
         """How many requests the server says, at its end, that it answered."""
-        return int(self.program.out.read_text("utf-8").split("stopped; ")[1].split()[0])
+        return int(self.program.out.read_text("utf-8").split("stopped after ")[1].split()[0])
 
 
 def errors_of(response: httpx2.Response) -> dict[str, str]:

@@ -242,9 +242,9 @@ def sentencepiece_model(pieces: Sequence[tuple[str, float]], replaced: Mapping[s
 
     written = b""
     unknown = next(place for place, (text, _) in enumerate(pieces) if text in ("<unk>", "[UNK]"))
-    for place, (text, score) in enumerate(pieces):
-        kind = 2 if place == unknown else 4 if text == "<user>" else 3 if score == 0.0 else 1
-        written += content(1, content(1, text.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + number(kind))
+    for index, (text, score) in enumerate(pieces):
+        code = 2 if index == unknown else 4 if text == "<user>" else 3 if score == 0.0 else 1
+        written += content(1, content(1, text.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + number(code))
     options = b"\x18\x01" + number(40 << 3) + number(unknown)  # Unigram, the id of the unknown piece
     return written + content(2, options) + content(3, content(2, charsmap(replaced)))
 
@@ -287,7 +287,7 @@ def charsmap(replaced: Mapping[str, str]) -> bytes:
         if node in values:
             units[bases[node]] = 1 << 31 | values[node]
         for byte, child in following.items():
-            place = bases[node] ^ byte
-            units[place] = (place ^ bases[child]) << 10 | (child in values) << 8 | byte
+            slot = bases[node] ^ byte
+            units[slot] = (slot ^ bases[child]) << 10 | (child in values) << 8 | byte
     trie = struct.pack(f"<{len(units)}I", *units)
     return struct.pack("<I", len(trie)) + trie + texts

@@ -67,18 +67,18 @@ def expected_answers(
         return Expected([LoadedCheckpoint("", 0, 0, 0.0, 0.0, 0.0)], 0, None, None)
     weights = [math.exp(entry.score - kept[0].score) for entry in kept]
     total = math.fsum(weights)
-    found = [
+    candidates = [
         LoadedCheckpoint(context[entry.start : entry.end], *entry[1:5], weight / total)
         for entry, weight in zip(kept, weights, strict=True)
     ]
-    with_text = [place for place, span in enumerate(found) if span.text]
+    with_text = [place for place, span in enumerate(candidates) if span.text]
     if not with_null:
-        return Expected(found, with_text[0] if with_text else 0, None, None)
+        return Expected(candidates, with_text[0] if with_text else 0, None, None)
     null_at = kept.index(null)
     if not with_text:
-        return Expected(found, null_at, null_at, null.score)
+        return Expected(candidates, null_at, null_at, null.score)
     best = kept[with_text[0]]
-    return Expected(found, with_text[0], null_at, float32(float32(null.score - best.start_logit) - best.end_logit))
+    return Expected(candidates, with_text[0], null_at, float32(float32(null.score - best.start_logit) - best.end_logit))
 
 
 def window_spans(window: Sequence[Token], n_best: int, max_answer_length: int) -> list[_Entry]:
@@ -168,13 +168,13 @@ def plain_v2(
         "HasAns_": [row for row in rows if golds[row]],
         "NoAns_": [row for row in rows if not golds[row]],
     }
-    for prefix, chosen in groups.items():
-        if chosen:
+    for prefix, members in groups.items():
+        if members:
             metrics |= {
-                f"{prefix}{name}": 100.0 * sum(values[row] for row in chosen) / len(chosen)
+                f"{prefix}{name}": 100.0 * sum(values[row] for row in members) / len(members)
                 for name, values in final.items()
             }
-            metrics[f"{prefix}total"] = len(chosen)
+            metrics[f"{prefix}total"] = len(members)
     if null_odds is not None:
         for name, values in raw.items():
             best, threshold = _scan(golds, guesses, null_odds, values)

@@ -41,9 +41,9 @@ SETTINGS = {
 }
 
 
-def run(folder: Path, checkpoint: Path, kind: str = "single", **changes: Any) -> tuple[TaskModel, FitResult]:
+def run(folder: Path, checkpoint: Path, case: str = "single", **changes: Any) -> tuple[TaskModel, FitResult]:
     """A run with dropout, several micro-batches a step, and another new head at each call."""
-    example, changes = (EXAMPLES["single"], ADAPTERS | changes) if kind == "adapters" else (EXAMPLES[kind], changes)
+    example, changes = (EXAMPLES["single"], ADAPTERS | changes) if case == "adapters" else (EXAMPLES[case], changes)
     model = load_model(checkpoint, example.task, seed=changes.pop("head_seed", 0))
     result = fit(model, list(example.rows), list(example.rows), output_dir=folder, **{**SETTINGS, **changes})
     return model, result
@@ -74,26 +74,26 @@ def signalling(original: Callable[..., StepResult], last: int) -> Callable[..., 
 
 def main(checkpoint: str, folder: str) -> None:
     torch.set_num_threads(1)
-    accelerator, found = make_accelerator(), []
-    for kind in KINDS:
-        whole = Path(folder) / kind / "whole"
-        _, result = run(whole, Path(checkpoint), kind)
+    accelerator, cases = make_accelerator(), []
+    for case in KINDS:
+        whole = Path(folder) / case / "whole"
+        _, result = run(whole, Path(checkpoint), case)
         for step in range(1, STEPS):
-            place = Path(folder) / kind / str(step)
-            error = stopped(step, place, Path(checkpoint), kind)
-            _, again = run(place, Path(checkpoint), kind, head_seed=5)
+            run_folder = Path(folder) / case / str(step)
+            error = stopped(step, run_folder, Path(checkpoint), case)
+            _, again = run(run_folder, Path(checkpoint), case, head_seed=5)
             accelerator.wait_for_everyone()
-            found.append(
+            cases.append(
                 {
-                    "case": f"{kind}, step {step}",
+                    "case": f"{case}, step {step}",
                     "stopped": f"after step {step} of {STEPS}" in str(error),
-                    "resumed_at": json.loads((place / "run.json").read_text("utf-8"))["resumed_at"] == [step],
-                    "bits": digests(place) == digests(whole),
-                    "log": events(place) == events(whole),
+                    "resumed_at": json.loads((run_folder / "run.json").read_text("utf-8"))["resumed_at"] == [step],
+                    "bits": digests(run_folder) == digests(whole),
+                    "log": events(run_folder) == events(whole),
                     "metrics": again.metrics == result.metrics,
                 }
             )
-    report = {"processes": accelerator.num_processes, "cases": found}
+    report = {"processes": accelerator.num_processes, "cases": cases}
     (Path(folder) / f"rank{accelerator.process_index}.json").write_text(json.dumps(report), "utf-8")
 
 

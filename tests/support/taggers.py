@@ -17,9 +17,9 @@ LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 
 def tagged(lines: Sequence[str], labels: Sequence[str] = LABELS) -> list[dict[str, Any]]:
     """Words with tags that depend on their letters; an I- follows nothing, so they are all B- or O."""
-    chosen = [label for label in labels if not label.startswith("I-")]
+    first_labels = [label for label in labels if not label.startswith("I-")]
     return [
-        {"words": words, "tags": [chosen[sum(map(ord, word)) % len(chosen)] for word in words]}
+        {"words": words, "tags": [first_labels[sum(map(ord, word)) % len(first_labels)] for word in words]}
         for words in map(str.split, lines)
     ]
 
@@ -40,15 +40,15 @@ def transformers_labels(
     row: dict[str, Any], tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], labelling: str = "first"
 ) -> list[int]:
     """What transformers' example makes of a row, -100 where nothing is trained."""
-    found: list[int] = []
+    numbers: list[int] = []
     before = None
     for word in tokenizer(row["words"], is_split_into_words=True).word_ids():
         tag = None if word is None else row["tags"][word]
         if tag is None or (word == before and labelling == "first"):
-            found.append(-100)
+            numbers.append(-100)
         elif word == before and labelling == "continuation" and tag.startswith("B-"):
-            found.append(labels.index(f"I-{tag[2:]}"))
+            numbers.append(labels.index(f"I-{tag[2:]}"))
         else:
-            found.append(labels.index(tag))
+            numbers.append(labels.index(tag))
         before = word
-    return found
+    return numbers

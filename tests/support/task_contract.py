@@ -82,14 +82,14 @@ def unlabelled(example: Example) -> list[Row]:
     return [{name: value for name, value in row.items() if name not in targets} for row in example.rows]
 
 
-def made(model: TaskModel, rows: Sequence[Row]) -> list[Feature]:
+def make_features(model: TaskModel, rows: Sequence[Row]) -> list[Feature]:
     assert model.tokenizer is not None
     return model.task.features(rows, model.tokenizer)
 
 
 def trained(model: TaskModel, rows: Sequence[Row]) -> list[Feature]:
     """The features as training and evaluation see them."""
-    features = made(model, rows)
+    features = make_features(model, rows)
     hashes = [content_hash(feature["input_ids"]) for feature in features]
     keys = FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=hashes, is_evaluation=True)
     return list(model.task.prepare(features, keys, features, model.require_tokenizer()))
@@ -172,7 +172,7 @@ class TaskContract:
         assert len({tuple(numbers([prediction])) for prediction in together}) >= len(example.rows)
 
     def test_predictions_do_not_depend_on_the_batch(self, model: TaskModel, example: Example) -> None:
-        features = made(model, [*example.rows, changed(example, "word " * 60)])
+        features = make_features(model, [*example.rows, changed(example, "word " * 60)])
         wide, narrow = (model.forward_windows(features, max_tokens=limit) for limit in (10_000, 1))
         for left, right in zip(wide, narrow, strict=True):
             torch.testing.assert_close(left, right, atol=2e-6, rtol=0)
@@ -182,19 +182,19 @@ class TaskContract:
         for prediction in model.predict(example.rows):
             content = prediction.to_json()
             assert json.loads(json.dumps(content, allow_nan=False)) == content
-        features = made(model, example.rows)
+        features = make_features(model, example.rows)
         stored = ArrowRows.from_columns({name: [feature.get(name) for feature in features] for name in features[0]})
         assert [dict(feature) for feature in features] == list(stored)
 
     def test_empty_text_is_a_window_like_any_other(self, model: TaskModel, example: Example) -> None:
-        features = made(model, [changed(example, ""), *example.rows])
+        features = make_features(model, [changed(example, ""), *example.rows])
         assert sum(feature["row"] == 0 for feature in features) == example.sequences
         assert 2 <= len(features[0]["input_ids"]) < model.task.max_length
         assert features[0]["lost_tokens"] == 0
         assert [feature["row"] for feature in features] == sorted(feature["row"] for feature in features)
 
     def test_long_text_is_cut_and_counted_or_read_in_windows(self, model: TaskModel, example: Example) -> None:
-        features = made(model, [changed(example, "word " * 100), *example.rows])
+        features = make_features(model, [changed(example, "word " * 100), *example.rows])
         longest = max(len(feature["input_ids"]) for feature in features)
         of_long = [feature for feature in features if feature["row"] == 0]
         assert longest == model.task.max_length
@@ -207,17 +207,17 @@ class TaskContract:
         if not Explainable.has(example.task):
             pytest.skip("the task gives no explanations")
         if Explainable.of(example.task).no_explanations_reason is not None:
-            with pytest.raises(UsageError, match="predict without explanations"):
+            with pytest.raises(UsageError, match="Predict without explanations"):
                 model.predict(example.rows[:2], explain=True)
             return
         predictions = model.predict(example.rows[:2], explain=True)
         if not Explainable.of(example.task).per_row:
             predictions = [entity for prediction in predictions for entity in prediction.entities]
-        for one in predictions:
-            found = one.explanation
-            assert found.is_complete
-            total = sum(word.contribution for word in found.words)
-            assert total == pytest.approx(found.logit - found.baseline_logit, rel=0.0101, abs=2e-6)
+        for explained_row in predictions:
+            explanation = explained_row.explanation
+            assert explanation.is_complete
+            total = sum(word.contribution for word in explanation.words)
+            assert total == pytest.approx(explanation.logit - explanation.baseline_logit, rel=0.0101, abs=2e-6)
 
     def test_eight_examples_are_learnt(self, model: TaskModel, example: Example) -> None:
         skip_without_loss(model)
@@ -252,22 +252,22 @@ class TaskContract:
         fitted = Fitting.of(model.task).fit_to_train(example.rows)
         fitted = Fitting.of(fitted).tune_on_validation(model.predict(example.rows), example.rows)
         assert type(fitted)(**Fitting.of(fitted).settings(), labels=fitted.labels) == model.task
-        kept, kind = copy.copy(model), type(fitted)
+        kept, task_class = copy.copy(model), type(fitted)
         kept.task = fitted
         kept.save_pretrained(tmp_path)
-        for own in (kind, *(task_names(kind) if kind in TASKS.values() else ())):
-            loaded = TaskModel.from_pretrained(tmp_path, task=own)
+        for task_or_name in (task_class, *(task_names(task_class) if task_class in TASKS.values() else ())):
+            loaded = TaskModel.from_pretrained(tmp_path, task=task_or_name)
             assert loaded.task == fitted
             assert loaded.load_report is not None
             assert not loaded.load_report.new
         for name in (field.name for field in fields(fitted)):
-            given = {name: getattr(fitted, name)}
-            assert stated_task(CheckpointFolder.open(tmp_path), kind, given) == fitted, name
+            settings = {name: getattr(fitted, name)}
+            assert stated_task(CheckpointFolder.open(tmp_path), task_class, settings) == fitted, name
         changes = {"max_length": fitted.max_length + 1}
-        longer = TaskModel.from_pretrained(tmp_path, task=kind, **changes)
+        longer = TaskModel.from_pretrained(tmp_path, task=task_class, **changes)
         assert longer.task == replace(fitted, **changes)
         assert all(torch.equal(value, model.state_dict()[name]) for name, value in longer.state_dict().items())
-        reread = load_trained(tmp_path, task=kind, settings=changes, reading=ReadOptions(), revision=None)
+        reread = load_trained(tmp_path, task=task_class, settings=changes, reading=ReadOptions(), revision=None)
         assert reread.task == longer.task
 
     def test_loss_of_rows_without_targets_counts_nothing(self, model: TaskModel, example: Example) -> None:
@@ -275,19 +275,19 @@ class TaskContract:
         without = unlabelled(example)
         offset = model.config.position_offset
         with torch.no_grad():
-            batch = collate(made(model, without), position_offset=offset)
+            batch = collate(make_features(model, without), position_offset=offset)
             assert [term.count for term in model.task.loss(model(batch), batch)] == [0]
             labelled = trained(model, example.rows[:2])
-            mixed = collate([*labelled, *made(model, without)], position_offset=offset)
-            part = collate(labelled, position_offset=offset)
-            (with_others,), (alone,) = model.task.loss(model(mixed), mixed), model.task.loss(model(part), part)
+            mixed = collate([*labelled, *make_features(model, without)], position_offset=offset)
+            subset = collate(labelled, position_offset=offset)
+            (with_others,), (alone,) = model.task.loss(model(mixed), mixed), model.task.loss(model(subset), subset)
         assert with_others.count == alone.count > 0
         assert with_others.total.item() == pytest.approx(alone.total.item(), rel=1e-5)
 
     def test_counts_of_features_are_those_of_the_loss(self, model: TaskModel, example: Example) -> None:
         skip_without_loss(model)
         rows = [*example.rows, changed(example, "word " * 60), *example.rows[:3]]
-        for features in (trained(model, rows), trained(model, rows[2:5]), made(model, unlabelled(example))):
+        for features in (trained(model, rows), trained(model, rows[2:5]), make_features(model, unlabelled(example))):
             batch = collate(features, position_offset=model.config.position_offset)
             with torch.no_grad():
                 terms = model.task.loss(model(batch), batch)
@@ -304,7 +304,7 @@ class TaskContract:
         except UsageError:
             pytest.skip("the task cannot learn from a teacher")
         rows = [*example.rows, changed(example, "word " * 60), *unlabelled(example)]
-        for features in (made(model, rows), made(model, unlabelled(example)[2:5])):
+        for features in (make_features(model, rows), make_features(model, unlabelled(example)[2:5])):
             batch = collate(features, position_offset=model.config.position_offset)
             with torch.no_grad():
                 output = model(batch)
@@ -343,7 +343,7 @@ class TaskContract:
         model.save_pretrained(tmp_path)
         stock = STOCK[head].from_pretrained(tmp_path).eval()
         takes_segments = stock.config.model_type not in WITHOUT_TYPES
-        features = made(model, example.rows[:3])
+        features = make_features(model, example.rows[:3])
         for feature, ours in zip(features, padded_logits(model, features), strict=True):
             inputs = {"input_ids": torch.tensor([feature["input_ids"]])}
             inputs |= {"token_type_ids": torch.tensor([feature["token_type_ids"]])} if takes_segments else {}

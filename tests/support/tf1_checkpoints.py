@@ -71,25 +71,25 @@ def embeddings(scope: str, config: dict[str, Any], size: int) -> Shapes:
 
 def layers(scope: str, config: dict[str, Any]) -> Shapes:
     """The layers of BERT and ELECTRA."""
-    hidden, found = config["hidden_size"], {}
+    hidden, variables = config["hidden_size"], {}
     for number in range(config["num_hidden_layers"]):
         layer = f"{scope}/encoder/layer_{number}"
         for name in ("query", "key", "value"):
-            found |= dense(f"{layer}/attention/self/{name}", hidden, hidden)
-        found |= dense(f"{layer}/attention/output/dense", hidden, hidden)
-        found |= norm(f"{layer}/attention/output/LayerNorm", hidden)
-        found |= dense(f"{layer}/intermediate/dense", hidden, config["intermediate_size"])
-        found |= dense(f"{layer}/output/dense", config["intermediate_size"], hidden)
-        found |= norm(f"{layer}/output/LayerNorm", hidden)
-    return found
+            variables |= dense(f"{layer}/attention/self/{name}", hidden, hidden)
+        variables |= dense(f"{layer}/attention/output/dense", hidden, hidden)
+        variables |= norm(f"{layer}/attention/output/LayerNorm", hidden)
+        variables |= dense(f"{layer}/intermediate/dense", hidden, config["intermediate_size"])
+        variables |= dense(f"{layer}/output/dense", config["intermediate_size"], hidden)
+        variables |= norm(f"{layer}/output/LayerNorm", hidden)
+    return variables
 
 
 def vocabulary_head(scope: str, config: dict[str, Any], size: int) -> Shapes:
-    found = {
+    variables = {
         **dense(f"{scope}/transform/dense", config["hidden_size"], size),
         **norm(f"{scope}/transform/LayerNorm", size),
     }
-    return {**found, f"{scope}/output_bias": (config["vocab_size"],)}
+    return {**variables, f"{scope}/output_bias": (config["vocab_size"],)}
 
 
 def output(scope: str, rows: int, config: dict[str, Any]) -> Shapes:
@@ -114,17 +114,17 @@ def bert(config: dict[str, Any]) -> Shapes:
 
 def albert_encoder(config: dict[str, Any]) -> Shapes:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    found = embeddings("bert", config, config["embedding_size"])
-    found |= dense("bert/encoder/embedding_hidden_mapping_in", config["embedding_size"], hidden)
+    variables = embeddings("bert", config, config["embedding_size"])
+    variables |= dense("bert/encoder/embedding_hidden_mapping_in", config["embedding_size"], hidden)
     for group in range(config["num_hidden_groups"]):
         layer = f"bert/encoder/transformer/group_{group}/inner_group_0"
         for name in ("query", "key", "value"):
-            found |= dense(f"{layer}/attention_1/self/{name}", hidden, hidden)
-        found |= dense(f"{layer}/attention_1/output/dense", hidden, hidden)
-        found |= norm(f"{layer}/LayerNorm", hidden) | norm(f"{layer}/LayerNorm_1", hidden)
-        found |= dense(f"{layer}/ffn_1/intermediate/dense", hidden, inner)
-        found |= dense(f"{layer}/ffn_1/intermediate/output/dense", inner, hidden)
-    return {**found, **dense("bert/pooler/dense", hidden, hidden)}
+            variables |= dense(f"{layer}/attention_1/self/{name}", hidden, hidden)
+        variables |= dense(f"{layer}/attention_1/output/dense", hidden, hidden)
+        variables |= norm(f"{layer}/LayerNorm", hidden) | norm(f"{layer}/LayerNorm_1", hidden)
+        variables |= dense(f"{layer}/ffn_1/intermediate/dense", hidden, inner)
+        variables |= dense(f"{layer}/ffn_1/intermediate/output/dense", inner, hidden)
+    return {**variables, **dense("bert/pooler/dense", hidden, hidden)}
 
 
 def albert(config: dict[str, Any]) -> Shapes:
@@ -136,15 +136,15 @@ def albert(config: dict[str, Any]) -> Shapes:
 def electra(config: dict[str, Any], generator: dict[str, Any]) -> Shapes:
     """ELECTRA as its ``run_pretraining.py`` writes it: both models, which share their embeddings."""
     size, hidden = config["embedding_size"], config["hidden_size"]
-    found = embeddings("electra", config, size) | layers("electra", config) | layers("generator", generator)
+    variables = embeddings("electra", config, size) | layers("electra", config) | layers("generator", generator)
     for scope, width in (("electra", hidden), ("generator", generator["hidden_size"])):
         if width != size:
-            found |= dense(f"{scope}/embeddings_project", size, width)
-    found |= dense("discriminator_predictions/dense", hidden, hidden)
-    found |= dense("discriminator_predictions/dense_1", hidden, 1)
-    found |= dense("generator_predictions/dense", generator["hidden_size"], size)
-    found |= norm("generator_predictions/LayerNorm", size)
-    return {**found, "generator_predictions/output_bias": (config["vocab_size"],)}
+            variables |= dense(f"{scope}/embeddings_project", size, width)
+    variables |= dense("discriminator_predictions/dense", hidden, hidden)
+    variables |= dense("discriminator_predictions/dense_1", hidden, 1)
+    variables |= dense("generator_predictions/dense", generator["hidden_size"], size)
+    variables |= norm("generator_predictions/LayerNorm", size)
+    return {**variables, "generator_predictions/output_bias": (config["vocab_size"],)}
 
 
 def with_optimizer(shapes: Shapes) -> Shapes:
@@ -178,11 +178,11 @@ def _write_bundle(prefix: Path, shapes: Shapes, *, shards: int) -> None:
     names = sorted(shapes)
     parts = []
     for shard in range(shards):
-        chosen = names[shard::shards]
+        shard_names = names[shard::shards]
         parts.append(f"{prefix}.part{shard}")
-        tensors = [values(name, shapes[name]) if name != "global_step" else np.int64(12) for name in chosen]
+        tensors = [values(name, shapes[name]) if name != "global_step" else np.int64(12) for name in shard_names]
         tensorflow.raw_ops.SaveV2(
-            prefix=parts[-1], tensor_names=chosen, shape_and_slices=[""] * len(chosen), tensors=tensors
+            prefix=parts[-1], tensor_names=shard_names, shape_and_slices=[""] * len(shard_names), tensors=tensors
         )
     tensorflow.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=str(prefix))
 
@@ -224,16 +224,16 @@ def _ids(processor: Any, text: str) -> list[int]:
     """As google-research/albert reads a text: lower-cased, without accents, commas after digits apart."""
     plain = unicodedata.normalize("NFKD", " ".join(text.split()))
     pieces = processor.encode_as_pieces("".join(c for c in plain if not unicodedata.combining(c)).lower())
-    found: list[str] = []
+    result: list[str] = []
     for piece in pieces:
         if len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit():
-            own = processor.encode_as_pieces(piece[:-1].replace("▁", ""))
+            parts = processor.encode_as_pieces(piece[:-1].replace("▁", ""))
             if piece[0] != "▁":
-                own = own[1:] if own[0] == "▁" else [own[0].removeprefix("▁"), *own[1:]]
-            found += [*own, ","]
+                parts = parts[1:] if parts[0] == "▁" else [parts[0].removeprefix("▁"), *parts[1:]]
+            result += [*parts, ","]
         else:
-            found.append(piece)
-    return [processor.piece_to_id(piece) for piece in found]
+            result.append(piece)
+    return [processor.piece_to_id(piece) for piece in result]
 
 
 def main() -> None:

@@ -105,9 +105,9 @@ class RecordedSamples(Samples):
     seen: list[int] = field(default_factory=list)
 
     def features_of(self, samples: Iterable[int]) -> list[dict[str, Any]]:
-        wanted = list(samples)
-        self.seen.extend(wanted)
-        return super().features_of(wanted)
+        numbers = list(samples)
+        self.seen.extend(numbers)
+        return super().features_of(numbers)
 
 
 class LengthAndLabel(Objective):
@@ -138,10 +138,10 @@ def make_steps(
     model: TaskModel, rows: list[Row], *, seed: int = 0, objective: Objective | None = None, **optim: Any
 ) -> OptimizerSteps:
     """What ``fit`` makes for its steps, of rows in memory."""
-    made = training_samples(RowTable.from_rows(rows, columns=model.task.columns), model.task, model)
+    table = training_samples(RowTable.from_rows(rows, columns=model.task.columns), model.task, model)
     return OptimizerSteps(
         objective=Supervised(model) if objective is None else objective,
-        samples=RecordedSamples(**vars(made)),
+        samples=RecordedSamples(**vars(table)),
         optim=OptimSection(**optim),
         seed=seed,
         accelerator=make_accelerator(),

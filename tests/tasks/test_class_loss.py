@@ -221,7 +221,7 @@ class TestTokens:
     def test_a_label_without_a_word_is_named(self) -> None:
         with pytest.raises(DataError, match="no training word has the label 'I-PER', so its weight would be infinite"):
             Fitting.of(self.TASK).fit_to_train([{"words": ["a", "b"], "tags": ["O", "B-PER"]}])
-        with pytest.raises(UsageError, match=r"call Fitting\.of\(task\)\.fit_to_train"):
+        with pytest.raises(UsageError, match=r"Call Fitting\.of\(task\)\.fit_to_train"):
             self.TASK.counts(word_features())
 
     @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ REFUSED: tuple[tuple[type[Any], dict[str, Any], str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("kind", "settings", "message"), REFUSED, ids=[message for *_, message in REFUSED])
-def test_settings_that_do_not_fit_are_refused(kind: type[Any], settings: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("task_class", "settings", "message"), REFUSED, ids=[message for *_, message in REFUSED])
+def test_settings_that_do_not_fit_are_refused(task_class: type[Any], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        kind(**settings)
+        task_class(**settings)

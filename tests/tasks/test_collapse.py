@@ -20,7 +20,7 @@ TAGGER = TokenClassification(labels=("O", "B-PER", "I-PER", "B-LOC"))
 QUESTIONS = SpanExtraction(version_2_with_negative=True)
 
 classes = st.sampled_from(LABELS)
-subsets = st.sets(classes).map(lambda chosen: tuple(label for label in LABELS if label in chosen))
+subsets = st.sets(classes).map(lambda subset: tuple(label for label in LABELS if label in subset))
 
 
 def of_class(label):
@@ -60,13 +60,13 @@ def test_a_classifier_collapses_exactly_if_it_predicts_one_of_several_classes(pa
 @given(st.lists(st.tuples(subsets, subsets), max_size=8))
 def test_a_classifier_of_several_labels_collapses_exactly_if_it_predicts_one_set_of_them(pairs):
     labels, guesses = [label for label, _ in pairs], [guess for _, guess in pairs]
-    found = Report.of(SEVERAL).collapse(
+    note = Report.of(SEVERAL).collapse(
         [of_labels(guess) for guess in guesses], [{"labels": list(label)} for label in labels]
     )
-    assert (found is not None) == collapsed(guesses, labels)
-    if found is not None:
-        assert all(repr(label) in found for label in guesses[0])
-        assert ("no label" in found) == (guesses[0] == ())
+    assert (note is not None) == collapsed(guesses, labels)
+    if note is not None:
+        assert all(repr(label) in note for label in guesses[0])
+        assert ("no label" in note) == (guesses[0] == ())
 
 
 def test_a_label_that_is_found_in_all_its_rows_and_in_others_is_no_collapse():
@@ -111,9 +111,9 @@ def test_a_tagger_whose_entities_are_all_wrong_has_not_collapsed():
 def test_questions_collapse_exactly_if_none_is_answered(pairs):
     texts = [["noon"] if has_answer else [] for has_answer, _ in pairs]
     rows = [{"answers": {"text": text, "answer_start": [0] * len(text)}} for text in texts]
-    found = Report.of(QUESTIONS).collapse([of_answer("noon" if answers else "") for _, answers in pairs], rows)
+    note = Report.of(QUESTIONS).collapse([of_answer("noon" if answers else "") for _, answers in pairs], rows)
     silent = len(pairs) > 1 and any(texts) and not any(answers for _, answers in pairs)
-    assert found == ('predicts "no answer" for every question' if silent else None)
+    assert note == ('predicts "no answer" for every question' if silent else None)
 
 
 def test_rows_without_a_label_do_not_count():

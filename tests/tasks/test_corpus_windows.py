@@ -21,12 +21,12 @@ SEP = 2
 
 def documents_of(lengths: Sequence[Sequence[int]]) -> list[DocumentTokens]:
     """Documents of words of so many tokens, each token with an id of its own."""
-    made, token = [], 10
+    result, token = [], 10
     for words in lengths:
         ids = list(range(token, token + sum(words)))
         token += len(ids)
-        made.append(DocumentTokens(ids=ids, words=[word for word, count in enumerate(words) for _ in range(count)]))
-    return made
+        result.append(DocumentTokens(ids=ids, words=[word for word, count in enumerate(words) for _ in range(count)]))
+    return result
 
 
 CORPORA = st.lists(st.lists(st.integers(1, 9), max_size=8), max_size=8)
@@ -70,10 +70,10 @@ def test_inside_documents_each_has_its_own_windows(lengths: Sequence[Sequence[in
     windows = list(cut_documents(documents, room=room))
     assert sorted({window.document for window in windows}) == list(range(len(documents)))
     for window in windows:
-        one = documents[window.document]
-        assert set(window.ids) <= set(one.ids)
-        first = one.ids.index(window.ids[0]) if window.ids else 0
-        assert window.words == list(one.words[first : first + len(window.ids)])
+        document = documents[window.document]
+        assert set(window.ids) <= set(document.ids)
+        first = document.ids.index(window.ids[0]) if window.ids else 0
+        assert window.words == list(document.words[first : first + len(window.ids)])
 
 
 def test_a_separator_stands_between_documents_and_never_at_an_edge() -> None:
@@ -97,9 +97,9 @@ def test_documents_are_read_one_by_one() -> None:
     read = []
 
     def corpus() -> Iterator[DocumentTokens]:
-        for number, one in enumerate(documents_of([[1] * 8] * 3)):
+        for number, document in enumerate(documents_of([[1] * 8] * 3)):
             read.append(number)
-            yield one
+            yield document
 
     windows = cut_documents(corpus(), room=4, separator=SEP)
     next(windows)
@@ -120,18 +120,18 @@ def test_windows_across_documents_hold_all_tokens_and_masked_texts_stay_alone(
     bpe_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     across = MaskedLanguageModeling(max_length=40, fill="across")
-    found = across.features(rows_of(TEXTS), bpe_tokenizer)
+    features = across.features(rows_of(TEXTS), bpe_tokenizer)
     plain = MaskedLanguageModeling(max_length=40).features(rows_of(TEXTS), bpe_tokenizer)
     added = {bpe_tokenizer.cls_token_id, bpe_tokenizer.sep_token_id}
-    held, expected = ([t for one in many for t in one["input_ids"] if t not in added] for many in (found, plain))
+    held, expected = ([t for one in many for t in one["input_ids"] if t not in added] for many in (features, plain))
     assert held == expected
-    assert len(found) < len(plain)
-    assert [one["row"] for one in found] == sorted(one["row"] for one in found)
-    alone = [one for one in found if bpe_tokenizer.mask_token_id in one["input_ids"]]
+    assert len(features) < len(plain)
+    assert [one["row"] for one in features] == sorted(one["row"] for one in features)
+    alone = [one for one in features if bpe_tokenizer.mask_token_id in one["input_ids"]]
     assert alone == [one for one in plain if one["row"] == 7]
-    (place,) = alone[0]["gather_positions"]
-    assert alone[0]["word_ids"][place] == NO_WORD  # training masks no mask
-    assert all(len(one["input_ids"]) <= 40 for one in found)
+    (position,) = alone[0]["gather_positions"]
+    assert alone[0]["word_ids"][position] == NO_WORD  # training masks no mask
+    assert all(len(one["input_ids"]) <= 40 for one in features)
 
 
 def test_a_model_is_trained_and_evaluated_with_windows_across_documents(

@@ -97,15 +97,15 @@ def test_windows_of_a_row_are_decoded_as_one_chain(monkeypatch: pytest.MonkeyPat
     ]
     summaries = TASK.compact_logits(logits.split(list(sizes)), features)
     words = [{"words": ["w"] * count} for count in (5, 0, 5)]
-    found = TASK.decode(summaries, features, words)
+    predictions = TASK.decode(summaries, features, words)
     allowed = logits - 1e4 * torch.tensor(forbidden_steps(LABELS))
     best = best_labels(allowed, [5, 5])
-    assert [tag for prediction in found for tag in prediction.tags] == [LABELS[index] for index in best.tolist()]
+    assert [tag for prediction in predictions for tag in prediction.tags] == [LABELS[index] for index in best.tolist()]
     scores = marginals(allowed, [5, 5]).gather(1, best[:, None]).flatten().tolist()
-    assert [score for prediction in found for score in prediction.scores] == pytest.approx(scores, abs=1e-5)
+    assert [score for prediction in predictions for score in prediction.scores] == pytest.approx(scores, abs=1e-5)
     monkeypatch.setattr("bert_tasks.tasks.token_classification.task._CRF_SCORES", 36)
     blocks = TASK.decode(summaries, features, words)
-    assert [prediction.tags for prediction in blocks] == [prediction.tags for prediction in found]
+    assert [prediction.tags for prediction in blocks] == [prediction.tags for prediction in predictions]
     assert [score for prediction in blocks for score in prediction.scores] == pytest.approx(scores, abs=1e-5)
     assert [prediction.tags for prediction in TASK.decode(summaries[2:3], [{**features[2], "row": 0}], words[1:2])] == [
         ()

@@ -58,10 +58,10 @@ def agrees(term, expected, count):
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("kind", [SequenceClassification, PairClassification])
-def test_classes_of_rows(kind, temperature):
+@pytest.mark.parametrize("task_class", [SequenceClassification, PairClassification])
+def test_classes_of_rows(task_class, temperature):
     student, teacher = logits(5, 3, seed=0), logits(5, 3, seed=1)
-    term = term_of(kind(labels=("a", "b", "c")), student, teacher, batch_of(), temperature)
+    term = term_of(task_class(labels=("a", "b", "c")), student, teacher, batch_of(), temperature)
     agrees(term, [kl(t, s, temperature) for s, t in zip(student, teacher, strict=True)], 5)
 
 

@@ -32,14 +32,14 @@ IDS = MaskingIds(mask_id=MASK, random_ids=RANDOM, vocab_size=510)
 def windows(count, *, seed=0, longest=254, shortest=1, word_sizes=(1, 1, 1, 1, 2, 2, 3, 5)):
     """Word numbers of windows with special tokens at both ends, and some with one in the middle."""
     chance = np.random.default_rng(seed)
-    made = []
+    result = []
     for size in chance.integers(shortest, longest, endpoint=True, size=count):
         sizes = chance.choice(word_sizes, size=size)
         words = np.repeat(np.arange(size), sizes)[:size]
         if size > 20 and chance.random() < 0.3:
             words[chance.integers(5, size - 5)] = -1
-        made.append(np.concatenate([[-1], words, [-1]]))
-    return made
+        result.append(np.concatenate([[-1], words, [-1]]))
+    return result
 
 
 def generator(i, epoch=0, seed=1):
@@ -65,9 +65,9 @@ def masked(all_words, rule, ids=IDS, epoch=0):
 
 @pytest.fixture(scope="module")
 def words():
-    made = windows(9000)
-    assert sum((one >= 0).sum() for one in made) > 1_000_000
-    return made
+    result = windows(9000)
+    assert sum((one >= 0).sum() for one in result) > 1_000_000
+    return result
 
 
 class TestShares:
@@ -78,16 +78,16 @@ class TestShares:
         rule = MaskingRule(mlm_probability=rate, mask_replace_prob=mask, random_replace_prob=random)
         features = masked(words, rule)
         sizes = np.array([(one >= 0).sum() for one in words])
-        chosen = np.array([len(feature["gather_positions"]) for feature in features])
-        assert chosen.min() >= 1
+        mask_counts = np.array([len(feature["gather_positions"]) for feature in features])
+        assert mask_counts.min() >= 1
         assert all(np.all(one[made["gather_positions"]] >= 0) for one, made in zip(words, features, strict=True))
-        wanted = rate * sizes
-        rest = wanted - np.floor(wanted)
-        assert np.all(np.abs(chosen - np.maximum(wanted, 1)) < 1)
-        large = wanted >= 1
+        expected = rate * sizes
+        rest = expected - np.floor(expected)
+        assert np.all(np.abs(mask_counts - np.maximum(expected, 1)) < 1)
+        large = expected >= 1
         for some in (large & (rest < 0.5), large & (rest >= 0.5)):  # a number that is rounded differs in both
-            within(chosen[some].sum(), wanted[some].sum(), (rest * (1 - rest))[some].sum())
-        assert np.all(chosen[~large] == 1)
+            within(mask_counts[some].sum(), expected[some].sum(), (rest * (1 - rest))[some].sum())
+        assert np.all(mask_counts[~large] == 1)
 
         replaced = self.replaced(features, mask=mask, random=random)
         if random:
@@ -98,42 +98,42 @@ class TestShares:
     @staticmethod
     def replaced(features, *, mask, random):
         """What is read in place of the chosen tokens, of which these shares are masks and random tokens."""
-        found = np.concatenate([np.take(one["input_ids"], one["gather_positions"]) for one in features])
-        total = len(found)
+        tokens = np.concatenate([np.take(one["input_ids"], one["gather_positions"]) for one in features])
+        total = len(tokens)
         for share, expected in (
-            ((found == MASK).sum(), mask),
-            (np.isin(found, RANDOM).sum(), random),
-            ((found == ORDINARY).sum(), 1 - mask - random),
+            ((tokens == MASK).sum(), mask),
+            (np.isin(tokens, RANDOM).sum(), random),
+            ((tokens == ORDINARY).sum(), 1 - mask - random),
         ):
             within(share, total * expected, total * expected * (1 - expected) + 1e-6)
-        return found
+        return tokens
 
     def test_of_whole_words(self, words):
         words = words[:2000]
         sizes = np.array([(one >= 0).sum() for one in words])
         features = masked(words, MaskingRule(whole_word_mask=True))
         self.replaced(features, mask=0.8, random=0.1)
-        chosen = [np.array(feature["gather_positions"]) for feature in features]
-        counts = np.array([len(one) for one in chosen])
+        masks = [np.array(feature["gather_positions"]) for feature in features]
+        counts = np.array([len(one) for one in masks])
         assert counts.min() >= 1
         large = sizes >= 40  # in shorter windows the one word that is always masked counts
         # The two words at the ends of the arc have up to 5 tokens each.
         within(counts[large].sum(), 0.15 * sizes[large].sum(), ((counts - 0.15 * sizes)[large] ** 2).sum())
         assert np.abs(counts - np.maximum(0.15 * sizes, 1)).max() <= 6
-        for positions, one in zip(chosen, words, strict=True):
-            parts = np.split(np.arange(len(one)), np.flatnonzero(np.diff(one)) + 1)
+        for positions, numbers in zip(masks, words, strict=True):
+            parts = np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers)) + 1)
             assert {len(set(part) & set(positions.tolist())) in (0, len(part)) for part in parts} == {True}
-            assert np.all(one[positions] >= 0)
+            assert np.all(numbers[positions] >= 0)
 
 
 def test_the_rest_of_a_feature_stays():
     feature = {"row": 7, "input_ids": [0, 5, 6, 1], "token_type_ids": [0] * 4, "word_ids": [-1, 0, 1, -1], "extra": 1}
     before = json.dumps(feature)
-    made = mask_feature(
+    result = mask_feature(
         feature, generator(0), MaskingRule(mlm_probability=1.0, mask_replace_prob=1.0, random_replace_prob=0.0), IDS
     )
     assert json.dumps(feature) == before
-    assert made == {**feature, "input_ids": [0, MASK, MASK, 1], "gather_positions": [1, 2], "labels": [5.0, 6.0]}
+    assert result == {**feature, "input_ids": [0, MASK, MASK, 1], "gather_positions": [1, 2], "labels": [5.0, 6.0]}
     nothing = mask_feature({**feature, "word_ids": [-1] * 4}, generator(0), MaskingRule(), IDS)
     assert nothing == {**feature, "word_ids": [-1] * 4, "gather_positions": [], "labels": []}
 
@@ -161,22 +161,22 @@ def test_every_word_is_as_likely_whatever_its_length():
     sizes = np.array([1, 1, 2, 3, 5, 8, 1, 1, 2, 13, 1, 2])
     draws, count = 20000, 12
     chance = np.random.default_rng(3)
-    chosen = np.array([select_units(sizes, count, chance) for _ in range(draws)])
+    is_masked = np.array([select_units(sizes, count, chance) for _ in range(draws)])
     share = count / sizes.sum()
-    for number in chosen.sum(axis=0):
+    for number in is_masked.sum(axis=0):
         within(number, draws * share, draws * share * (1 - share))
     # neighbours no more often together than others
-    together = [(chosen[:, 0] & chosen[:, other]).mean() for other in (1, 6, 7, 10)]
+    together = [(is_masked[:, 0] & is_masked[:, other]).mean() for other in (1, 6, 7, 10)]
     assert max(together) - min(together) <= 4 * (2 * max(together) / draws) ** 0.5
-    tokens = chosen @ sizes
+    tokens = is_masked @ sizes
     within(tokens.sum(), draws * count, ((tokens - count) ** 2).sum())
     assert {int(one) for one in select_units(np.array([2, 3]), 5, chance)} == {1}
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_window_with_words_has_one_masked_word_at_least(seed):
-    chosen = select_units(np.array([9, 30, 4]), 1, np.random.default_rng(seed))
-    assert chosen.sum() == 1
+    is_masked = select_units(np.array([9, 30, 4]), 1, np.random.default_rng(seed))
+    assert is_masked.sum() == 1
 
 
 def expected_units(words, longest):
@@ -201,8 +201,8 @@ def test_ngrams_have_lengths_in_inverse_proportion():
         lengths = np.diff([*numbers[starts], 300])
         cut += np.bincount(lengths, minlength=4)[1:]
         sizes = np.diff([*starts, len(words)])
-        chosen = select_units(sizes, 80, chance)
-        chosen_lengths += np.bincount(lengths[chosen], minlength=4)[1:]
+        is_masked = select_units(sizes, 80, chance)
+        chosen_lengths += np.bincount(lengths[is_masked], minlength=4)[1:]
     shares = expected_units(300, 3)
     assert shares / shares.sum() == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.004)
     for counts in (cut, chosen_lengths):
@@ -231,8 +231,8 @@ def test_rare_tokens_are_predicted_more_often():
     words = np.array([-1, 0, 1, 2, -1])
     of_window = weights[[0, 5, 6, 5, 1]]
     draws = 8000
-    one = MaskingRule(mlm_probability=0.3, mask_smoothing=0.5)
-    rare = sum(masked_positions(words, generator(i), one, of_window).tolist() == [2] for i in range(draws))
+    rule = MaskingRule(mlm_probability=0.3, mask_smoothing=0.5)
+    rare = sum(masked_positions(words, generator(i), rule, of_window).tolist() == [2] for i in range(draws))
     share = 1 / (1 + 2 * 15**-0.5)
     within(rare, draws * share, draws * share * (1 - share))
     # Two of three, one after another: both frequent ones with this probability.
@@ -248,13 +248,13 @@ class TestPreparing:
 
     @staticmethod
     def features(tokenizer):
-        made = []
+        features = []
         for row, text in enumerate(LINES):
             encoding = tokenizer(text, return_offsets_mapping=True)
             numbers = word_numbers(text, encoding.word_ids(), encoding["offset_mapping"])
             ids = encoding["input_ids"]
-            made.append({"row": row, "input_ids": ids, "token_type_ids": [0] * len(ids), "word_ids": numbers})
-        return made
+            features.append({"row": row, "input_ids": ids, "token_type_ids": [0] * len(ids), "word_ids": numbers})
+        return features
 
     @pytest.mark.parametrize(
         "rule",
@@ -271,9 +271,9 @@ class TestPreparing:
 
         def masked_in(numbers, epoch=3, static=False, seed=5):
             keys = FeatureKeys(seed=seed, epoch=epoch, numbers=numbers)
-            chosen = [features[number] for number in numbers]
-            made = mask_features(chosen, keys, features, wordpiece_tokenizer, rule, static=static)
-            return {feature["row"]: feature for feature in made}
+            subset = [features[number] for number in numbers]
+            result = mask_features(subset, keys, features, wordpiece_tokenizer, rule, static=static)
+            return {feature["row"]: feature for feature in result}
 
         whole = masked_in(range(20))
         assert whole == {row: made for number in range(20) for row, made in masked_in([number]).items()}
@@ -288,12 +288,12 @@ class TestPreparing:
         features = self.features(wordpiece_tokenizer)
         rule = MaskingRule(mask_smoothing=2.0, mlm_probability=0.3)
         keys = FeatureKeys(seed=1, epoch=0, numbers=range(20))
-        made = mask_features(features, keys, features, wordpiece_tokenizer, rule)
+        result = mask_features(features, keys, features, wordpiece_tokenizer, rule)
         stored = ArrowRows.from_columns({name: [feature[name] for feature in features] for name in features[0]})
-        assert made == mask_features(features, keys, stored, wordpiece_tokenizer, rule)
-        assert made == mask_features(features, keys, stored, wordpiece_tokenizer, rule)
+        assert result == mask_features(features, keys, stored, wordpiece_tokenizer, rule)
+        assert result == mask_features(features, keys, stored, wordpiece_tokenizer, rule)
         the = wordpiece_tokenizer.convert_tokens_to_ids("the")
-        assert sum(feature["labels"].count(the) for feature in made) == 0
+        assert sum(feature["labels"].count(the) for feature in result) == 0
         assert sum(feature["input_ids"].count(the) for feature in features) > 10
 
 
@@ -307,7 +307,7 @@ class TestPreparing:
         ({"max_ngram": 0}, "max_ngram"),
         ({"max_ngram": 3}, "whole_word_mask = true"),
         ({"mask_smoothing": -1.0}, "mask_smoothing"),
-        ({"mask_smoothing": 0.7, "whole_word_mask": True}, "excludes"),
+        ({"mask_smoothing": 0.7, "whole_word_mask": True}, "Do not set whole_word_mask"),
     ],
 )
 def test_rules_that_make_no_sense(settings, message):
@@ -339,31 +339,34 @@ UNSPACED = """
 KINDS = ("wordpiece", "bpe", "bpe-untrimmed", "unigram", "unigram-whole")
 
 
-def small(kind, lines):
+def small(name, lines):
     """A tokenizer of the library ``tokenizers``, trained on a few lines."""
     special = ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     options = {"special_tokens": special, "vocab_size": 420, "show_progress": False}
-    if kind == "wordpiece":
-        made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    if name == "wordpiece":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
         trainer = trainers.WordPieceTrainer(**options)
-    elif kind.startswith("bpe"):
-        made = Tokenizer(models.BPE())
-        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
+    elif name.startswith("bpe"):
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer, tokenizer.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=True),
+            decoders.ByteLevel(),
+        )
         trainer = trainers.BpeTrainer(**options, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     else:
-        made = Tokenizer(models.Unigram())
-        made.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
         trainer = trainers.UnigramTrainer(**options, unk_token="[UNK]")
-    made.train_from_iterator(lines, trainer)
-    if kind == "unigram-whole":  # pieces of words, of texts that nothing splits into words
-        made.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    if name == "unigram-whole":  # pieces of words, of texts that nothing splits into words
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
     template = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+        single="[CLS] $A [SEP]", special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     )
-    trim = processors.ByteLevel(trim_offsets=kind == "bpe")
-    made.post_processor = processors.Sequence([trim, template]) if kind.startswith("bpe") else template
-    return made
+    trim = processors.ByteLevel(trim_offsets=name == "bpe")
+    tokenizer.post_processor = processors.Sequence([trim, template]) if name.startswith("bpe") else template
+    return tokenizer
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -375,12 +378,12 @@ def pieces_of(tokenizer, text):
     """The words of a text, each as its tokens; and the numbers of all tokens."""
     encoding = tokenizer.encode(text)
     numbers = word_numbers(text, encoding.word_ids, encoding.offsets)
-    grouped = groupby(zip(numbers, encoding.tokens, encoding.offsets, strict=True), key=lambda one: one[0])
+    grouped = groupby(zip(numbers, encoding.tokens, encoding.offsets, strict=True), key=lambda piece: piece[0])
     return {number: list(members) for number, members in grouped if number >= 0}, numbers
 
 
 def test_words_of_text_with_spaces_end_at_spaces(of_kind):
-    kind, tokenizer = of_kind
+    name, tokenizer = of_kind
     for text in [*LINES, "  two  spaces, and  three "]:
         words, numbers = pieces_of(tokenizer, text)
         assert numbers[0] == numbers[-1] == -1
@@ -388,17 +391,17 @@ def test_words_of_text_with_spaces_end_at_spaces(of_kind):
         assert list(words) == list(range(len(words)))
         read = ["".join(text[slice(*offsets)] for _, _, offsets in members).strip() for members in words.values()]
         assert not any(" " in word for word in read)
-        if kind.startswith("unigram"):  # punctuation belongs to the word that it touches
+        if name.startswith("unigram"):  # punctuation belongs to the word that it touches
             assert len([word for word in read if word]) == len(text.split())
     words, _ = pieces_of(tokenizer, "She read, folded and whistled: grandmother's anthem!")
     tokens = [len(members) for members in words.values()]
     assert max(tokens) >= 3
-    if not kind.startswith("unigram"):
-        assert len(words) == (12 if kind == "wordpiece" else 11)
+    if not name.startswith("unigram"):
+        assert len(words) == (12 if name == "wordpiece" else 11)
 
 
 def test_each_token_of_text_without_spaces_is_a_word(of_kind):
-    kind, tokenizer = of_kind
+    name, tokenizer = of_kind
     for text in UNSPACED:
         words, _ = pieces_of(tokenizer, text)
         assert len(words) >= len(text) / 6
@@ -407,19 +410,19 @@ def test_each_token_of_text_without_spaces_is_a_word(of_kind):
             # several tokens only where they are bytes of one character, or the sign of a space
             if len(members) > 1:
                 assert max(end for _, end in spans) - min(first for first, _ in spans) <= 2
-            assert not kind.startswith("unigram") or len(members) <= 2
-        if kind.startswith("bpe"):  # no character is cut
+            assert not name.startswith("unigram") or len(members) <= 2
+        if name.startswith("bpe"):  # no character is cut
             cut = [members[0][2][0] for members in words.values()]
             assert cut == sorted(set(cut))
 
 
 def test_transformers_and_tokenizers_agree_on_words(by_kind):
     text = "Don't like pretraining, unbelievable  <mask> [MASK] café!"
-    for kind, tokenizer in by_kind.items():
+    for name, tokenizer in by_kind.items():
         encoding = tokenizer(text, return_offsets_mapping=True)
         numbers = word_numbers(text, encoding.word_ids(), encoding["offset_mapping"])
         expected = [-1 if word is None else word for word in encoding.word_ids()]
-        if kind == "gemma":  # which takes texts between special tokens for one word
+        if name == "gemma":  # which takes texts between special tokens for one word
             assert (max(expected), max(numbers)) == (2, 7)
         else:
             assert numbers == expected

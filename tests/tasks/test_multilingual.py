@@ -102,9 +102,9 @@ def test_entities_of_texts_are_exact(base: Path, tmp_path: Path) -> None:
     fit(model, file, validation=file, output_dir=tmp_path / "run", **TRAINING)
     trained = TaskModel.from_pretrained(tmp_path / "run" / "model")
     assert evaluate(trained, file)["overall_f1"] == 1.0
-    for (text, entities, _, _), found in zip(CASES, trained.predict([case[0] for case in CASES]), strict=True):
-        assert {text[entity.start : entity.end]: entity.entity_group for entity in found.entities} == entities
-        assert all(entity.word == text[entity.start : entity.end] for entity in found.entities)
+    for (text, entities, _, _), prediction in zip(CASES, trained.predict([case[0] for case in CASES]), strict=True):
+        assert {text[entity.start : entity.end]: entity.entity_group for entity in prediction.entities} == entities
+        assert all(entity.word == text[entity.start : entity.end] for entity in prediction.entities)
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_answers_are_exact(base: Path, tmp_path: Path) -> None:
     fit(model, file, validation=file, output_dir=tmp_path / "run", **TRAINING)
     trained = TaskModel.from_pretrained(tmp_path / "run" / "model")
     assert evaluate(trained, file)["exact_match"] == 100.0
-    for row, found in zip(question_rows(), trained.predict(question_rows()), strict=True):
-        assert (found.answer, found.start) == (row["answers"]["text"][0], row["answers"]["answer_start"][0])
+    for row, prediction in zip(question_rows(), trained.predict(question_rows()), strict=True):
+        assert (prediction.answer, prediction.start) == (row["answers"]["text"][0], row["answers"]["answer_start"][0])
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +126,10 @@ def loaded(base: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-@pytest.mark.parametrize("kind", ["multilingual", "french", "deberta"])
-def test_labelled_tokens_are_the_answer(kind: str, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["multilingual", "french", "deberta"])
+def test_labelled_tokens_are_the_answer(name: str, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path) -> None:
     """The characters from the first to the last labelled token, for all answers and entities."""
-    by_kind[kind].save_pretrained(tmp_path)
+    by_kind[name].save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path, vocab_size=10_000)
     assert loaded is not None
     rows = question_rows()

@@ -64,12 +64,12 @@ def loss_and_gradients(family: str) -> tuple[float, float, float]:
     assert term.count == 2
     mean = term.total / term.count
     mean.backward()
-    given = {name: value.grad for name, value in theirs.named_parameters() if value.grad is not None}
-    named = in_our_names(given, theirs, HEAD)
-    found = {name: value.grad for name, value in ours.named_parameters() if value.grad is not None}
-    assert found.keys() == named.keys()
+    their_gradients = {name: value.grad for name, value in theirs.named_parameters() if value.grad is not None}
+    named = in_our_names(their_gradients, theirs, HEAD)
+    our_gradients = {name: value.grad for name, value in ours.named_parameters() if value.grad is not None}
+    assert our_gradients.keys() == named.keys()
     largest = max(float(value.abs().max()) for value in named.values())
-    apart = max(float((named[name] - found[name]).abs().max()) for name in named) / largest
+    apart = max(float((named[name] - our_gradients[name]).abs().max()) for name in named) / largest
     return abs(mean.item() - expected.item()), apart, expected.item()
 
 
@@ -114,11 +114,11 @@ def test_rows_with_different_numbers_of_choices_have_the_softmax_of_their_own(mo
     predictions = model.predict([{k: v for k, v in row.items() if k != "label"} for row in rows], logits=True)
     assert [len(one.scores) for one in predictions] == [2, 5, 2]
     losses = []
-    for row, one in zip(rows, predictions, strict=True):
-        scores = torch.tensor(one.logits).softmax(0)
-        torch.testing.assert_close(torch.tensor(one.scores), scores)
-        assert sum(one.scores) == pytest.approx(1.0)
-        assert (one.answer, one.score) == (row["choices"][one.label], max(one.scores))
+    for row, prediction in zip(rows, predictions, strict=True):
+        scores = torch.tensor(prediction.logits).softmax(0)
+        torch.testing.assert_close(torch.tensor(prediction.scores), scores)
+        assert sum(prediction.scores) == pytest.approx(1.0)
+        assert (prediction.answer, prediction.score) == (row["choices"][prediction.label], max(prediction.scores))
         losses += [] if "label" not in row else [-scores[row["label"]].log().item()]
     batch = collate(TASK.features(rows, model.require_tokenizer()), position_offset=0)
     assert batch.windows == (2, 5, 2)
@@ -344,23 +344,23 @@ def test_a_column_that_is_stated_to_be_another_is_not_read_by_its_name_too(tmp_p
 def test_rows_in_memory_and_requests_read_the_question_once() -> None:
     (row,) = valid_rows([ASKED], TASK.columns, names=ASKED_NAMES)
     as_commonsense_qa(row)
-    for stated, stored in ((ASKED_NAMES, {}), (None, ASKED_NAMES)):
-        data = renamed([ASKED], TASK, stated, stored=stored)
+    for names, stored in ((ASKED_NAMES, {}), (None, ASKED_NAMES)):
+        data = renamed([ASKED], TASK, names, stored=stored)
         (row,) = RowTable.from_rows(data, "rows", TASK.columns)
         assert as_commonsense_qa(row)["label"] == 1
     body = {"question": ASKED["question"], "choices": ASKED["choices"]["text"]}
     (row,), _ = BodyReader(TASK, Limits(), ASKED_NAMES).rows(body)
     as_commonsense_qa(dict(row))
-    own = {"context": "c", "question": "q", "choices": ["a", "b"]}  # under the task's names a question is one
-    assert list(valid_rows([own], TASK.columns, names=ASKED_NAMES)) == [own]
-    assert BodyReader(TASK, Limits(), ASKED_NAMES).rows(own)[0] == [own]
+    task_row = {"context": "c", "question": "q", "choices": ["a", "b"]}  # under the task's names a question is one
+    assert list(valid_rows([task_row], TASK.columns, names=ASKED_NAMES)) == [task_row]
+    assert BodyReader(TASK, Limits(), ASKED_NAMES).rows(task_row)[0] == [task_row]
 
 
 @pytest.mark.parametrize("name", ["choices", "ending0"])
 def test_a_request_may_have_a_list_or_a_key_for_each_choice(name: str) -> None:
     reader = BodyReader(TASK, Limits(), {"choices": "ending"})
-    given = {"choices": ["a", "b"]} if name == "choices" else {"ending0": "a", "ending1": "b"}
-    rows, several = reader.rows({"context": "c", **given})
+    choices = {"choices": ["a", "b"]} if name == "choices" else {"ending0": "a", "ending1": "b"}
+    rows, several = reader.rows({"context": "c", **choices})
     assert (rows, several) == ([{"context": "c", "choices": ["a", "b"]}], False)
     with pytest.raises(HTTPException) as refused:
         reader.rows({"context": "c", "choices": ["a"]})

@@ -117,10 +117,10 @@ def test_gradient_of_the_lambda_loss_is_burges_lambdas(seed: int) -> None:
     scores, grades = padded(groups)
     ranking_loss("lambda", scores, grades)[0].backward()  # type: ignore[no-untyped-call]  # torch
     assert scores.grad is not None
-    for row, (values, own) in enumerate(groups):
+    for row, (values, group_grades) in enumerate(groups):
         lambdas, ranks = [0.0] * len(values), ranks_of(values)
-        for i, j in pairs_of(own):
-            force = delta_ndcg(own, ranks, i, j) / (1 + math.exp(values[i] - values[j]))
+        for i, j in pairs_of(group_grades):
+            force = delta_ndcg(group_grades, ranks, i, j) / (1 + math.exp(values[i] - values[j]))
             lambdas[i] -= force
             lambdas[j] += force
         assert scores.grad[row, : len(values)].tolist() == pytest.approx(lambdas, abs=1e-12)
@@ -146,8 +146,8 @@ def test_a_group_does_not_depend_on_other_groups(name: RankingLoss) -> None:
     ranking_loss(name, scores, grades)[0].backward()  # type: ignore[no-untyped-call]  # torch
     total = 0.0
     for row, group in enumerate(groups):
-        alone, own = padded([group])
-        value, _ = ranking_loss(name, alone, own)
+        alone, group_grades = padded([group])
+        value, _ = ranking_loss(name, alone, group_grades)
         value.backward()  # type: ignore[no-untyped-call]  # torch
         total += value.item()
         assert scores.grad is not None

@@ -30,11 +30,11 @@ def violations(source: Source) -> Iterator[str]:
         return
     tree = source.tree
     documentation = docstrings(tree)
-    for found in imports(source):
-        if any(found.module == home or found.module.startswith(f"{home}.") for home in HOMES):
-            yield f"{source.name}:{found.line}: imports {found.module}"
-        elif found.name in CLASSES:
-            yield f"{source.name}:{found.line}: imports {found.name}"
+    for statement in imports(source):
+        if any(statement.module == home or statement.module.startswith(f"{home}.") for home in HOMES):
+            yield f"{source.name}:{statement.line}: imports {statement.module}"
+        elif statement.name in CLASSES:
+            yield f"{source.name}:{statement.line}: imports {statement.name}"
     for node in ast.walk(tree):
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
         if name in CLASSES:

@@ -30,7 +30,7 @@ TERMS = {"nsp": "next_sentence", "sop": "sentence_order"}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, by_kind: dict[str, PreTrainedTokenizerBase]) -> dict[str, Path]:
-    made = {}
+    paths = {}
     for family in ("bert", "albert"):
         tokenizer = tokenizer_of(family, by_kind)
         options = {"num_labels": 2, "vocab_size": len(tokenizer), "num_hidden_layers": 2}
@@ -40,10 +40,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory, by_kind: dict[str, PreTrai
         config._attn_implementation = "eager"
         model = getattr(transformers, f"{PREFIX[family]}ForPreTraining")(config)
         widen(model, seed=3)
-        made[family] = tmp_path_factory.mktemp(family)
-        model.save_pretrained(made[family])
-        tokenizer.save_pretrained(made[family])
-    return made
+        paths[family] = tmp_path_factory.mktemp(family)
+        model.save_pretrained(paths[family])
+        tokenizer.save_pretrained(paths[family])
+    return paths
 
 
 def task_of(objective: str, **settings: object) -> MaskedLanguageModeling:
@@ -61,15 +61,15 @@ def hf_loss(theirs: PreTrainedModel, features: list[dict[str, object]], family: 
     """The loss of transformers' class, on the same features with padding."""
     longest = max(len(one["input_ids"]) for one in features)
     ids, types, mask, labels = (torch.full((len(features), longest), fill) for fill in (0, 0, 0, -100))
-    for place, one in enumerate(features):
-        size = len(one["input_ids"])
-        ids[place, :size], types[place, :size] = torch.tensor(one["input_ids"]), torch.tensor(one["token_type_ids"])
-        mask[place, :size] = 1
-        labels[place, one["gather_positions"]] = torch.tensor(one["labels"]).long()
+    for row, feature in enumerate(features):
+        size = len(feature["input_ids"])
+        ids[row, :size], types[row, :size] = torch.tensor(feature["input_ids"]), torch.tensor(feature["token_type_ids"])
+        mask[row, :size] = 1
+        labels[row, feature["gather_positions"]] = torch.tensor(feature["labels"]).long()
     name = "sentence_order_label" if family == "albert" else "next_sentence_label"
     pairs = torch.tensor([int(one["fields"]["pair"][0]) for one in features])
-    given = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask, "labels": labels, name: pairs}
-    return theirs(**given).loss
+    arguments = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask, "labels": labels, name: pairs}
+    return theirs(**arguments).loss
 
 
 @pytest.mark.parametrize(("family", "objective"), CASES)
@@ -135,8 +135,8 @@ def test_the_documents_of_a_file_are_those_between_blank_lines(
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("The ferry left.\nIt was late.\n\nShe read it.\nHe slept.\n")
     teacher, student = (TaskModel.from_pretrained(folders["bert"], task=task_of("nsp")) for _ in range(2))
-    chosen = {"teacher": teacher} if is_taught else {}
-    fit(student, corpus, corpus, output_dir=tmp_path / "run", max_steps=1, progress=False, **chosen)
+    options = {"teacher": teacher} if is_taught else {}
+    fit(student, corpus, corpus, output_dir=tmp_path / "run", max_steps=1, progress=False, **options)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["rows"] == 2
 
 
@@ -146,7 +146,7 @@ def test_families_without_the_head_are_refused(bpe_folder: Path, checkpoint: Pat
 
 
 def test_an_objective_that_the_head_is_not_for_is_refused(folders: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match=r"sentence_objective = \"nsp\" .* set it to 'sop', or to 'none'"):
+    with pytest.raises(UsageError, match=r"sentence_objective = \"nsp\" .* Set it to 'sop', or to 'none'"):
         TaskModel.from_pretrained(folders["albert"], task=task_of("nsp"))
 
 
@@ -154,9 +154,9 @@ class TestSplitting:
     def test_texts_are_cut_into_their_sentences(self, folders: dict[str, Path]) -> None:
         model = TaskModel.from_pretrained(folders["bert"], task=task_of("nsp", sentence_language="en"))
         tokenizer = model.require_tokenizer()
-        given = [{"text": "\n".join(LINES[:6])}, {"text": "The map. The ferry."}]
-        joined = [{"text": " ".join(LINES[:3]) + "\n" + " ".join(LINES[3:6])}, given[1]]
-        whole = task_of("nsp").features(given, tokenizer)
+        rows = [{"text": "\n".join(LINES[:6])}, {"text": "The map. The ferry."}]
+        joined = [{"text": " ".join(LINES[:3]) + "\n" + " ".join(LINES[3:6])}, rows[1]]
+        whole = task_of("nsp").features(rows, tokenizer)
         split = model.task.features(joined, tokenizer)
         starts = [[one["sentence_starts"] for one in features if one["row"] == 0] for features in (whole, split)]
         assert starts[0] == starts[1]
@@ -172,7 +172,7 @@ class TestSplitting:
 
     def test_a_missing_library_is_named_with_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(windows, "find_spec", lambda name: None)
-        with pytest.raises(UsageError, match=r"sentencex not installed, .* pip install '\.\[sentences\]'"):
+        with pytest.raises(UsageError, match=r"sentencex not installed, .* Run `pip install '\.\[sentences\]'`"):
             Fitting.of(task_of("sop", sentence_language="en")).check_split([], "train")
         Fitting.of(task_of("sop")).check_split([], "train")
 

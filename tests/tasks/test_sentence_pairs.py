@@ -48,11 +48,11 @@ def numbered(sizes):
     """Documents of sentences of such lengths; a token's id tells its document and place. Words have 1 or 2 tokens."""
     documents = []
     for row, lengths in enumerate(sizes):
-        sentences, place = [], 0
+        sentences, offset = [], 0
         for length in lengths:
-            ids = [1000 * (row + 1) + place + i for i in range(length)]
+            ids = [1000 * (row + 1) + offset + i for i in range(length)]
             sentences.append(DocumentTokens(ids=ids, words=[i * 2 // 3 for i in range(length)]))
-            place += length
+            offset += length
         documents.append(sentences)
     return documents
 
@@ -101,14 +101,14 @@ def inner(feature):
 
 def test_templates_are_those_of_the_tokenizers(by_kind):
     for tokenizer in by_kind.values():
-        one, other = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a map", "the street"))
+        first, other = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a map", "the street"))
         template = PairFrame.of(tokenizer)
         encoding = tokenizer("a map", "the street", return_token_type_ids=True)
-        parts = [template.before, one, template.between, other, template.after]
+        parts = [template.before, first, template.between, other, template.after]
         assert [token for part in parts for token in part] == encoding["input_ids"]
         types = [kind for part, kind in zip(parts, template.types, strict=True) for _ in part]
         assert types == encoding["token_type_ids"]
-        assert template.size == len(encoding["input_ids"]) - len(one) - len(other)
+        assert template.size == len(encoding["input_ids"]) - len(first) - len(other)
         assert template.size == tokenizer.num_special_tokens_to_add(pair=True)
 
 
@@ -119,16 +119,18 @@ def test_labels_are_those_of_transformers():
 def test_windows_hold_every_token_once_in_whole_sentences():
     documents = numbered([[5, 9, 12, 3, 20, 40, 1], [100, 2], [], [7]])
     for sentences in documents:
-        made = list(sentence_windows(sentences, document=0, room=30))
-        assert [token for window in made for token in window.ids] == [token for one in sentences for token in one.ids]
-        assert max(len(window.ids) for window in made) <= 30
+        windows = list(sentence_windows(sentences, document=0, room=30))
+        assert [token for window in windows for token in window.ids] == [
+            token for one in sentences for token in one.ids
+        ]
+        assert max(len(window.ids) for window in windows) <= 30
         begins = {one.ids[0] for one in sentences}
-        for window in made:
+        for window in windows:
             assert window.words == sorted(window.words)
             assert window.starts[:1] in ([0], [])
             assert all(window.ids[start] in begins for start in window.starts[1:])
         # a window ends where the next sentence, or the next word of a long one, does not fit
-        for window, following in pairwise(made):
+        for window, following in pairwise(windows):
             first = following.ids[: [*following.starts, len(following.ids)][1]]
             assert len(window.ids) + len(first) > 30 or window.ids[-1] // 1000 == 2
     long = list(sentence_windows(documents[1], document=0, room=30))
@@ -247,8 +249,8 @@ class TestNext:
                     assert begin + len(second) == max(between, default=ends[-1])
                     cut += 1
                     continue
-                wanted = len(inner(feature)) - len(first)
-                enough = [length for length in fitting if length >= wanted]
+                room = len(inner(feature)) - len(first)
+                enough = [length for length in fitting if length >= room]
                 assert len(second) == min(enough, default=max(fitting))
                 checked += 1
         assert checked > 100
@@ -259,9 +261,9 @@ class TestNext:
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_half_of_the_pairs_are_in_order(corpus, template, objective):
     labels = [label_of(pair) for epoch in range(30) for pair in drawn(corpus, template, objective, epoch=epoch)]
-    known = np.array([label for label in labels if label != NO_PAIR])
-    assert abs(known.sum() - len(known) / 2) <= 4 * (len(known) / 4) ** 0.5
-    assert len(known) > 3000
+    pair_labels = np.array([label for label in labels if label != NO_PAIR])
+    assert abs(pair_labels.sum() - len(pair_labels) / 2) <= 4 * (len(pair_labels) / 4) ** 0.5
+    assert len(pair_labels) > 3000
 
 
 def test_pairs_follow_the_feature_and_the_epoch(corpus, template):

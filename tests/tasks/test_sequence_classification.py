@@ -105,10 +105,10 @@ class TestLoss:
                 seen.append((logits.shape, labels.shape, labels.dtype, weights))
                 return logits.sum()
 
-        own = Own(labels=task.labels, problem_type=task.problem_type)
+        custom = Own(labels=task.labels, problem_type=task.problem_type)
         targets = self.SETS[:3] if task is SEVERAL else [[1.0], None, [2.0]]
         logits = logits_of(3, 1 if task is NUMBER else 3)
-        (term,) = own.loss(logits, batch_of(targets))
+        (term,) = custom.loss(logits, batch_of(targets))
         size = {SINGLE: ((2, 3), (2,), torch.int64), SEVERAL: ((3, 3), (3, 3), torch.float64)}
         assert seen == [(*size.get(task, ((2,), (2,), torch.float64)), None)]
         kept = logits if task is SEVERAL else logits[[0, 2]]
@@ -144,7 +144,7 @@ class TestLoss:
 
     def test_balanced_weights_need_the_training_rows(self) -> None:
         task = SequenceClassification(labels=LABELS, class_weights="balanced")
-        with pytest.raises(UsageError, match=r"call Fitting\.of\(task\)\.fit_to_train"):
+        with pytest.raises(UsageError, match=r"Call Fitting\.of\(task\)\.fit_to_train"):
             task.loss(logits_of(1, 3), batch_of([[1.0]]))
 
 
@@ -174,15 +174,15 @@ class TestDecode:
         logits = torch.logit(torch.tensor([[0.2, 0.6, 0.45], [0.1, 0.2, 0.3]]))
         features = [Feature(row=row, input_ids=[], token_type_ids=[]) for row in range(2)]
 
-        def chosen(thresholds: tuple[float, ...]) -> list[tuple[str, ...] | None]:
+        def labels_at(thresholds: tuple[float, ...]) -> list[tuple[str, ...] | None]:
             task = SequenceClassification(
                 labels=LABELS, problem_type="multi_label_classification", thresholds=thresholds
             )
             return [prediction.labels for prediction in task.decode(list(logits), features, [{}, {}])]
 
-        assert chosen(()) == [("neutral",), ()]
-        assert chosen((0.15, 0.7, 0.4)) == [("negative", "positive"), ()]
-        assert chosen((0.05, 0.9, 0.25)) == [("negative", "positive"), ("negative", "positive")]
+        assert labels_at(()) == [("neutral",), ()]
+        assert labels_at((0.15, 0.7, 0.4)) == [("negative", "positive"), ()]
+        assert labels_at((0.05, 0.9, 0.25)) == [("negative", "positive"), ("negative", "positive")]
         (first, _) = SEVERAL.decode(list(logits), features, [{}, {}])
         assert first.label == "neutral"
         assert first.score == pytest.approx(0.6)
@@ -202,8 +202,8 @@ def answered(label: str) -> SequencePrediction:
 
 def several(*scores: float) -> SequencePrediction:
     named = dict(zip(LABELS, scores, strict=True))
-    chosen = tuple(name for name, score in named.items() if score >= 0.5)
-    return SequencePrediction(label=max(named, key=named.__getitem__), score=max(scores), scores=named, labels=chosen)
+    labels = tuple(name for name, score in named.items() if score >= 0.5)
+    return SequencePrediction(label=max(named, key=named.__getitem__), score=max(scores), scores=named, labels=labels)
 
 
 class TestFitting:
@@ -256,8 +256,8 @@ class TestFitting:
         self, problem_type: Any, values: list[Any], message: str
     ) -> None:
         """Of one label in each row the weight cannot be 0."""
-        column, stated = ("label", {}) if problem_type is None else ("labels", {"problem_type": problem_type})
-        task = SequenceClassification(labels=LABELS, class_weights="balanced", **stated)
+        column, settings = ("label", {}) if problem_type is None else ("labels", {"problem_type": problem_type})
+        task = SequenceClassification(labels=LABELS, class_weights="balanced", **settings)
         with pytest.raises(DataError, match=re.escape(message)):
             Fitting.of(task).fit_to_train([{column: value} for value in values])
         assert Fitting.of(SINGLE).fit_to_train([{"label": "negative"}]) is SINGLE

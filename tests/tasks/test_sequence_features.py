@@ -24,8 +24,8 @@ KINDS = ("wordpiece_tokenizer", "bpe_tokenizer", "unigram_tokenizer")
 
 @pytest.fixture(params=KINDS)
 def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
-    chosen: PreTrainedTokenizerBase = request.getfixturevalue(request.param)
-    return chosen
+    value: PreTrainedTokenizerBase = request.getfixturevalue(request.param)
+    return value
 
 
 def content(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -103,7 +103,7 @@ class TestFeatures:
         assert targets(NUMBER, {"label": 2}) == [2.0]
         assert targets(SINGLE, {}) is None
         assert targets(SINGLE, {"label": None}) is None
-        with pytest.raises(DataError, match="unknown label 'bad'; the labels are 'negative', 'neutral', 'positive'"):
+        with pytest.raises(DataError, match=r"unknown label 'bad'\. The labels are 'negative', 'neutral', 'positive'"):
             targets(SINGLE, {"label": "bad"})
 
 
@@ -126,13 +126,13 @@ class TestPairs:
         assert [feature["lost_tokens"] for feature in features] == lost
 
     @pytest.mark.parametrize(
-        ("kind", "separators", "segments"),
+        ("tokenizer_name", "separators", "segments"),
         [("wordpiece_tokenizer", 1, {0, 1}), ("bpe_tokenizer", 2, {0}), ("unigram_tokenizer", 1, {0, 1})],
     )
     def test_separators_and_segments(
-        self, request: pytest.FixtureRequest, kind: str, separators: int, segments: set[int]
+        self, request: pytest.FixtureRequest, tokenizer_name: str, separators: int, segments: set[int]
     ) -> None:
-        tokenizer: PreTrainedTokenizerBase = request.getfixturevalue(kind)
+        tokenizer: PreTrainedTokenizerBase = request.getfixturevalue(tokenizer_name)
         row = {"text": "the ferry", "text_pair": "the oven"}
         (feature,) = PairClassification(labels=LABELS).features([row], tokenizer)
         ids = feature["input_ids"]

@@ -62,9 +62,9 @@ def predicted(
 ) -> SpanPrediction:
     """A prediction whose best span is ``text`` and whose answer is that too, unless stated."""
     best = Span(text=text, start=0, end=len(text), start_logit=1.5, end_logit=1.0, score=0.75)
-    given = text if answer is None else answer
+    reply = text if answer is None else answer
     return SpanPrediction(
-        id=name, answer=given, start=0, end=len(given), score=0.75, n_best=(best,), best=best, null_odds=null_odds
+        id=name, answer=reply, start=0, end=len(reply), score=0.75, n_best=(best,), best=best, null_odds=null_odds
     )
 
 
@@ -91,10 +91,10 @@ class TestLoss:
     def test_is_cross_entropy_over_the_tokens_of_each_window(self) -> None:
         logits = random_logits(sum(self.LENGTHS))
         expected = 0.0
-        for part, label in zip(logits.split(self.LENGTHS), self.LABELS, strict=True):
-            for column, place in enumerate(label):
-                scores = part[:, column].tolist()
-                expected += math.log(sum(map(math.exp, scores))) - scores[place]
+        for window_logits, label in zip(logits.split(self.LENGTHS), self.LABELS, strict=True):
+            for column, position in enumerate(label):
+                scores = window_logits[:, column].tolist()
+                expected += math.log(sum(map(math.exp, scores))) - scores[position]
         (loss,) = V1.loss(logits, collate(windows_of(self.LENGTHS, self.LABELS), position_offset=0))
         assert loss.total.item() == pytest.approx(expected, rel=1e-12)
         assert loss.count.item() == 2 * len(self.LENGTHS)
@@ -140,8 +140,8 @@ class TestLoss:
             (loss,) = V1.loss(ours(batch), batch)
             return loss.total / loss.count
 
-        expected, found = loss_curve(theirs, hf_loss), loss_curve(ours, our_loss)
-        assert max(abs(one - other) for one, other in zip(expected, found, strict=True)) <= 1e-9
+        expected, curve = loss_curve(theirs, hf_loss), loss_curve(ours, our_loss)
+        assert max(abs(one - other) for one, other in zip(expected, curve, strict=True)) <= 1e-9
         assert sum(expected[-5:]) < 0.5 * sum(expected[:5])
 
 
@@ -200,8 +200,8 @@ class TestDecode:
             (again,) = decoded(task, [row()], logits_for(features, 0), features)
             assert (again.answer == "") == empty
             assert (again.n_best, again.best, again.null_odds) == (guess.n_best, guess.best, guess.null_odds)
-            chosen = [span for span in again.n_best if (span.text, span.start) == (again.answer, again.start)]
-            assert again.score in [span.score for span in chosen]
+            spans = [span for span in again.n_best if (span.text, span.start) == (again.answer, again.start)]
+            assert again.score in [span.score for span in spans]
             assert (again.start, again.end) == ((0, 0) if empty else (guess.best.start, guess.best.end))
 
     def test_summaries_are_small_and_sent_alone(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
@@ -262,7 +262,7 @@ class TestMetrics:
 
     def test_first_version_refuses_unanswerable_questions(self) -> None:
         rows = [row("", ("a", 0)), row(id="q7")]
-        message = r"row 1 \(id 'q7'\): the question has no answer.* set version_2_with_negative = true"
+        message = r"row 1 \(id 'q7'\): the question has no answer.* Set version_2_with_negative = true"
         with pytest.raises(DataError, match=message):
             Fitting.of(V1).fit_to_train(rows)
         with pytest.raises(DataError, match=message):
@@ -297,9 +297,9 @@ class TestRender:
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"labels": ("a", "b")}, "labels do not apply to span extraction"),
-    ({"doc_stride": -1}, "doc_stride is -1: .* can overlap by 0 to 316 tokens"),
-    ({"doc_stride": 317}, "doc_stride is 317: windows of 384 tokens with max_query_length = 64 and 3 special tokens"),
-    ({"max_length": 67}, "max_length is 67: max_query_length = 64 and 3 special tokens leave no room"),
+    ({"doc_stride": -1}, "doc_stride is -1, but .* can overlap by 0 to 316 tokens"),
+    ({"doc_stride": 317}, "doc_stride is 317, but windows of 384 tokens with max_query_length = 64 and 3 special"),
+    ({"max_length": 67}, "max_length is 67, but max_query_length = 64 and 3 special tokens leave no room"),
     ({"max_query_length": 0}, "max_query_length is 0, expected at least 1"),
     ({"n_best_size": 0}, "n_best_size is 0, expected at least 1"),
     ({"max_answer_length": 0}, "max_answer_length is 0, expected at least 1"),
@@ -309,10 +309,10 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 class TestSettings:
-    @pytest.mark.parametrize(("stated", "message"), REFUSED, ids=[message for _, message in REFUSED])
-    def test_refused(self, stated: dict[str, Any], message: str) -> None:
+    @pytest.mark.parametrize(("options", "message"), REFUSED, ids=[message for _, message in REFUSED])
+    def test_refused(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            SpanExtraction(**stated)
+            SpanExtraction(**options)
 
     @pytest.mark.parametrize("usable", [6, 7, 10, 48, 128, 384, 512, 4096])
     def test_fit_small_models(self, usable: int) -> None:
@@ -364,7 +364,7 @@ class TestFolders:
         for wrong in ("version_2_with_negative=False", "version_2_with_negative=yes", "doc_stride=x"):
             code, _, err = run("--set", wrong)
             assert code == 2
-            assert f"{wrong.partition('=')[0]} is '{wrong.partition('=')[2]}': Input should be a valid" in err
+            assert f"{wrong.partition('=')[0]} is '{wrong.partition('=')[2]}'. Input should be a valid" in err
 
 
 @pytest.mark.parametrize(("copied", "is_found"), [(19, True), (17, False)])

@@ -77,13 +77,13 @@ def search(questions: Sequence[Question], limits: Limits) -> list[RankedSpans]:
     )
 
 
-def check(found: RankedSpans, expected: Expected) -> None:
-    assert [replace(span, score=0.0) for span in found.n_best] == [
+def check(result: RankedSpans, expected: Expected) -> None:
+    assert [replace(span, score=0.0) for span in result.n_best] == [
         Span(span.text, 0.0, span.start, span.end, span.start_logit, span.end_logit) for span in expected.n_best
     ]
     shares = [span.probability for span in expected.n_best]
-    assert [span.score for span in found.n_best] == pytest.approx(shares, rel=1e-9)
-    assert (found.best_at, found.null_at, found.null_odds) == expected[1:]
+    assert [span.score for span in result.n_best] == pytest.approx(shares, rel=1e-9)
+    assert (result.best_at, result.null_at, result.null_odds) == expected[1:]
 
 
 class Maker:
@@ -130,8 +130,8 @@ class TestPlainSearch:
     def test_finds_the_same(self, limits: Limits, windows: list[int], most_tokens: int, ties: bool, seed: int) -> None:
         maker = Maker(seed, ties=ties)
         questions = [maker.question(count, most_tokens) for count in windows]
-        for found, question in zip(search(questions, limits), questions, strict=True):
-            check(found, expected_answers(*question, **limits._asdict()))
+        for result, question in zip(search(questions, limits), questions, strict=True):
+            check(result, expected_answers(*question, **limits._asdict()))
 
     @pytest.mark.parametrize("ties", [False, True])
     def test_finds_the_same_in_long_windows(self, ties: bool) -> None:
@@ -139,8 +139,8 @@ class TestPlainSearch:
         questions = [maker.question(count, 400) for count in (3, 2, 3, 1)]
         assert max(len(window) for question in questions for window in question.windows) > 150
         for limits in (V1, V2):
-            for found, question in zip(search(questions, limits), questions, strict=True):
-                check(found, expected_answers(*question, **limits._asdict()))
+            for result, question in zip(search(questions, limits), questions, strict=True):
+                check(result, expected_answers(*question, **limits._asdict()))
 
     @settings(max_examples=20, deadline=None, database=None)
     @given(limits=LIMITS, ties=st.booleans(), seed=st.integers(0, 2**32))
@@ -174,22 +174,22 @@ def words(
 FERRY = "the ferry leaves at seven"
 
 
-def texts(found: RankedSpans) -> list[str]:
-    return [span.text for span in found.n_best]
+def texts(result: RankedSpans) -> list[str]:
+    return [span.text for span in result.n_best]
 
 
 class TestNBest:
     def test_by_hand(self) -> None:
         question = words(FERRY, {"at": 3.0, "ferry": 2.0}, {"seven": 4.0, "at": 1.0}, null=0.5)
-        (found,) = search([question], Limits(n_best=3, with_null=True))
-        assert texts(found) == ["at seven", "ferry leaves at seven", "at", ""]
-        best, second = found.n_best[:2]
+        (result,) = search([question], Limits(n_best=3, with_null=True))
+        assert texts(result) == ["at seven", "ferry leaves at seven", "at", ""]
+        best, second = result.n_best[:2]
         assert best == Span("at seven", best.score, 17, 25, 3.0, 4.0)
-        assert found.best == best
-        assert found.null == Span("", found.n_best[3].score, 0, 0, 0.5, 0.5)
-        assert found.null_odds == 1.0 - 7.0
+        assert result.best == best
+        assert result.null == Span("", result.n_best[3].score, 0, 0, 0.5, 0.5)
+        assert result.null_odds == 1.0 - 7.0
         assert best.score / second.score == pytest.approx(torch.tensor(1.0).exp().item())
-        assert sum(span.score for span in found.n_best) == pytest.approx(1.0)
+        assert sum(span.score for span in result.n_best) == pytest.approx(1.0)
 
     def test_only_the_best_starts_and_ends_are_paired(self) -> None:
         question = words(FERRY, {"at": 5.0, "ferry": 1.0}, {"ferry": 5.0, "at": 0.5, "the": -1.0})
@@ -202,36 +202,36 @@ class TestNBest:
 
 class TestWindows:
     def test_questions_keep_their_order(self) -> None:
-        one, two = words("a b", {"a": 5.0}, {"a": 5.0}), words("c d", {"d": 5.0}, {"d": 5.0})
+        first, two = words("a b", {"a": 5.0}, {"a": 5.0}), words("c d", {"d": 5.0}, {"d": 5.0})
         double = Question(two.context, two.windows * 2)
-        found = search([one, double, two, double, one], V1)
-        assert [ranked.best.text for ranked in found] == ["a", "d", "d", "d", "a"]
+        results = search([first, double, two, double, first], V1)
+        assert [ranked.best.text for ranked in results] == ["a", "d", "d", "d", "a"]
 
 
 class TestNoSpan:
     EMPTY = Question("", [[Token(1.0, 2.0, None), Token(0.0, 0.0, None)]])
 
     def test_without_no_answer(self) -> None:
-        (found,) = search([self.EMPTY], V1)
-        assert list(found.n_best) == [Span("", 0.0, 0, 0, 0.0, 0.0)]
-        assert found.best == found.answer(0.0) == Span("", 0.0, 0, 0, 0.0, 0.0)
-        assert (found.null, found.null_odds) == (None, None)
+        (result,) = search([self.EMPTY], V1)
+        assert list(result.n_best) == [Span("", 0.0, 0, 0, 0.0, 0.0)]
+        assert result.best == result.answer(0.0) == Span("", 0.0, 0, 0, 0.0, 0.0)
+        assert (result.null, result.null_odds) == (None, None)
 
     def test_with_no_answer(self) -> None:
-        (found,) = search([self.EMPTY], V2)
-        assert list(found.n_best) == [Span("", 1.0, 0, 0, 1.0, 2.0)]
-        assert found.best == found.null == found.answer(-INF) == found.answer(INF)
-        assert found.null_odds == 3.0
+        (result,) = search([self.EMPTY], V2)
+        assert list(result.n_best) == [Span("", 1.0, 0, 0, 1.0, 2.0)]
+        assert result.best == result.null == result.answer(-INF) == result.answer(INF)
+        assert result.null_odds == 3.0
 
     def test_a_span_without_text_is_never_the_best(self) -> None:
         tokens = [Token(0.0, 0.0, None), Token(2.0, 1.0, (3, 5)), Token(1.0, 2.0, (0, 2))]  # characters run backwards
-        (found,) = search([Question("ab cd", [tokens])], V2)
-        assert texts(found) == ["", "cd", "ab", ""]
-        assert (found.best_at, found.best.text, found.null_at, found.null_odds) == (1, "cd", 3, -3.0)
-        (found,) = search([Question("ab cd", [tokens])], Limits(n_best=1))
-        assert (texts(found), found.best_at) == ([""], 0)
-        (found,) = search([Question("ab cd", [tokens])], Limits(n_best=1, with_null=True))
-        assert (texts(found), found.best_at, found.null_at, found.null_odds) == (["", ""], 1, 1, 0.0)
+        (result,) = search([Question("ab cd", [tokens])], V2)
+        assert texts(result) == ["", "cd", "ab", ""]
+        assert (result.best_at, result.best.text, result.null_at, result.null_odds) == (1, "cd", 3, -3.0)
+        (result,) = search([Question("ab cd", [tokens])], Limits(n_best=1))
+        assert (texts(result), result.best_at) == ([""], 0)
+        (result,) = search([Question("ab cd", [tokens])], Limits(n_best=1, with_null=True))
+        assert (texts(result), result.best_at, result.null_at, result.null_odds) == (["", ""], 1, 1, 0.0)
 
 
 class TestTies:
@@ -241,8 +241,8 @@ class TestTies:
 
     def test_the_earlier_window_and_no_answer_last(self) -> None:
         windows = [words("a b", {word: 1.0}, {word: 1.0}, null=1.0, only=word).windows[0] for word in "ba"]
-        (found,) = search([Question("a b", windows)], Limits(n_best=3, with_null=True))
-        assert texts(found) == ["b", "a", ""]
+        (result,) = search([Question("a b", windows)], Limits(n_best=3, with_null=True))
+        assert texts(result) == ["b", "a", ""]
 
 
 class TestLogits:
@@ -258,9 +258,9 @@ class TestLogits:
     def test_may_be_views_need_gradients_and_stay_as_they_are(self) -> None:
         logits, roles = logits_of(self.WINDOW), list(map(role, self.WINDOW))
         columns = logits.t().contiguous().requires_grad_()
-        found = window_candidates([columns.t()], [roles], n_best=5, max_answer_length=4)
-        assert torch.equal(found, window_candidates([logits], [bytes(roles)], n_best=5, max_answer_length=4))
-        assert not found.requires_grad
+        result = window_candidates([columns.t()], [roles], n_best=5, max_answer_length=4)
+        assert torch.equal(result, window_candidates([logits], [bytes(roles)], n_best=5, max_answer_length=4))
+        assert not result.requires_grad
         assert torch.equal(columns.detach().t(), logits)
 
 
@@ -268,10 +268,10 @@ class TestAnswer:
     QUESTION = words(FERRY, {"at": 3.0}, {"seven": 4.0}, null=4.0)
 
     def test_depends_on_the_threshold(self) -> None:
-        (found,) = search([self.QUESTION], V2)
-        assert (found.null_odds, found.null_at, found.best_at) == (1.0, 0, 1)
-        assert [found.answer(threshold).text for threshold in (-INF, 0.0, 0.99)] == [""] * 3
-        assert [found.answer(threshold).text for threshold in (1.0, 1.01, INF)] == ["at seven"] * 3
+        (result,) = search([self.QUESTION], V2)
+        assert (result.null_odds, result.null_at, result.best_at) == (1.0, 0, 1)
+        assert [result.answer(threshold).text for threshold in (-INF, 0.0, 0.99)] == [""] * 3
+        assert [result.answer(threshold).text for threshold in (1.0, 1.01, INF)] == ["at seven"] * 3
 
 
 def test_nothing() -> None:

@@ -57,8 +57,8 @@ Context = st.lists(st.tuples(st.sampled_from(PIECES), st.sampled_from(GAPS)), ma
 
 @pytest.fixture(params=KINDS)
 def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
-    chosen: PreTrainedTokenizerBase = request.getfixturevalue(request.param)
-    return chosen
+    value: PreTrainedTokenizerBase = request.getfixturevalue(request.param)
+    return value
 
 
 @pytest.fixture(scope="module")
@@ -173,12 +173,12 @@ class TestWindows:
         features = SMALL.features(rows, tokenizer)
         for number, question in enumerate((LONG, "who", LINES[0])):
             ids = tokenizer(question, add_special_tokens=False)["input_ids"]
-            own = [feature for feature in features if feature["row"] == number]
-            first, *others = [feature["lost_tokens"] for feature in own]
+            question_features = [feature for feature in features if feature["row"] == number]
+            first, *others = [feature["lost_tokens"] for feature in question_features]
             assert first == max(0, len(ids) - 12)
             assert set(others) <= {0}
-            assert all(feature["input_ids"][1:13] == ids[:12] for feature in own) or number == 1
-            assert max(len(feature["input_ids"]) for feature in own) <= 40
+            assert all(feature["input_ids"][1:13] == ids[:12] for feature in question_features) or number == 1
+            assert max(len(feature["input_ids"]) for feature in question_features) <= 40
         assert features[0]["lost_tokens"] > 0
 
     @pytest.mark.parametrize(("question", "context"), [("", ""), ("who", ""), ("", "here"), (" ", "\n \u3000")])
@@ -215,13 +215,13 @@ class TestContext:
         windows = cut(range(tokens + 1), room=capacity, overlap=overlap % capacity)
         expected = []
         for token in range(tokens):
-            best, chosen = None, None
+            best, index = None, None
             for number, window in enumerate(windows):
                 if token in window:
                     score = min(token - window.start, window.stop - 1 - token) + 0.01 * len(window)
                     if best is None or score > best:
-                        best, chosen = score, number
-            expected.append(chosen)
+                        best, index = score, number
+            expected.append(index)
         assert richest_windows(range(tokens + 1), windows, bonus=0.01).tolist() == expected
 
     @settings(max_examples=60, deadline=None)
@@ -310,9 +310,9 @@ class TestLabels:
         rows = [row("who", context), row("who", context, (text, start)), {"question": "who", "context": context}]
         for tokenizer in tokenizers:
             features = task.features(rows, tokenizer)
-            own = [feature for feature in features if feature["row"] == 1]
-            held = any(feature["labels"] != [0.0, 0.0] for feature in own)
-            assert [feature["lost_answers"] for feature in own] == [int(not held), *[0] * (len(own) - 1)]
+            windows = [feature for feature in features if feature["row"] == 1]
+            held = any(feature["labels"] != [0.0, 0.0] for feature in windows)
+            assert [feature["lost_answers"] for feature in windows] == [int(not held), *[0] * (len(windows) - 1)]
             assert sum(feature["lost_answers"] for feature in features) == int(not held)
 
     def test_of_shared_characters_run_forwards(self, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
@@ -336,8 +336,8 @@ class TestLabels:
 
 
 def _words(text: str) -> list[tuple[int, str]]:
-    places, place = [], 0
+    places, position = [], 0
     for word in text.split(" "):
-        places.append((place, word))
-        place += len(word) + 1
+        places.append((position, word))
+        position += len(word) + 1
     return places

@@ -109,10 +109,10 @@ def test_two_texts_are_read_where_there_are_two(
     rows = [{"text": line, "text_pair": LINES[-1]} for line in LINES[:3]]
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(map(json_line, rows)))
-    found = predict(tmp_path, path if as_file else rows)
+    answers = predict(tmp_path, path if as_file else rows)
     pairs = TaskModel.from_pretrained(tmp_path, task=PairClassification).predict(rows)
     singles = predict(tmp_path, rows, task="sequence-classification")
-    assert [one.to_json() for one in found] == [one.to_json() for one in pairs] != [one.to_json() for one in singles]
+    assert [one.to_json() for one in answers] == [one.to_json() for one in pairs] != [one.to_json() for one in singles]
 
 
 @pytest.mark.parametrize("task", [None, "sequence-classification", "text-classification", "pair-classification"])
@@ -141,8 +141,8 @@ def test_what_the_config_implies_holds_beside_what_is_given(
     texts = [" ".join(line.split()[:4]) for line in LINES[:3]]
     pairs = None if task is not None and task != "pair-classification" else texts[1:] + texts[:1]
     rows = [{"text": text} if pairs is None else {"text": text, "text_pair": pairs[n]} for n, text in enumerate(texts)]
-    found = [answer.to_json() for answer in predict(tmp_path, rows, task=task, settings=settings)]
-    for number, answer in enumerate(found):
+    answers = [answer.to_json() for answer in predict(tmp_path, rows, task=task, settings=settings)]
+    for number, answer in enumerate(answers):
         encoded = wordpiece_tokenizer(
             texts[number], None if pairs is None else pairs[number], truncation=True, max_length=20, padding=False
         )

@@ -39,18 +39,18 @@ def brute_force(folder: Path, tokenizer: PreTrainedTokenizerBase, text: str, *, 
     model = AutoModelForMaskedLM.from_pretrained(folder).double().eval()
     encoding = tokenizer(text, return_tensors="pt")
     ids, words = encoding["input_ids"], encoding.word_ids(0)
-    found = []
-    for place, word in enumerate(words):
+    scores = []
+    for index, word in enumerate(words):
         if word is None:
             continue
         masked = ids.clone()
-        for other in range(place, len(words)):
-            if other == place or (by_word and words[other] == word):
+        for other in range(index, len(words)):
+            if other == index or (by_word and words[other] == word):
                 masked[0, other] = tokenizer.mask_token_id
         segments = torch.zeros_like(ids)
         logits = model(masked, attention_mask=torch.ones_like(ids), token_type_ids=segments).logits
-        found.append(logits[0, place].log_softmax(0)[ids[0, place]].item())
-    return found
+        scores.append(logits[0, index].log_softmax(0)[ids[0, index]].item())
+    return scores
 
 
 @pytest.mark.parametrize("score", ["pppl", "pll-word-l2r"])
@@ -90,30 +90,30 @@ def test_batches_bound_the_copies_that_exist_at_once(folder: Path, monkeypatch: 
     model = TaskModel.from_pretrained(folder, task=task)
     texts = [*TEXTS[:6], " ".join(TEXTS[6:9])] * 4
     expected = model.predict(texts)
-    made, run_copies, sizes = 0, 0, []
+    copy_count, run_copies, sizes = 0, 0, []
     copies, run = task_module.scored_copies, model.batch_logits
 
     def counted(*args: Any, **options: Any) -> Iterator[Any]:
-        nonlocal made
-        for one in copies(*args, **options):
-            made += 1
-            yield one
+        nonlocal copy_count
+        for feature in copies(*args, **options):
+            copy_count += 1
+            yield feature
 
     def recorded(features: Any, **options: Any) -> Any:
         nonlocal run_copies
         run_copies += len(features)
-        assert made <= run_copies + 4 * (50 // 6)  # copies are made for the next four batches at most
+        assert copy_count <= run_copies + 4 * (50 // 6)  # copies are made for the next four batches at most
         sizes.append(sum(len(one["input_ids"]) for one in features))
         return run(features, **options)
 
     monkeypatch.setattr(task_module, "scored_copies", counted)
     monkeypatch.setattr(model, "batch_logits", recorded)
     monkeypatch.setattr(TaskModel, "batch_tokens", 50)
-    found = model.predict(texts)
-    assert [one.tokens for one in found] == [one.tokens for one in expected]
-    assert [one.score for one in found] == pytest.approx([one.score for one in expected], rel=1e-5)
+    predictions = model.predict(texts)
+    assert [one.tokens for one in predictions] == [one.tokens for one in expected]
+    assert [one.score for one in predictions] == pytest.approx([one.score for one in expected], rel=1e-5)
     assert max(sizes) <= 50
-    assert made == sum(one.tokens for one in found)
+    assert copy_count == sum(one.tokens for one in predictions)
 
 
 def test_scores_are_for_predictions_only(folder: Path) -> None:

@@ -64,14 +64,14 @@ class TestDecode:
         logits = logits_of(5).float()
         rows = [{"words": ["a", "b", "c"]}, {"words": []}, {"words": ["d", "e"]}]
         windows = [feature_of(0, [0, 1]), feature_of(0, [2]), feature_of(1, []), feature_of(2, [0, 1])]
-        found = TASK.decode(logits.split([2, 1, 0, 2]), windows, rows)
+        predictions = TASK.decode(logits.split([2, 1, 0, 2]), windows, rows)
         best = logits.argmax(1).tolist()
         scores = logits.softmax(1).max(1).values.tolist()
-        assert [prediction.words for prediction in found] == [("a", "b", "c"), (), ("d", "e")]
-        assert [tag for prediction in found for tag in prediction.tags] == [LABELS[index] for index in best]
-        assert [score for prediction in found for score in prediction.scores] == scores
-        assert found[1] == TokenPrediction(words=(), tags=(), scores=(), entities=())
-        assert found[1].to_json() == {"words": [], "tags": [], "scores": [], "entities": []}
+        assert [prediction.words for prediction in predictions] == [("a", "b", "c"), (), ("d", "e")]
+        assert [tag for prediction in predictions for tag in prediction.tags] == [LABELS[index] for index in best]
+        assert [score for prediction in predictions for score in prediction.scores] == scores
+        assert predictions[1] == TokenPrediction(words=(), tags=(), scores=(), entities=())
+        assert predictions[1].to_json() == {"words": [], "tags": [], "scores": [], "entities": []}
         assert TASK.decode([], [], []) == []
 
     def test_each_word_is_given_its_logits(self) -> None:
@@ -79,32 +79,32 @@ class TestDecode:
         windows = [feature_of(0, [0, 1]), feature_of(1, [0])]
         split = logits.split([2, 1])
         predictions = TASK.decode(split, windows, [{"words": ["a", "b"]}, {"words": ["c"]}])
-        found = with_logits(TASK, predictions, split, windows)
+        results = with_logits(TASK, predictions, split, windows)
         words = [tuple(row) for row in logits.tolist()]
-        assert [prediction.logits for prediction in found] == [tuple(words[:2]), tuple(words[2:])]
+        assert [prediction.logits for prediction in results] == [tuple(words[:2]), tuple(words[2:])]
 
     def test_tag_of_a_word_is_that_of_its_first_sub_word(self) -> None:
         logits = logits_of(6).float()
         task = TokenClassification(labels=LABELS, labelling="all")
         windows = [feature_of(0, [0, 0, 1]), feature_of(0, [2]), feature_of(1, [0, 0])]
         rows = [{"words": ["a", "b", "c"]}, {"words": ["d"]}]
-        found = task.decode(logits.split([3, 1, 2]), windows, rows)
+        predictions = task.decode(logits.split([3, 1, 2]), windows, rows)
         expected = [LABELS[index] for index in logits.argmax(1)[[0, 2, 3, 4]].tolist()]
-        assert [tag for prediction in found for tag in prediction.tags] == expected
+        assert [tag for prediction in predictions for tag in prediction.tags] == expected
 
     def test_entities(self) -> None:
         logits = torch.full((4, 5), -20.0)
         for word, label in enumerate([1, 2, 0, 4]):
             logits[word, label] = float(word)
-        (found,) = TASK.decode([logits], [feature_of(0, [0, 1, 2, 3])], [{"words": ["Ana", "Maria", "in", "Rom"]}])
-        assert found.tags == ("B-PER", "I-PER", "O", "I-LOC")
-        person, place = found.entities
+        (prediction,) = TASK.decode([logits], [feature_of(0, [0, 1, 2, 3])], [{"words": ["Ana", "Maria", "in", "Rom"]}])
+        assert prediction.tags == ("B-PER", "I-PER", "O", "I-LOC")
+        person, location = prediction.entities
         assert (person.entity_group, person.word, person.start, person.end) == ("PER", "Ana Maria", 0, 9)
-        assert (place.entity_group, place.word, place.start, place.end) == ("LOC", "Rom", 13, 16)
-        assert person.score == pytest.approx(sum(found.scores[:2]) / 2)
-        assert found.to_json()["entities"][1] == {
+        assert (location.entity_group, location.word, location.start, location.end) == ("LOC", "Rom", 13, 16)
+        assert person.score == pytest.approx(sum(prediction.scores[:2]) / 2)
+        assert prediction.to_json()["entities"][1] == {
             "entity_group": "LOC",
-            "score": found.scores[3],
+            "score": prediction.scores[3],
             "word": "Rom",
             "start": 13,
             "end": 16,
@@ -115,11 +115,11 @@ class TestDecode:
     def test_offsets_give_the_exact_words(self, pairs: list[tuple[str, str]]) -> None:
         words, tags = [word for word, _ in pairs], [tag for _, tag in pairs]
         text = " ".join(words)
-        found = entity_spans(words, tags, [0.5] * len(words))
-        for entity in found:
+        entities = entity_spans(words, tags, [0.5] * len(words))
+        for entity in entities:
             assert text[entity.start : entity.end] == entity.word
         inside = sum(tag != "O" for tag in tags)
-        assert sum(entity.word.count(" ") for entity in found) + len(found) == inside + sum(
+        assert sum(entity.word.count(" ") for entity in entities) + len(entities) == inside + sum(
             word.count(" ") for word, tag in pairs if tag != "O"
         )
 
@@ -140,10 +140,10 @@ class TestMetrics:
         f1 = []
         for labels, predicted in tags.items():
             answers = [answer("abc", found) for found in [*predicted, ["O"] * 3, ["O"] * 3]]
-            found = TokenClassification(labels=labels).metrics(answers, rows)
-            f1.append(found["overall_f1"])
-            assert found["A_number"] == 3
-            assert found["invalid_transitions"] == 0
+            metrics = TokenClassification(labels=labels).metrics(answers, rows)
+            f1.append(metrics["overall_f1"])
+            assert metrics["A_number"] == 3
+            assert metrics["invalid_transitions"] == 0
         assert f1 == pytest.approx([1.0, 1.0, 0.4])
 
     def test_faults_are_counted_not_mended(self) -> None:
@@ -158,8 +158,8 @@ class TestMetrics:
         task = TokenClassification(labels=("E-MAIL", "NAME", "O"))
         rows = [{"tags": ["E-MAIL", "O"]}, {"tags": ["NAME", "E-MAIL"]}]
         answers = [answer("ab", row["tags"]) for row in rows]
-        found = task.metrics(answers, rows)
-        assert (found["overall_accuracy"], found["macro_f1"]) == (1.0, 1.0)
+        metrics = task.metrics(answers, rows)
+        assert (metrics["overall_accuracy"], metrics["macro_f1"]) == (1.0, 1.0)
         assert Rendering.of(task).render(".conll", answers, rows)[""].splitlines()[0] == "a E-MAIL E-MAIL"
 
     def test_tags_of_another_task_are_refused(self) -> None:
@@ -192,18 +192,18 @@ class TestRender:
 
     def test_without_tags_and_in_another_scheme(self) -> None:
         task = TokenClassification(labels=("O", "B-A", "I-A", "E-A", "S-A"))
-        found = Rendering.of(task).render(
+        files = Rendering.of(task).render(
             ".conll", [answer(["a", "b", "c"], ["B-A", "E-A", "S-A"])], [{"words": ["a", "b", "c"]}]
         )
-        assert found == {"": "a B-A\nb I-A\nc B-A\n\n"}
+        assert files == {"": "a B-A\nb I-A\nc B-A\n\n"}
 
     @given(words=st.lists(st.text(st.sampled_from("ab_ \t\n\u00a0\u3000"), max_size=4), max_size=6))
     def test_words_that_are_written_otherwise_are_told(self, words: list[str]) -> None:
         """A line has as many columns as it should, and words that differ from the rows' are counted."""
         written = Rendering.of(TASK).render(".conll", [answer(words, ["O"] * len(words))], [{"words": words}])[""]
-        found = [line.split() for line in written.splitlines()[: len(words)]]
-        assert all(len(cells) == 2 for cells in found)
-        changed = sum(cells[0] != word for cells, word in zip(found, words, strict=True))
+        rows = [line.split() for line in written.splitlines()[: len(words)]]
+        assert all(len(cells) == 2 for cells in rows)
+        changed = sum(cells[0] != word for cells, word in zip(rows, words, strict=True))
         notes = Rendering.of(TASK).check(".conll", [{"words": words}])
         assert [note.partition(" words")[0] for note in notes] == ([f"{changed} of {len(words)}"] if changed else [])
 

@@ -59,5 +59,5 @@ def test_the_best_model_may_be_chosen_by_a_metric_that_the_first_row_does_not_ha
     table = load_table([{"words": [], "tags": []}, *tagged(LINES[:3])], model.task)
     for metric in ("overall_f1", "PER_f1"):
         check_metric(model, metric, {"": table}, make_accelerator())
-    with pytest.raises(UsageError, match=r"'PERS_f1': there are .*PER_f1"):
+    with pytest.raises(UsageError, match=r"'PERS_f1', expected one of .*PER_f1"):
         check_metric(model, "PERS_f1", {"": table}, make_accelerator())

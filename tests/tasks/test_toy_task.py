@@ -112,21 +112,21 @@ class WordRegression(Task[WordNumbers]):
         return {"words": float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
 
     def decode(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[WordNumbers]:
-        found: list[list[float]] = [[] for _ in rows]
+        numbers_by_row: list[list[float]] = [[] for _ in rows]
         for logits, feature in zip(compact, features, strict=True):
-            found[feature["row"]] += (logits.squeeze(1) * self.scale).tolist()
+            numbers_by_row[feature["row"]] += (logits.squeeze(1) * self.scale).tolist()
         return [
             WordNumbers(words=tuple(row["words"]), numbers=tuple(numbers))
-            for row, numbers in zip(rows, found, strict=True)
+            for row, numbers in zip(rows, numbers_by_row, strict=True)
         ]
 
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         answers = cast("Sequence[WordNumbers]", predictions)
-        known = [
+        pairs = [
             (answer, row["tags"]) for answer, row in zip(answers, rows, strict=True) if row.get("tags") is not None
         ]
-        actual = [float(tag) for _, tags in known for tag in tags]
-        return {"pearson": pearson(actual, [number for answer, _ in known for number in answer.numbers])}
+        actual = [float(tag) for _, tags in pairs for tag in tags]
+        return {"pearson": pearson(actual, [number for answer, _ in pairs for number in answer.numbers])}
 
 
 def row(line: str) -> dict[str, Any]:
@@ -184,11 +184,11 @@ def test_trains_through_the_command_line(
     assert metrics["pearson"] > 0.9
     folder, dev = recipe.parent / "run" / "model", recipe.parent / "dev.jsonl"
     capsys.readouterr()
-    own = ("--task", f"{__name__}:WordRegression")
-    assert run(monkeypatch, "evaluate", folder, dev, "--json", *own) == 0
+    options = ("--task", f"{__name__}:WordRegression")
+    assert run(monkeypatch, "evaluate", folder, dev, "--json", *options) == 0
     assert json.loads(capsys.readouterr().out)["pearson"] == pytest.approx(metrics["pearson"], abs=1e-6)
     output = recipe.parent / "answers.jsonl"
-    assert run(monkeypatch, "predict", folder, dev, "--output", output, "--keep-columns", "none", *own) == 0
+    assert run(monkeypatch, "predict", folder, dev, "--output", output, "--keep-columns", "none", *options) == 0
     written = [json.loads(line) for line in output.read_text().splitlines()]
     rows = [row(line) for line in LINES]
     assert [answer["words"] for answer in written] == [given["words"] for given in rows]
@@ -203,10 +203,10 @@ def test_trains_through_the_command_line(
     card = (folder / "README.md").read_text("utf-8")
     assert "AutoModelForTokenClassification" in card
     assert "pearson" in card
-    for kind in ("onnx", "int8"):
-        exported = recipe.parent / kind
-        assert run(monkeypatch, "export", folder, "--to", kind, "--output", exported, "--data", dev, *own) == 0
-        assert run(monkeypatch, "evaluate", exported, dev, *own) == 0
+    for graph in ("onnx", "int8"):
+        exported = recipe.parent / graph
+        assert run(monkeypatch, "export", folder, "--to", graph, "--output", exported, "--data", dev, *options) == 0
+        assert run(monkeypatch, "evaluate", exported, dev, *options) == 0
     here = Path(__file__)
     monkeypatch.setenv("PYTHONPATH", str(here.parent), prepend=os.pathsep)
     served = Serving(folder, "--task", f"{here.stem}:WordRegression", folder=recipe.parent)

@@ -45,29 +45,29 @@ LENGTHS = st.lists(st.integers(1, 7), max_size=40)
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    chosen: str = request.param
-    return chosen
+def name(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
+    return value
 
 
 @pytest.fixture(scope="module")
-def tokenizer(kind: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
-    return by_kind[kind]
+def tokenizer(name: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
+    return by_kind[name]
 
 
 @pytest.fixture(scope="module")
-def reference(kind: str, by_kind: dict[str, PreTrainedTokenizerBase], bpe_folder: str) -> PreTrainedTokenizerBase:
+def reference(name: str, by_kind: dict[str, PreTrainedTokenizerBase], bpe_folder: str) -> PreTrainedTokenizerBase:
     """What transformers' examples use for pre-split words: byte-level BPE is loaded with ``add_prefix_space``."""
-    return AutoTokenizer.from_pretrained(bpe_folder, add_prefix_space=True) if kind == "bpe" else by_kind[kind]
+    return AutoTokenizer.from_pretrained(bpe_folder, add_prefix_space=True) if name == "bpe" else by_kind[name]
 
 
 def aligned(words: Sequence[str], reference: PreTrainedTokenizerBase) -> list[list[int]]:
     """The sub-words of each word by transformers' ``word_ids``, the unknown token where there are none."""
     encoding = reference(words, is_split_into_words=True, add_special_tokens=False, split_special_tokens=True)
-    found: list[list[int]] = [[] for _ in words]
+    tokens_by_word: list[list[int]] = [[] for _ in words]
     for token, word in zip(encoding["input_ids"], encoding.word_ids(), strict=True):
-        found[word].append(token)
-    return [piece if piece else [reference.unk_token_id] for piece in found]
+        tokens_by_word[word].append(token)
+    return [piece if piece else [reference.unk_token_id] for piece in tokens_by_word]
 
 
 def pieces(split: SubWords) -> list[list[int]]:
@@ -79,8 +79,8 @@ class TestSubWords:
         self, tokenizer: PreTrainedTokenizerBase, reference: PreTrainedTokenizerBase
     ) -> None:
         sentences = [[], *[line.split() for line in LINES[:6]], ODD_WORDS, SENTENCE[:1]]
-        found = split_words(sentences, tokenizer, longest=100)
-        for words, split in zip(sentences, found, strict=True):
+        tokens_by_word = split_words(sentences, tokenizer, longest=100)
+        for words, split in zip(sentences, tokens_by_word, strict=True):
             assert pieces(split) == (aligned(words, reference) if words else [])
             assert split.lost == 0
 
@@ -96,10 +96,10 @@ class TestSubWords:
         (split,) = split_words([["the", "harbour"]], bpe_tokenizer, longest=100)
         assert split.ids == bpe_tokenizer(" the harbour", add_special_tokens=False)["input_ids"]
 
-    @pytest.mark.parametrize("kind", ["bpe", "modern", "llama", "gemma"])
-    def test_of_sentences_are_those_of_their_text(self, kind: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> None:
+    @pytest.mark.parametrize("name", ["bpe", "modern", "llama", "gemma"])
+    def test_of_sentences_are_those_of_their_text(self, name: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> None:
         """Tokenizers for which a space belongs to the word behind it, with and without ``add_prefix_space``."""
-        tokenizer = by_kind[kind]
+        tokenizer = by_kind[name]
         sentences = [line.split() for line in LINES]
         for line, row in zip(LINES, split_words(sentences, tokenizer, longest=50), strict=True):
             assert row.ids == tokenizer(f" {line}", add_special_tokens=False)["input_ids"]
@@ -203,9 +203,9 @@ class TestContext:
             for offset, lengths in zip(offsets, rows, strict=False)
         ]
         rules = WindowRules(prefix=(-1,), suffix=(-2,), room=room, overlap=overlap, context=context)
-        found = list(document_windows(document, rules))
-        assert len(found) == len(rows)
-        for windows, row, offset in zip(found, document, offsets, strict=False):
+        by_row = list(document_windows(document, rules))
+        assert len(by_row) == len(rows)
+        for windows, row, offset in zip(by_row, document, offsets, strict=False):
             assert [word for window in windows for word in window.words] == list(range(len(row.starts) - 1))
             assert len(windows) >= 1
             for window in windows:
@@ -224,13 +224,13 @@ class TestContext:
             for start, size in ((0, 10), (10, 4), (14, 20))
         ]
         rules = WindowRules(prefix=(-1,), suffix=(-2,), room=12, overlap=2, context=6)
-        found = list(document_windows(document, rules))
-        assert [window.ids for window in found[0]] == [[-1, *range(12), -2]]
-        (middle,) = found[1]
+        by_row = list(document_windows(document, rules))
+        assert [window.ids for window in by_row[0]] == [[-1, *range(12), -2]]
+        (middle,) = by_row[1]
         assert middle.ids == [-1, *range(6, 18), -2]
         assert middle.gather_positions(first=False) == ([5, 6, 7, 8], [0, 1, 2, 3])
-        assert [window.ids[1] for window in found[2]] == [14, 22]
-        assert found[2][-1].ids == [-1, *range(22, 34), -2]
+        assert [window.ids[1] for window in by_row[2]] == [14, 22]
+        assert by_row[2][-1].ids == [-1, *range(22, 34), -2]
 
 
 def test_word_starts() -> None:

@@ -69,16 +69,16 @@ def google_variable(rules: str, parameter: str) -> tuple[str, bool]:
     """Google's name of a parameter of HF, and whether its values are transposed."""
     for pattern, replacement in TO_GOOGLE[rules]:
         parameter = re.sub(pattern, replacement, parameter)
-    module, _, kind = parameter.rpartition(".")
+    module, _, suffix = parameter.rpartition(".")
     if module.endswith("_embeddings"):
         return module.replace(".", "/"), False
     if "LayerNorm" in module:
-        kind = {"weight": "gamma", "bias": "beta"}[kind]
+        suffix = {"weight": "gamma", "bias": "beta"}[suffix]
     elif OUTPUTS.search(parameter):
-        kind = {"weight": "output_weights", "bias": "output_bias"}[kind]
-    elif kind == "weight":
-        kind = "kernel"
-    return "/".join([*module.split("."), kind]).lstrip("/"), kind == "kernel"
+        suffix = {"weight": "output_weights", "bias": "output_bias"}[suffix]
+    elif suffix == "weight":
+        suffix = "kernel"
+    return "/".join([*module.split("."), suffix]).lstrip("/"), suffix == "kernel"
 
 
 def tied(name: str) -> bool:
@@ -208,15 +208,15 @@ def test_names_and_shapes_of_published_sizes(name: str, generator: bool) -> None
     hf_class = HEAD_CLASSES[rules]
     with torch.device("meta"):
         reference = hf_class(hf_class.config_class(**config))
-    stated = {"architectures": [hf_class.__name__]} if generator else {}
+    settings = {"architectures": [hf_class.__name__]} if generator else {}
     bundle = bundle_of(shapes)
-    names, parameters, head = module._model(bundle, stated)
+    names, parameters, head = module._model(bundle, settings)
     expected = {key: tuple(tensor.shape) for key, tensor in reference.state_dict().items() if not tied(key)}
     assert parameters == {key: google_variable(rules, key) for key in expected}
     for key, (variable, is_transposed) in parameters.items():
         assert (shapes[variable][::-1] if is_transposed else shapes[variable]) == expected[key]
     if variables is electra:
-        sized = module._config(bundle, names, parameters, head, stated)
+        sized = module._config(bundle, names, parameters, head, settings)
         stated_sizes = ("embedding_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
         assert {key: sized[key] for key in (*sizes, *stated_sizes)} == {
             key: config[key] for key in (*sizes, *stated_sizes)
@@ -244,23 +244,23 @@ def test_an_albert_that_answers_questions_has_the_head_of_bert() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "stated", "reason"),
+    ("shapes", "settings", "reason"),
     [
         ({"_CHECKPOINTABLE_OBJECT_GRAPH": (), "a/b": ()}, {}, "object-based checkpoint of TensorFlow 2"),
-        ({"conv/kernel": (3, 3)}, {}, "variables do not belong to bert, albert, electra: conv/kernel"),
-        (electra({**ELECTRA, "hidden_size": 100}, GENERATOR), {}, "State num_attention_heads in config.json"),
+        ({"conv/kernel": (3, 3)}, {}, r"variables do not belong to bert, albert, electra \(conv/kernel\)"),
+        (electra({**ELECTRA, "hidden_size": 100}, GENERATOR), {}, "Set num_attention_heads in config.json"),
         ({"electra/encoder/layer_0/output/dense/bias": (8,)}, {}, "vocab_size is not known, because .* is missing"),
         ({**bert(BERT), **output("", 10**9, BERT)}, {"num_attention_heads": 2}, "1000000000 classes, expected at most"),
-        (bert(BERT), {}, "State num_attention_heads in bert_config.json"),
+        (bert(BERT), {}, "Set num_attention_heads in bert_config.json"),
         (bert(BERT), {"num_attention_heads": 2, "model_type": "electra"}, "names another model than .*, bert"),
     ],
 )
 def test_checkpoints_that_are_rejected(
-    shapes: Mapping[str, tuple[int, ...]], stated: dict[str, Any], reason: str
+    shapes: Mapping[str, tuple[int, ...]], settings: dict[str, Any], reason: str
 ) -> None:
     bundle = bundle_of(shapes)
     with pytest.raises(CheckpointError, match=reason):
-        module._config(bundle, *module._model(bundle, stated), stated)
+        module._config(bundle, *module._model(bundle, settings), settings)
 
 
 def test_several_checkpoints_in_a_folder(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ SMALL = [token for token in VOCABULARY if token == token.lower() or token.starts
 
 
 @pytest.mark.parametrize(
-    ("tokens", "stated", "expected"),
+    ("tokens", "settings", "expected"),
     [
         (VOCABULARY, {}, False),
         (VOCABULARY, {"do_lower_case": True}, True),
@@ -343,20 +343,20 @@ SMALL = [token for token in VOCABULARY if token == token.lower() or token.starts
         ([*VOCABULARY[:6], "3", "1", ",", ".", "你", "好"], {}, None),
     ],
 )
-def test_cased_or_uncased(tokens: list[str], stated: dict[str, Any], expected: bool | None, tmp_path: Path) -> None:
+def test_cased_or_uncased(tokens: list[str], settings: dict[str, Any], expected: bool | None, tmp_path: Path) -> None:
     source, folder = copied(FOLDER / "bert", tmp_path / "google"), tmp_path / "hf"
     folder.mkdir()
     (source / "vocab.txt").write_text("\n".join(tokens) + "\n", "utf-8")
-    if stated:
-        (source / "tokenizer_config.json").write_text(json.dumps({**stated, "model_max_length": 64}))
+    if settings:
+        (source / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 64}))
     if expected is None:
-        with pytest.raises(CheckpointError, match=r'cased or uncased: state it in .*{"do_lower_case": true}'):
+        with pytest.raises(CheckpointError, match=r'cased or uncased\. Set {"do_lower_case": true}'):
             module._write_vocabulary(source, folder)
         return
     module._write_vocabulary(source, folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert (tokenizer.tokenize("Film") == tokenizer.tokenize("film")) is expected
-    assert tokenizer.model_max_length == (64 if stated else tokenizer.model_max_length)
+    assert tokenizer.model_max_length == (64 if settings else tokenizer.model_max_length)
 
 
 def test_vocabularies_that_are_rejected(tmp_path: Path) -> None:

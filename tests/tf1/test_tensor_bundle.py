@@ -62,9 +62,9 @@ def test_what_tensorflow_wrote(folder: str) -> None:
     assert {name: entry.shape for name, entry in bundle.entries.items()} == shapes
     for variable, shape in shapes.items():
         expected = torch.tensor(12) if variable == "global_step" else torch.from_numpy(values(variable, shape))
-        found = bundle.read(variable)
-        assert found.dtype == expected.dtype
-        assert torch.equal(found, expected)
+        value = bundle.read(variable)
+        assert value.dtype == expected.dtype
+        assert torch.equal(value, expected)
 
 
 def copied(folder: Path, *, index: bytes = INDEX, data: bytes = DATA) -> Path:
@@ -80,8 +80,8 @@ def read_all(index: Path) -> None:
         bundle.read(name)
 
 
-def flipped(content: bytes, place: int, bits: int = 1) -> bytes:
-    return content[:place] + bytes([content[place] ^ bits]) + content[place + 1 :]
+def flipped(content: bytes, index: int, bits: int = 1) -> bytes:
+    return content[:index] + bytes([content[index] ^ bits]) + content[index + 1 :]
 
 
 @pytest.mark.parametrize("bits", [1, 0x80])
@@ -89,23 +89,23 @@ def test_a_changed_byte_of_the_index_is_rejected(bits: int, tmp_path: Path) -> N
     """The footer has no checksum: a change there is rejected, or it changes nothing that is read."""
     footer = len(INDEX) - 48
     entries = open_bundle(SQUAD).entries
-    for place in (*range(0, footer, 37), *range(footer, len(INDEX))):
-        path = copied(tmp_path, index=flipped(INDEX, place, bits))
+    for index in (*range(0, footer, 37), *range(footer, len(INDEX))):
+        path = copied(tmp_path, index=flipped(INDEX, index, bits))
         try:
-            assert (place >= footer, open_bundle(path).entries) == (True, entries)
+            assert (index >= footer, open_bundle(path).entries) == (True, entries)
         except CheckpointError as error:
             assert "download it again" in str(error)  # noqa: PT017  # a table of outcomes
 
 
 def test_a_changed_byte_of_the_data_is_refused_with_its_tensor(tmp_path: Path) -> None:
     entries = open_bundle(SQUAD).entries
-    for place in range(0, len(DATA), 613):
-        bundle = open_bundle(copied(tmp_path, data=flipped(DATA, place)))
+    for index in range(0, len(DATA), 613):
+        bundle = open_bundle(copied(tmp_path, data=flipped(DATA, index)))
         for name, entry in entries.items():
-            if entry.offset <= place < entry.offset + entry.size:
+            if entry.offset <= index < entry.offset + entry.size:
                 with pytest.raises(CheckpointError, match=rf"checksum of {name} \(bytes {entry.offset} to"):
                     bundle.read(name)
-            elif place % 5 == 0:
+            elif index % 5 == 0:
                 bundle.read(name)
 
 
@@ -120,8 +120,8 @@ def test_a_data_file_that_is_missing_is_named(tmp_path: Path) -> None:
         if "00001-of" not in path.name:
             shutil.copy(path, tmp_path)
     bundle = open_bundle(tmp_path / "bert_model.ckpt.index")
-    found = [entry.shard for entry in bundle.entries.values()]
-    assert set(found) == {0, 1}
+    shards = [entry.shard for entry in bundle.entries.values()]
+    assert set(shards) == {0, 1}
     with pytest.raises(CheckpointError, match=r"data-00001-of-00002: No such file"):
         read_all(bundle.path)
 
@@ -153,13 +153,13 @@ def table(entries: Sequence[tuple[bytes, bytes]], *, blocks: int = 1, repeated: 
     """A table of blocks. ``repeated``: its index names the first block twice."""
     size = -(-len(entries) // blocks)
     parts = [block(entries[start : start + size]) for start in range(0, len(entries), size)]
-    handles, place = [], 0
-    for part in parts:
-        handles.append((b"~", varint(place) + varint(len(part) - 5)))
-        place += len(part)
+    handles, offset = [], 0
+    for content in parts:
+        handles.append((b"~", varint(offset) + varint(len(content) - 5)))
+        offset += len(content)
     metaindex, index = block([]), block(handles * (1 + repeated))
-    footer = varint(place) + varint(len(metaindex) - 5)
-    footer += varint(place + len(metaindex)) + varint(len(index) - 5)
+    footer = varint(offset) + varint(len(metaindex) - 5)
+    footer += varint(offset + len(metaindex)) + varint(len(index) - 5)
     return b"".join([*parts, metaindex, index, footer.ljust(40, b"\0"), 0xDB4775248B80FB57.to_bytes(8, "little")])
 
 
@@ -215,7 +215,7 @@ def test_index_that_is_refused(content: bytes, reason: str, tmp_path: Path) -> N
         (GOOD + field(7, b""), "is partitioned"),
         (field(1, 2) + SHAPE + field(5, 24), r"shape \[2, 3\] but 24 bytes"),
         (field(1, 1) + field(2, field(2, field(1, 2**31)) * 2) + field(5, 24), "but 24 bytes"),
-        (GOOD + field(4, 8), "truncated: 24 bytes"),
+        (GOOD + field(4, 8), "truncated to 24 bytes"),
         (GOOD + field(4, 2**62), "truncated"),
         (field(1, 1) + field(2, field(2, field(1, 2**40))) + field(5, 2**42), "truncated"),
         (field(1, 1) + SHAPE + field(5, 24), "checksum of a"),
@@ -233,7 +233,7 @@ def test_any_index_is_read_or_refused(data: st.DataObject) -> None:
     """A file that lies with right checksums: every outcome but an answer or the one error is a defect."""
     parts = st.one_of(st.binary(max_size=12), st.builds(field, st.integers(1, 8), st.integers(0, 2**64 - 1)))
     message = st.lists(parts, max_size=6).map(b"".join)
-    entries = data.draw(st.lists(st.tuples(st.binary(max_size=3), message), max_size=3, unique_by=lambda one: one[0]))
+    entries = data.draw(st.lists(st.tuples(st.binary(max_size=3), message), max_size=3, unique_by=lambda pair: pair[0]))
     content = table(sorted([HEADER, *[entry for entry in entries if entry[0]]]))
     path = Path(os.environ["HF_HOME"]) / "fuzzed.index"
     path.parent.mkdir(exist_ok=True)

@@ -39,9 +39,9 @@ def trained(checkpoint: Path, *, checkpointing: bool = False, **changes: object)
 @pytest.fixture(scope="module")
 def folder(dropout_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run to its end."""
-    made = tmp_path_factory.mktemp("adapters") / "run"
-    run(made, dropout_checkpoint, "adapters")
-    return made
+    path = tmp_path_factory.mktemp("adapters") / "run"
+    run(path, dropout_checkpoint, "adapters")
+    return path
 
 
 def test_the_saved_model_is_an_ordinary_one_with_changes_in_the_targets_alone(
@@ -79,8 +79,8 @@ def test_metrics_are_those_of_the_saved_model_and_the_model_in_memory_has_its_we
     saved = TaskModel.from_pretrained(tmp_path / "model")
     assert distance(weights_of(saved), weights_of(model)) == 0
     assert all(parameter.requires_grad for parameter in model.parameters())
-    found = evaluate(saved, ROWS)
-    assert {name: found[name] for name in result.metrics} == result.metrics
+    metrics = evaluate(saved, ROWS)
+    assert {name: metrics[name] for name in result.metrics} == result.metrics
     model.save_pretrained(tmp_path / "again")  # no module is another one
 
 
@@ -88,7 +88,7 @@ def test_a_run_is_not_resumed_on_another_encoder_or_with_other_adapters(
     dropout_checkpoint: Path, wide_checkpoint: Path, tmp_path: Path
 ) -> None:
     stopped(4, tmp_path / "run", dropout_checkpoint, "adapters")
-    with pytest.raises(CheckpointError, match="not those that the run began with"):
+    with pytest.raises(CheckpointError, match="other weights than at the start of the run"):
         run(tmp_path / "run", wide_dropout(wide_checkpoint, dropout_checkpoint, tmp_path), "adapters")
     for changes in ({"lora_rank": 5}, {"lora_alpha": 2.0}, {"lora_dropout": 0.1}, {"lora_targets": ("key",)}):
         with pytest.raises(UsageError, match=rf"optim\.{next(iter(changes))}"):
@@ -97,12 +97,12 @@ def test_a_run_is_not_resumed_on_another_encoder_or_with_other_adapters(
 
 def wide_dropout(wide_checkpoint: Path, dropout_checkpoint: Path, folder: Path) -> Path:
     """The weights of the one with the configuration of the other."""
-    made = folder / "mixed"
-    made.mkdir()
+    mixed = folder / "mixed"
+    mixed.mkdir()
     for file in dropout_checkpoint.iterdir():
         source = wide_checkpoint / file.name if file.suffix == ".safetensors" else file
-        (made / file.name).write_bytes(source.read_bytes())
-    return made
+        (mixed / file.name).write_bytes(source.read_bytes())
+    return mixed
 
 
 def test_a_stopped_run_leaves_the_encoder_as_it_was_and_resumes_with_the_same_model(
@@ -138,9 +138,9 @@ def test_micro_batches_and_gradient_checkpointing_change_nothing(wide_checkpoint
     assert distance(whole, trained(wide_checkpoint, lora_alpha=4.0)) == 0
 
 
-@pytest.mark.parametrize("kind", EXAMPLES)
-def test_every_task_trains_the_adapters_and_its_head_alone(wide_checkpoint: Path, kind: str) -> None:
-    example = EXAMPLES[kind]
+@pytest.mark.parametrize("case", EXAMPLES)
+def test_every_task_trains_the_adapters_and_its_head_alone(wide_checkpoint: Path, case: str) -> None:
+    example = EXAMPLES[case]
     model = load_model(wide_checkpoint, example.task)
     before, steps = weights_of(model), adapted_steps(model, list(example.rows))
     walk(steps)
@@ -162,10 +162,10 @@ def test_a_student_has_adapters_and_its_teacher_none(wide_checkpoint: Path, tmp_
     options = {"teacher": teacher, "teacher_hidden": "mse", "teacher_relations": True, "lora_targets": ("key", "value")}
     fit(student, ROWS, ROWS, output_dir=tmp_path, progress=False, **OPTIM, **options)
     assert distance(weights_of(teacher), before) == 0
-    saved, own = weights_of(TaskModel.from_pretrained(tmp_path / "model")), weights_of(load_model(wide_checkpoint))
-    changed = {name for name, value in saved.items() if not torch.equal(value, own[name])}
+    saved, base = weights_of(TaskModel.from_pretrained(tmp_path / "model")), weights_of(load_model(wide_checkpoint))
+    changed = {name for name, value in saved.items() if not torch.equal(value, base[name])}
     assert {name for name in changed if not name.startswith("head.")} == {
-        name for name in own if name.endswith("attention.qkv.weight")
+        name for name in base if name.endswith("attention.qkv.weight")
     }
 
 
@@ -192,11 +192,11 @@ def test_what_adapters_are_not_made_for_is_refused(dropout_checkpoint: Path, tmp
     )
     with pytest.raises(UsageError, match="trains two models together"):
         fit(pair, ROWS, ROWS, output_dir=tmp_path, progress=False, **OPTIM)
-    with pytest.raises(UsageError, match="lora_rank = 37: expected at most 36"):
+    with pytest.raises(UsageError, match="lora_rank is 37, expected at most 36"):
         fit(load_model(dropout_checkpoint), ROWS, ROWS, output_dir=tmp_path, lora_rank=37, progress=False)
     for dtype in (torch.bfloat16, torch.float16):
         half = load_model(dropout_checkpoint).to(dtype)
-        with pytest.raises(UsageError, match=rf"the model's weights are {dtype}: call model\.float\(\)"):
+        with pytest.raises(UsageError, match=rf"the model's weights are {dtype}\. Call model\.float\(\)"):
             freeze_encoder(Supervised(half), OptimSection(lora_rank=4))
     assert not (tmp_path / "run.json").exists()
 

@@ -37,10 +37,10 @@ def names(folder):
 
 def test_what_is_saved_comes_back(tmp_path):
     path = save(tmp_path / "checkpoints", 7)
-    found = newest_checkpoint(tmp_path / "checkpoints")
-    assert (found.path, found.skipped, found.state.step, found.state.progress) == (path, (), 7, {"a": [1, None]})
-    assert torch.equal(found.state.weights["encoder.weight"], torch.full((3, 4), 7.0))
-    assert found.state.weights["head.bias"].dtype == torch.int64
+    newest = newest_checkpoint(tmp_path / "checkpoints")
+    assert (newest.path, newest.skipped, newest.state.step, newest.state.progress) == (path, (), 7, {"a": [1, None]})
+    assert torch.equal(newest.state.weights["encoder.weight"], torch.full((3, 4), 7.0))
+    assert newest.state.weights["head.bias"].dtype == torch.int64
     manifest = json.loads((path / "manifest.json").read_text("utf-8"))
     assert (manifest["step"], manifest["seed"]) == (7, 1)
     assert {name: (path / name).stat().st_size for name in manifest["files"]} == {
@@ -99,7 +99,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, written):
 
     original = checkpointing.save_file
     monkeypatch.setattr(checkpointing, "save_file", full)
-    with pytest.raises(CheckpointError, match=r"no space left: 92 bytes of weights needed, \d+ free.*from ckpt-1"):
+    with pytest.raises(CheckpointError, match=r"no space left for 92 bytes of weights, \d+ bytes free.*from ckpt-1"):
         save(tmp_path, 2)
     assert names(tmp_path) == ["ckpt-1", "latest"]
     assert newest_checkpoint(tmp_path).state.step == 1
@@ -147,33 +147,33 @@ def test_a_checkpoint_whose_successor_never_got_its_name_comes_back(tmp_path):
     assert names(tmp_path) == ["ckpt-3", "latest"]
 
 
-def damage(path, kind):
-    """``kind``: something that happens to the weights, or the content of the manifest."""
+def damage(path, fault):
+    """``fault``: something that happens to the weights, or the content of the manifest."""
     weights = path / "weights.safetensors"
     content = bytearray(weights.read_bytes())
-    if kind == "cut":
+    if fault == "cut":
         weights.write_bytes(content[:-1])
-    elif kind == "bit":
+    elif fault == "bit":
         content[-5] ^= 1
         weights.write_bytes(content)
-    elif kind in ("gone", "pipe"):
+    elif fault in ("gone", "pipe"):
         weights.unlink()
-        os.mkfifo(weights) if kind == "pipe" else None
+        os.mkfifo(weights) if fault == "pipe" else None
     else:
-        (path / "manifest.json").write_text(kind, "utf-8")
+        (path / "manifest.json").write_text(fault, "utf-8")
 
 
 KINDS = ("cut", "bit", "gone", "pipe", "", "[]", '{"step": 2}', '{"step": 2, "files": {}}', '{"step": 3, "files": {}}')
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_checkpoint_is_skipped_or_if_no_other_is_there_refused(tmp_path, kind):
+@pytest.mark.parametrize("fault", KINDS)
+def test_a_damaged_checkpoint_is_skipped_or_if_no_other_is_there_refused(tmp_path, fault):
     save(tmp_path, 1)
-    damage(save(tmp_path, 2), kind)
+    damage(save(tmp_path, 2), fault)
     newest = newest_checkpoint(tmp_path)
     assert (newest.state.step, len(newest.skipped)) == (1, 1)
     assert "ckpt-2" in str(newest.skipped[0])
     (tmp_path / "ckpt-1" / "state.json").write_text("{}", "utf-8")
-    with pytest.raises(CheckpointError, match=r"no checkpoint can be used: .*state\.json is damaged.*overwrite=True"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be used\. .*state\.json is damaged.*overwrite=True"):
         newest_checkpoint(tmp_path)
     assert names(tmp_path) == ["ckpt-1", "ckpt-2", "latest"]

@@ -94,14 +94,14 @@ def test_the_command_line_and_the_report_show_the_note(recipe, tmp_path, command
     assert (content["collapse"], content["notes"]) == ("predicts 'negative' for every row", [note])
     page = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert "The best model predicts &#39;negative&#39; for every row" in page
-    made = make_report(tmp_path / "out")
-    assert made.to_json()["runs"][0]["notes"] == [note]
-    assert f"out: {note}" in made.lines()
+    report = make_report(tmp_path / "out")
+    assert report.to_json()["runs"][0]["notes"] == [note]
+    assert f"out: {note}" in report.lines()
 
 
 def test_seeds_name_the_runs_and_what_to_try(recipe, tmp_path, command):
     said = command("train", recipe, "--seeds", "1,2", "--quiet").out
-    assert "2 of 2 runs (seeds 1, 2) collapsed; no other is left" in said
+    assert "2 of 2 runs (seeds 1, 2) collapsed. No other run is left" in said
     assert said.count("Try a lower learning_rate") == 1
     content = json.loads((tmp_path / "out" / "seeds.json").read_text("utf-8"))
     assert content["collapsed"] == dict.fromkeys("12", "predicts 'negative' for every row")

@@ -53,9 +53,9 @@ def widened(model, seed):
     return model
 
 
-def pair(checkpoint, kind=Distillation, task=WEIGHTED_TASK, **options):
+def pair(checkpoint, objective_class=Distillation, task=WEIGHTED_TASK, **options):
     student, teacher = (widened(load_model(checkpoint, task, seed=seed), seed) for seed in (0, 3))
-    return kind(student, teacher, TeacherSection(name="teacher", **options)).double()
+    return objective_class(student, teacher, TeacherSection(name="teacher", **options)).double()
 
 
 def batch_of(model, rows):
@@ -80,14 +80,14 @@ def plain(objective, rows, *, temperature, weight):
     for row in rows:
         (feature,) = student.task.features([row], student.tokenizer)
         batch = collate([feature], position_offset=student.config.position_offset)
-        found = student(batch)
+        student_logits = student(batch)
         with torch.no_grad():
-            given = copy.deepcopy(teacher).eval()(batch)
-        soft = [F.log_softmax(logits / temperature, dim=-1) for logits in (given, found)]
+            teacher_logits = copy.deepcopy(teacher).eval()(batch)
+        soft = [F.log_softmax(logits / temperature, dim=-1) for logits in (teacher_logits, student_logits)]
         divergences.append((soft[0].exp() * (soft[0] - soft[1])).sum() * temperature**2)
         if row["label"] is not None:
             index = LABELS.index(row["label"])
-            labelled.append(-found.log_softmax(-1)[0, index] * WEIGHTED_TASK.class_weights[index])
+            labelled.append(-student_logits.log_softmax(-1)[0, index] * WEIGHTED_TASK.class_weights[index])
             weights.append(WEIGHTED_TASK.class_weights[index])
     return (1 - weight) * sum(labelled) / sum(weights) + weight * sum(divergences) / len(rows)
 
@@ -137,11 +137,11 @@ def other_direction(student, teacher, temperature):
 
 @pytest.mark.parametrize("fault", [PaddingCounted, without_square, other_direction], ids=lambda fault: fault.__name__)
 def test_the_formula_would_show_the_usual_mistakes(wide_checkpoint, monkeypatch, fault):
-    kind = fault if isinstance(fault, type) else Distillation
-    if kind is Distillation:
+    objective_class = fault if isinstance(fault, type) else Distillation
+    if objective_class is Distillation:
         monkeypatch.setattr("bert_tasks.tasks.shared.outputs.softmax_divergence", fault)
     rows = make_rows(9, unlabelled=(2, 5))
-    objective = pair(wide_checkpoint, kind, temperature=3.0)
+    objective = pair(wide_checkpoint, objective_class, temperature=3.0)
     expected = plain(copy.deepcopy(objective), rows, temperature=3.0, weight=0.5).item()
     assert abs(first_step(objective, rows)[0] - expected) > 1e-3 * expected
 
@@ -173,14 +173,14 @@ def test_the_teacher_is_moved_but_neither_trained_nor_stored(wide_checkpoint):
 
 
 def test_micro_batches_change_no_weight(wide_checkpoint):
-    found = []
+    runs = []
     for tokens in (16384, 1):
         objective = pair(wide_checkpoint, hidden="mse", relations=True, relations_weight=0.5)
         rows = make_rows(37, unlabelled=UNLABELLED)
         options = {**TWENTY_STEPS, "epochs": 2, "micro_batch_tokens": tokens}
         logs = walk(make_steps(objective.model, rows, objective=objective, **options))
-        found.append((weights_of(objective), logs))
-    (whole, logs), (parts, others) = found
+        runs.append((weights_of(objective), logs))
+    (whole, logs), (parts, others) = runs
     assert distance(whole, parts) <= 1e-12
     weights = {"sequence-classification": 0.5, "distillation": 0.5, "hidden": 1.0, "relations": 0.5}
     for log, other in zip(logs, others, strict=True):
@@ -227,9 +227,9 @@ def test_a_teacher_that_does_not_fit_is_refused_by_name(checkpoint, unigram_toke
 def test_a_crf_neither_teaches_nor_learns(checkpoint):
     tasks = [TokenClassification(labels=("O", "B-x"), max_length=40, crf=is_crf) for is_crf in (True, False)]
     crf, single = (load_model(checkpoint, task) for task in tasks)
-    with pytest.raises(UsageError, match="crf = true: a CRF scores sequences of tags"):
+    with pytest.raises(UsageError, match="crf = true scores sequences of tags"):
         Distillation(single, crf)
-    with pytest.raises(UsageError, match=r"^crf = true: a CRF scores sequences of tags"):
+    with pytest.raises(UsageError, match=r"^crf = true scores sequences of tags"):
         Distillation(crf, single)
 
 
@@ -257,8 +257,8 @@ def test_a_student_without_segments_leaves_them_to_the_teacher(wordpiece_tokeniz
     assert any(one["token_type_ids"] != other["token_type_ids"] for one, other in zip(expected, ours, strict=True))
     objective = Distillation(student, teacher)
     keys = FeatureKeys(seed=0, epoch=0, numbers=(0, 1))
-    found = objective.prepare(ours, keys, ours)
-    assert [one["token_type_ids"] for one in found] == [one["token_type_ids"] for one in expected]
+    features = objective.prepare(ours, keys, ours)
+    assert [one["token_type_ids"] for one in features] == [one["token_type_ids"] for one in expected]
     assert (
         Distillation(teacher, TaskModel.from_pretrained(tmp_path, task=task)).prepare(expected, keys, ours) == expected
     )
@@ -341,8 +341,8 @@ def test_a_recipe_names_the_layers_and_the_teacher(checkpoint, teacher_folder, t
     recipe = load_recipe(path, overrides=["model.layers=every-other"])
     assert (recipe.model.layers, recipe.teacher.temperature, recipe.teacher.weight) == ("every-other", 1.5, 0.5)
     assert recipe.teacher.name == str(tmp_path / "teacher")
-    assert "layers 0 of 2" in dry_run(recipe).load_summary
-    with pytest.raises(UsageError, match=r"layers = \[2\]: expected numbers from 0 to 1"):
+    assert "Layers 0 of 2" in dry_run(recipe).load_summary
+    with pytest.raises(UsageError, match=r"layers are \[2\], expected numbers from 0 to 1"):
         dry_run(load_recipe(path, overrides=["model.layers=[2]"]))
 
 
@@ -359,14 +359,14 @@ def states_of(model, row):
 def plain_relations(student, teacher, row, heads):
     """One row, one head, one pair of tokens after another."""
     total = 0.0
-    found = []
+    projections = []
     for model in (student, teacher):
         inputs, layer = states_of(model, row)[-2], model.encoder.layers[model.encoder.layer_order[-1]]
         query, key, value = F.linear(inputs, layer.attention.qkv.weight, layer.attention.qkv.bias).chunk(3, dim=-1)
-        found.append((query, key, value))
-    for own, given in zip(*found, strict=True):
-        for one, other in zip(own.chunk(heads, dim=-1), given.chunk(heads, dim=-1), strict=True):
-            q, p = ((part @ part.T / part.shape[1] ** 0.5).softmax(-1) for part in (one, other))
+        projections.append((query, key, value))
+    for states, targets in zip(*projections, strict=True):
+        for state, other in zip(states.chunk(heads, dim=-1), targets.chunk(heads, dim=-1), strict=True):
+            q, p = ((part @ part.T / part.shape[1] ** 0.5).softmax(-1) for part in (state, other))
             total += (p * (p.log() - q.log())).sum(-1).mean() / (3 * heads)
     return total
 
@@ -398,9 +398,9 @@ def test_relations_of_models_of_any_width_are_those_of_unpadded_rows(wide_checkp
     assert objective.counts(features)["relations"] == 9
 
 
-@pytest.mark.parametrize("kind", ["cosine", "mse"])
-def test_hidden_states_of_all_tokens_are_compared(wide_checkpoint, kind):
-    objective = pair(wide_checkpoint, hidden=kind, hidden_weight=0.3)
+@pytest.mark.parametrize("loss_type", ["cosine", "mse"])
+def test_hidden_states_of_all_tokens_are_compared(wide_checkpoint, loss_type):
+    objective = pair(wide_checkpoint, hidden=loss_type, hidden_weight=0.3)
     with torch.no_grad():
         objective.teacher.encoder.layers[0].output.weight.mul_(1.5)
     rows = make_rows(9, unlabelled=(2, 5))
@@ -409,7 +409,7 @@ def test_hidden_states_of_all_tokens_are_compared(wide_checkpoint, kind):
     states = [[states_of(model, row)[-1] for row in rows] for model in (objective.model, objective.teacher)]
     student, teacher = (torch.cat(one) for one in states)
     cosine = (student * teacher).sum(-1) / student.norm(dim=-1) / teacher.norm(dim=-1)
-    expected = (1 - cosine).sum() if kind == "cosine" else (student - teacher).square().sum() / student.shape[1]
+    expected = (1 - cosine).sum() if loss_type == "cosine" else (student - teacher).square().sum() / student.shape[1]
     assert (term.name, term.weight, term.count.item()) == ("hidden", 0.3, len(student))
     assert term.total.item() == pytest.approx(expected.item(), rel=1e-12)
     assert term.total.item() > 1e-3
@@ -425,21 +425,21 @@ def test_reading_all_states_changes_no_logit(wide_checkpoint):
 
 @pytest.mark.parametrize("relations", [False, 3])
 def test_checkpointed_layers_give_the_same_gradients(dropout_checkpoint, relations):
-    rows, found = make_rows(9), []
+    rows, steps = make_rows(9), []
     for checkpointing in (False, True):
         objective = pair(dropout_checkpoint, hidden="cosine", relations=relations)
         objective.model.encoder.gradient_checkpointing = checkpointing
-        found.append(first_step(objective, rows))
-    assert found[0][0] == found[1][0]
-    assert all(torch.equal(one, found[1][1][name]) for name, one in found[0][1].items())
+        steps.append(first_step(objective, rows))
+    assert steps[0][0] == steps[1][0]
+    assert all(torch.equal(one, steps[1][1][name]) for name, one in steps[0][1].items())
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"hidden": "cosine"}, "the teacher has 48, the model 36"),
-        ({"relations": 7}, "choose a divisor of 12"),
-        ({"relations": True, "cache_logits": True}, "keeps logits alone"),
+        ({"hidden": "cosine"}, "the teacher has 48 and the model 36"),
+        ({"relations": 7}, "Choose a divisor of 12"),
+        ({"relations": True, "cache_logits": True}, "stores only logits"),
     ],
 )
 def test_what_two_models_do_not_share_is_refused(wide_checkpoint, bpe_tokenizer, tmp_path, options, said):
@@ -478,9 +478,9 @@ def test_masked_tokens_are_compared_over_the_whole_vocabulary(wide_checkpoint, m
 # Logits that are kept
 
 
-@pytest.mark.parametrize("kind", ["single", "windows", "several", "token", "span"])
-def test_kept_logits_are_those_of_the_teacher(wide_checkpoint, monkeypatch, kind):
-    example = EXAMPLES[kind]
+@pytest.mark.parametrize("case", ["single", "windows", "several", "token", "span"])
+def test_kept_logits_are_those_of_the_teacher(wide_checkpoint, monkeypatch, case):
+    example = EXAMPLES[case]
     objectives = [pair(wide_checkpoint, task=example.task, cache_logits=kept) for kept in (False, True)]
     rows = [*example.rows, changed(example, "word " * 60)]
     losses = []
@@ -527,6 +527,6 @@ def test_all_parts_of_the_loss_are_float32_under_bfloat16(wide_checkpoint):
     exact = objective(batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = objective(batch)
-    for one, other in zip(exact, rounded, strict=True):
+    for reference, other in zip(exact, rounded, strict=True):
         assert other.total.dtype == torch.float32
-        assert other.total.item() == pytest.approx(one.total.item(), rel=0.2)
+        assert other.total.item() == pytest.approx(reference.total.item(), rel=0.2)

@@ -53,7 +53,7 @@ def test_replacing_a_run_leaves_what_a_person_put_beside_the_model(run_folder, c
 @pytest.mark.parametrize("name", ["thesis.tex", "model", "recipe.toml", "metrics.json"])
 def test_a_folder_without_a_run_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
-    with pytest.raises(UsageError, match=rf"contains no run \(it contains {name}\): choose another folder") as error:
+    with pytest.raises(UsageError, match=rf"contains no run \(it contains {name}\)\. Choose another folder") as error:
         check_folder(tmp_path)
     assert error.value.exit_code == 2
 
@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
 def test_damaged_files_are_named(tmp_path, read, name, content):
     assert read(tmp_path) is None
     (tmp_path / name).write_text(content, "utf-8")
-    with pytest.raises(UsageError, match=rf"{name} is damaged: .*overwrite=True"):
+    with pytest.raises(UsageError, match=rf"{name} is damaged \(.*overwrite=True"):
         read(tmp_path)
 
 
@@ -113,7 +113,7 @@ def test_a_removed_run_leaves_nothing_but_foreign_files(run_folder, tmp_path):
 
 def test_the_environment_says_nothing_of_the_user(monkeypatch):
     monkeypatch.setenv("MY_SECRET", "xyzzy")
-    found = environment()
-    assert set(found) == {"python", "platform", "cpu", "threads", "matmul_library", "versions"}
-    assert "xyzzy" not in json.dumps(found)
-    assert {"bert-tasks", "torch", "transformers", "accelerate"} <= found["versions"].keys()
+    facts = environment()
+    assert set(facts) == {"python", "platform", "cpu", "threads", "matmul_library", "versions"}
+    assert "xyzzy" not in json.dumps(facts)
+    assert {"bert-tasks", "torch", "transformers", "accelerate"} <= facts["versions"].keys()

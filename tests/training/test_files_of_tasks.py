@@ -116,14 +116,14 @@ def test_some_tasks_share_rows_and_others_have_their_own(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("[run]", '[data]\ntrain = "a.csv"\n[run]'), "[data] is not read: each task has its own, [tasks.NAME.data]"),
-        (('[tasks.slots.data]\ndir = "slots"\n', ""), "tasks.slots: it has no rows; name them in [data] or [tasks."),
+        (("[run]", '[data]\ntrain = "a.csv"\n[run]'), "each task has its own [tasks.NAME.data]. Remove [data]"),
+        (('[tasks.slots.data]\ndir = "slots"\n', ""), "task 'slots' has no rows. Name them in [data] or [tasks."),
         (('dir = "slots"', 'dri = "slots"'), "unknown key 'dri' in [tasks.slots.data], did you mean 'dir'?"),
-        (('dir = "slots"', "dir = 3"), "dir = 3: expected a string"),
+        (('dir = "slots"', "dir = 3"), "dir is 3, expected a string"),
         (('dir = "slots"', 'dir = "slots"\ntrain = "a"'), "expected exactly one of dataset, dir, train"),
         (('dir = "slots"', 'dir = "slots"\ncolumns = {tags = "a"}'), "name the columns in [tasks.slots]"),
-        (("epochs = 2", "sampling = 0.5"), "sampling = 0.5: expected"),
-        (("[run]", '[data.tasks.a]\ntrain = "x"\n[run]'), "[data] tasks: write [tasks.NAME.data]"),
+        (("epochs = 2", "sampling = 0.5"), "sampling is 0.5, expected"),
+        (("[run]", '[data.tasks.a]\ntrain = "x"\n[run]'), "'tasks' does not belong in [data]. Write [tasks.NAME.data]"),
     ],
 )
 def test_wrong_sections_are_named(change: tuple[str, str], message: str, folder: Path) -> None:
@@ -154,7 +154,7 @@ def test_wrong_rows_of_all_files_are_named(folder: Path) -> None:
 def test_validation_sets_must_agree(folder: Path) -> None:
     text = RECIPE.replace('"topics/a.csv"', '{old = "topics/a.csv", new = "topics/b.csv"}')
     (folder / "recipe.toml").write_text(text, "utf-8")
-    with pytest.raises(DataError, match=r"different validation sets \(.*old and new.*\): name the same ones"):
+    with pytest.raises(DataError, match=r"different validation sets \(.*old and new.*\). Name the same sets"):
         prepare(load_recipe("recipe.toml"))
 
 
@@ -178,9 +178,9 @@ def test_fit_takes_rows_by_task(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "sets", "message"),
     [
-        ({"topic": TOPICS}, None, "train: expected the rows of each of the tasks slots, topic, by their names"),
-        ({"topic": TOPICS, "slots": SLOTS}, TOPICS, "validation: expected the rows of each of the tasks"),
-        ({"topic": TOPICS, "slots": SLOTS}, {"topic": TOPICS}, "validation: expected the rows of each of the tasks"),
+        ({"topic": TOPICS}, None, "fit: train needs the rows of each of the tasks slots, topic, by their names"),
+        ({"topic": TOPICS, "slots": SLOTS}, TOPICS, "fit: validation needs the rows of each of the tasks"),
+        ({"topic": TOPICS, "slots": SLOTS}, {"topic": TOPICS}, "fit: validation needs the rows of each of the tasks"),
     ],
 )
 def test_missing_rows_of_tasks_are_named(rows: Any, sets: Any, message: str, folder: Path) -> None:

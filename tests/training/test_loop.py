@@ -25,9 +25,9 @@ SMALL = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}
 QUICK = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
 
 
-def events(folder, kind):
+def events(folder, name):
     lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
+    return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
 def short_fit(model, folder, *, rows=None, **changes):
@@ -141,30 +141,30 @@ def poison(model, step):
 
 def weights_before_each_update(monkeypatch):
     """Copies of the weights as every call of ``update`` finds them."""
-    found = []
+    snapshots = []
     take = OptimizerSteps.update
 
     def update(steps, *arguments, **options):
         steps.optimizer.update_weights()
-        found.append(weights_of(steps.objective.model))
+        snapshots.append(weights_of(steps.objective.model))
         return take(steps, *arguments, **options)
 
     monkeypatch.setattr(OptimizerSteps, "update", update)
-    return found
+    return snapshots
 
 
 @pytest.mark.parametrize("step", [0, 3, 5])  # the first, one in the middle of an epoch, the last
 def test_a_run_that_diverges_stops_with_the_weights_before_that_step(checkpoint, tmp_path, monkeypatch, step):
     model = load_model(checkpoint)
     poison(model, step)
-    found = weights_before_each_update(monkeypatch)
+    snapshots = weights_before_each_update(monkeypatch)
     with pytest.raises(DivergedError, match=f"^step {step + 1}: the loss is") as error:
         short_fit(model, tmp_path, logging_steps=1)
     assert error.value.exit_code == 5
     (event,) = events(tmp_path, "diverged")
     assert (event["step"], event["grad_norm"]) == (step + 1, None)
-    assert f": {', '.join(map(str, event['rows']))}. " in str(error.value)
-    assert all(torch.equal(found[step][name], value) for name, value in weights_of(model).items())
+    assert f"rows {', '.join(map(str, event['rows']))} (the first" in str(error.value)
+    assert all(torch.equal(snapshots[step][name], value) for name, value in weights_of(model).items())
     assert not (tmp_path / "metrics.json").exists()
     if step:
         assert [event["step"] for event in events(tmp_path, "step")] == list(range(1, step + 1))
@@ -177,7 +177,7 @@ def test_a_poisoned_row_is_named(checkpoint, tmp_path):
     model = load_model(checkpoint, SequenceClassification(problem_type="regression", max_length=40))
     rows = [{"text": "a ferry", "label": 0.5} for _ in range(12)]
     rows[7]["label"] = 1e300
-    with pytest.raises(DivergedError, match=r"the first of the data is 1\): (\d+, )*8[,.]"):
+    with pytest.raises(DivergedError, match=r"has the rows (\d+, )*8[, ]"):
         fit(model, rows, rows[:3], output_dir=tmp_path, **{**QUICK, "batch_size": 3})
 
 
@@ -318,8 +318,8 @@ def test_bf16_trains_and_the_process_may_go_on_in_fp32(checkpoint, tmp_path):
 @pytest.mark.parametrize("supported", [True, False])
 def test_bf16_where_it_is_slower_is_reported(checkpoint, tmp_path, monkeypatch, capfd, supported):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    found = {"architecture": "x86_64", "avx512_bf16": supported, "amx_bf16": False}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    capabilities = {"architecture": "x86_64", "avx512_bf16": supported, "amx_bf16": False}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     fit(load_model(checkpoint), make_rows(8), make_rows(8), output_dir=tmp_path, mixed_precision="bf16", epochs=1)
     assert ("bf16 is slower than float32 here" in capfd.readouterr().err) is not supported
 
@@ -333,7 +333,7 @@ def test_fp16_without_a_gpu_is_refused(checkpoint, tmp_path, monkeypatch):
 
 def test_another_number_of_processes_than_launched_is_refused(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="started 2 processes, but 1 take part") as error:
+    with pytest.raises(UsageError, match="started 2 processes, but accelerate uses 1") as error:
         short_fit(load_model(checkpoint), tmp_path / "run")
     assert error.value.exit_code == 2
 
@@ -386,8 +386,8 @@ def test_a_sample_that_is_lost_or_doubled_is_never_hidden(checkpoint, monkeypatc
     whole = evaluation.longest_first
 
     def broken(lengths, *, max_tokens):
-        found = whole(lengths, max_tokens=max_tokens)
-        return found[:-1] if damage == "lost" else [*found, found[0][:1]]
+        batches = whole(lengths, max_tokens=max_tokens)
+        return batches[:-1] if damage == "lost" else [*batches, batches[0][:1]]
 
     monkeypatch.setattr(evaluation, "longest_first", broken)
     with pytest.raises(BertTasksError, match="evaluation saw"):

@@ -65,11 +65,11 @@ class Recording(Supervised):
         self.seen = {}
 
     def prepare(self, features, keys, corpus):
-        made = super().prepare(features, keys, corpus)
-        for number, feature in zip(keys.numbers, made, strict=True):
+        masked_features = super().prepare(features, keys, corpus)
+        for number, feature in zip(keys.numbers, masked_features, strict=True):
             seen = (feature["input_ids"], feature["gather_positions"], feature["labels"], feature.get("fields"))
             assert self.seen.setdefault((keys.epoch, number), seen) == seen
-        return made
+        return masked_features
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["ngrams", "pairs"])

@@ -227,14 +227,14 @@ def wrong(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("teacher", "message"),
     [
-        ({"topics": "topic"}, r"\[teacher\]: there is no task 'topics': name teachers of entails, slots, topic"),
-        ({"slots": "topic"}, "topic: it has no trained head for token-classification with this run's labels"),
-        ({"topic": "other"}, "other: it has no trained head for sequence-classification with this run's labels"),
-        ("topic", r"topic has no task entails, slots, topic \(tasks: only sequence-classification\)\. Name a teacher"),
-        ("few", r"few has no task entails \(tasks: slots, topic\)\. Name a teacher for each task"),
-        ("labels", r"\[teacher\], task slots: the teacher's labels are O, X, the model's are"),
-        ("kinds", r"\[teacher\], task topic: the teacher's task is token-classification"),
-        ("missing", r"\[teacher\]: .*missing"),
+        ({"topics": "topic"}, r"\[teacher\] names the unknown task 'topics'\. Name teachers of entails, slots, topic"),
+        ({"slots": "topic"}, "topic has no trained head for token-classification with this run's labels"),
+        ({"topic": "other"}, "other has no trained head for sequence-classification with this run's labels"),
+        ("topic", r"topic has no task entails, slots, topic \(it has only sequence-classification\)\. Name a teacher"),
+        ("few", r"few has no task entails \(it has slots, topic\)\. Name a teacher for each task"),
+        ("labels", r"\[teacher\] of task slots: the teacher's labels are O, X, but the model's are"),
+        ("kinds", r"\[teacher\] of task topic: the teacher's task is token-classification"),
+        ("missing", r"\[teacher\] .*missing"),
     ],
 )
 def test_wrong_teachers_are_named(
@@ -248,15 +248,15 @@ def test_wrong_teachers_are_named(
 def test_impossible_teachers_are_named(base: Path, tmp_path: Path) -> None:
     model = load(base)
     for teacher, settings, error, message in (
-        (model, {}, UsageError, r"\[teacher\], task entails: the teacher is the model itself"),
+        (model, {}, UsageError, r"\[teacher\] of task entails: the teacher is the model itself"),
         ({"topic": model.models["topic"]}, {}, UsageError, "task topic: the teacher is the model itself"),
-        (load(base), {"teacher_hidden": "mse"}, UsageError, "set teacher.hidden to 'none' and teacher.relations to fa"),
+        (load(base), {"teacher_hidden": "mse"}, UsageError, "Set teacher.hidden to 'none' and teacher.relations to fa"),
         ({}, {}, RecipeError, "name"),
     ):
         with pytest.raises(error, match=message):
             fit(model, ROWS, ROWS, output_dir=tmp_path, teacher=teacher, **SETTINGS, **settings)  # type: ignore[arg-type]
     rows = [{"text": row["text"], "label": row["topic"]} for row in ROWS]
-    with pytest.raises(UsageError, match=r"\[teacher\]: topic are no tasks, the model has one: name one teacher"):
+    with pytest.raises(UsageError, match=r"\[teacher\] has tasks \(topic\), but the model has one\. Name one teacher"):
         fit(model.models["topic"], rows, rows, output_dir=tmp_path, teacher={"topic": model}, **SETTINGS)
 
 

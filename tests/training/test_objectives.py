@@ -58,10 +58,10 @@ def test_the_gradient_is_that_of_the_weighted_sum_of_means(wide_checkpoint, unla
     gradients = {name: parameter.grad for name, parameter in objective.named_parameters()}
     result = steps.update(0, batch, sums)  # scales the gradients in place before the optimizer drops them
 
-    one = make_steps(reference.model, rows, objective=reference, batch_size=9)
+    reference_steps = make_steps(reference.model, rows, objective=reference, batch_size=9)
     seen = []
     reference.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    one.backward(0, batch)
+    reference_steps.backward(0, batch)
     reference.zero_grad(set_to_none=True)
     (packed,) = seen
     loss = sum(term.weight * term.total / term.count for term in reference(packed) if term.count > 0)
@@ -72,13 +72,13 @@ def test_the_gradient_is_that_of_the_weighted_sum_of_means(wide_checkpoint, unla
         torch.testing.assert_close(gradients[name].to_dense(), expected, rtol=1e-9, atol=1e-12)
 
 
-def trainer(checkpoint, folder, kind=LengthAndLabel, *, head_seed=0, **changes):
+def trainer(checkpoint, folder, objective_class=LengthAndLabel, *, head_seed=0, **changes):
     model = load_model(checkpoint, WEIGHTED_TASK, seed=head_seed)
     rows = make_rows(8, unlabelled=(2,))
     tables = [RowTable.from_rows(one, columns=model.task.columns) for one in (rows, make_rows(6, seed=1))]
     optim = {"epochs": 2, "batch_size": 3, "learning_rate": 1e-3, "micro_batch_tokens": 30, **changes}
     return Trainer(
-        objective=kind(model),
+        objective=objective_class(model),
         splits=Splits(train=tables[0], validation={"": tables[1]}),
         optim=OptimSection(**optim),
         run=RunSection(output_dir=str(folder), logging_steps=1, keep_checkpoints=True),
@@ -113,7 +113,7 @@ def test_only_the_model_is_saved(straight):
 
 
 def test_a_run_is_not_resumed_with_another_objective(straight, dropout_checkpoint):
-    with pytest.raises(UsageError, match="other settings: objective"):
+    with pytest.raises(UsageError, match="differs in objective"):
         trainer(dropout_checkpoint, straight, Other, epochs=3).train(progress=False)
 
 

@@ -59,20 +59,20 @@ def test_biases_and_norms_do_not_decay_and_tied_weights_stand_in_one_group_once(
     model = Tower()
     model.layers[1]["dense"].weight = model.layers[0]["dense"].weight
     groups = grouped(model)
-    found = settings_by_name(model, groups)
-    assert set(found) == {name for name, _ in model.named_parameters()}
-    decayed = {name for name, (_, decay) in found.items() if decay == 0.01}
+    settings = settings_by_name(model, groups)
+    assert set(settings) == {name for name, _ in model.named_parameters()}
+    decayed = {name for name, (_, decay) in settings.items() if decay == 0.01}
     assert decayed == {"words.weight", "classifier.weight"} | {f"layers.{i}.dense.weight" for i in (0, 2)}
-    assert {decay for _, decay in found.values()} == {0.0, 0.01}
-    assert {rate for rate, _ in found.values()} == {1e-3}
+    assert {decay for _, decay in settings.values()} == {0.0, 0.01}
+    assert {rate for rate, _ in settings.values()} == {1e-3}
     assert len(groups) == 2
 
 
 def test_rates_fall_layer_by_layer_below_the_head():
     model = Tower()
-    found = settings_by_name(model, grouped(model, layerwise_lr_decay=0.5))
+    settings = settings_by_name(model, grouped(model, layerwise_lr_decay=0.5))
     depths = model.parameter_depths()
-    assert {name: rate for name, (rate, _) in found.items()} == pytest.approx(
+    assert {name: rate for name, (rate, _) in settings.items()} == pytest.approx(
         {name: 1e-3 * [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1][depths[name]] for name in depths}
     )
 
@@ -80,9 +80,9 @@ def test_rates_fall_layer_by_layer_below_the_head():
 @pytest.mark.parametrize("decay", [None, 0.9])
 def test_the_head_may_have_its_own_rate(decay):
     model = Tower()
-    found = settings_by_name(model, grouped(model, layerwise_lr_decay=decay, head_learning_rate=0.1))
+    settings = settings_by_name(model, grouped(model, layerwise_lr_decay=decay, head_learning_rate=0.1))
     plain = settings_by_name(model, grouped(model, layerwise_lr_decay=decay))
-    for name, (rate, _) in found.items():
+    for name, (rate, _) in settings.items():
         assert rate == (0.1 if name.startswith("classifier") else plain[name][0])
 
 
@@ -130,8 +130,8 @@ def test_clipping_equals_scaling_then_clip_grad_norm(scale, max_norm):
     limit = math.inf if max_norm is None else max_norm
     expected = nn.utils.clip_grad_norm_(theirs.parameters(), limit)
     torch.testing.assert_close(norm, expected, rtol=1e-12, atol=0)
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-12)
+    for our_parameter, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(our_parameter.grad, other.grad, rtol=0, atol=1e-12)
 
 
 def test_parameters_without_gradients_are_left_alone():

@@ -90,8 +90,8 @@ def test_an_own_head_keeps_its_initial_values(checkpoint: Path) -> None:
     assert model.head.scores.bias.tolist() == list(PRIOR)
     assert model.head.again.weight is model.head.first.weight
     assert model.head.temperature == 2.0
-    made = TaskModel(model.hf_config, TASK)
-    assert made.head.scores.bias.tolist() == list(PRIOR)
+    new_model = TaskModel(model.hf_config, TASK)
+    assert new_model.head.scores.bias.tolist() == list(PRIOR)
 
 
 def test_an_own_head_is_trained_saved_and_loaded(checkpoint: Path, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_an_own_head_is_trained_saved_and_loaded(checkpoint: Path, tmp_path: Pat
 
 def test_a_head_that_is_not_the_one_it_names_is_refused(checkpoint: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"HFConfig\.head is 'sequence', but the head has no head\.dense\.bias.*HFConfig\.head is None"
+        UsageError, match=r"HFConfig\.head is 'sequence', but the head has no head\.dense\.bias.*Set HFConfig\.head"
     ):
         load_model(checkpoint, MisnamedHead(labels=LABELS, max_length=40))
 

@@ -17,7 +17,7 @@ TOLERANCE = {"torch.float64": 1e-12, "torch.float32": 1e-6}
 
 
 @pytest.fixture(scope="module")
-def one(checkpoint, wide_checkpoint, tmp_path_factory):
+def single_process(checkpoint, wide_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
     return process_scenarios.scenarios(checkpoint, wide_checkpoint, folder) | {"folder": folder / "run"}
 
@@ -37,15 +37,15 @@ def two(checkpoint, wide_checkpoint, tmp_path_factory):
     ]
 
 
-def test_both_processes_take_part_and_leave_their_group_and_the_second_is_silent(one, two):
-    assert [one["world"], two[0]["world"], two[1]["world"]] == [1, 2, 2]
+def test_both_processes_take_part_and_leave_their_group_and_the_second_is_silent(single_process, two):
+    assert [single_process["world"], two[0]["world"], two[1]["world"]] == [1, 2, 2]
     assert [rank["group"] for rank in two] == ["left", "left"]
     assert two[0]["stderr"].count("step 12/12  epoch 3") == 1
 
 
 @pytest.mark.parametrize("dtype", [str(dtype) for dtype in DTYPES])
-def test_two_processes_train_the_weights_of_one(one, two, dtype):
-    single = one["steps"][dtype]
+def test_two_processes_train_the_weights_of_one(single_process, two, dtype):
+    single = single_process["steps"][dtype]
     assert len(single["logs"]) == 12
     for rank in two:
         assert distance(single["weights"], rank["steps"][dtype]["weights"]) <= TOLERANCE[dtype]
@@ -75,63 +75,63 @@ def test_every_sample_is_read_once_an_epoch(two):
 @pytest.mark.parametrize(
     "name", ["few", "all rows", "own table", "uneven", "terms", "teacher", "masks", "tokens", "adapters"]
 )
-def test_processes_with_fewer_rows_or_none_do_no_harm(one, two, name):
-    assert distance(one[name]["weights"], two[0][name]["weights"]) <= 1e-12
-    losses = [[log["loss"] for log in rank[name]["logs"]] for rank in (one, *two)]
+def test_processes_with_fewer_rows_or_none_do_no_harm(single_process, two, name):
+    assert distance(single_process[name]["weights"], two[0][name]["weights"]) <= 1e-12
+    losses = [[log["loss"] for log in rank[name]["logs"]] for rank in (single_process, *two)]
     assert losses[1] == losses[2]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
 @pytest.mark.parametrize("name", SEVERAL_TERMS)
-def test_each_term_has_the_count_of_the_whole_batch(one, two, wide_checkpoint, name):
+def test_each_term_has_the_count_of_the_whole_batch(single_process, two, wide_checkpoint, name):
     """One batch, micro-batches, and two processes give the same weights, although no two of them have equal counts."""
     whole = several_terms(name, wide_checkpoint, micro_batch_tokens=16384)
     assert len(whole["logs"]) == 5
-    for other in (one, *two):
-        found = other["several terms"][name]
-        assert distance(whole["weights"], found["weights"]) <= 1e-12
-        for left, right in zip(whole["logs"], found["logs"], strict=True):
+    for other in (single_process, *two):
+        rank = other["several terms"][name]
+        assert distance(whole["weights"], rank["weights"]) <= 1e-12
+        for left, right in zip(whole["logs"], rank["logs"], strict=True):
             assert left == pytest.approx(right, rel=1e-9)
 
 
 @pytest.mark.parametrize("count", EVALUATED)
-def test_evaluation_gives_the_same_digits(one, two, count):
-    single = one["evaluations"][count]
+def test_evaluation_gives_the_same_digits(single_process, two, count):
+    single = single_process["evaluations"][count]
     assert len(single["predictions"]) == count
-    assert one["evaluated masks"]["metrics"]["perplexity"] > 1
+    assert single_process["evaluated masks"]["metrics"]["perplexity"] > 1
     for rank in two:
         assert rank["evaluations"][count] == single
-        assert rank["evaluated masks"] == one["evaluated masks"]  # the same tokens are masked
+        assert rank["evaluated masks"] == single_process["evaluated masks"]  # the same tokens are masked
 
 
-def test_predictions_stand_in_row_order(one, wide_checkpoint):
+def test_predictions_stand_in_row_order(single_process, wide_checkpoint):
     model = process_scenarios.load_model(wide_checkpoint)
     for count in EVALUATED:
         alone = [model.predict([row])[0].score for row in make_rows(count, seed=count)]
-        found = [prediction["score"] for prediction in one["evaluations"][count]["predictions"]]
-        assert found == pytest.approx(alone, abs=1e-5)
+        scores = [prediction["score"] for prediction in single_process["evaluations"][count]["predictions"]]
+        assert scores == pytest.approx(alone, abs=1e-5)
 
 
-def test_fit_records_one_run(one, two):
+def test_fit_records_one_run(single_process, two):
     def events(folder):
         return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
 
-    assert distance(one["trained"]["weights"], two[0]["trained"]["weights"]) <= 1e-6
+    assert distance(single_process["trained"]["weights"], two[0]["trained"]["weights"]) <= 1e-6
     assert two[0]["trained"]["metrics"] == two[1]["trained"]["metrics"]
-    single, double = events(one["folder"]), events(two[0]["folder"])
+    single, double = events(single_process["folder"]), events(two[0]["folder"])
     assert [(event["event"], event["step"]) for event in single] == [(e["event"], e["step"]) for e in double]
     rates = [[event["learning_rate"] for event in run if event["event"] == "step"] for run in (single, double)]
     assert rates[0] == rates[1]
     assert len(rates[0]) == 12
-    facts = [json.loads((run["folder"] / "run.json").read_text("utf-8")) for run in (one, two[0])]
+    facts = [json.loads((run["folder"] / "run.json").read_text("utf-8")) for run in (single_process, two[0])]
     assert [run["processes"] for run in facts] == [1, 2]
 
 
-def test_tasks_with_their_own_rows_are_trained_the_same(one, two):
+def test_tasks_with_their_own_rows_are_trained_the_same(single_process, two):
     """The processes draw the same rows, and the folder of the model is that of one process."""
-    assert distance(one["trained tasks"]["weights"], two[0]["trained tasks"]["weights"]) <= 1e-6
+    assert distance(single_process["trained tasks"]["weights"], two[0]["trained tasks"]["weights"]) <= 1e-6
     assert two[0]["trained tasks"]["metrics"] == two[1]["trained tasks"]["metrics"]
-    folders = [run["folder"].parent / "tasks" / "model" for run in (one, two[0])]
+    folders = [run["folder"].parent / "tasks" / "model" for run in (single_process, two[0])]
     names = [sorted(path.name for path in folder.iterdir()) for folder in folders]
     assert names[0] == names[1]
     for name in names[0]:
@@ -144,18 +144,18 @@ def test_tasks_with_their_own_rows_are_trained_the_same(one, two):
     [
         (
             "labels",
-            'DataError: .*settings.labels is ["negative", "positive"] on process 0; ["positive", "negative"] on '
-            "process 1. Start",
+            'DataError: .*settings.labels (["negative", "positive"] on process 0, but ["positive", "negative"] on '
+            "process 1). Start",
         ),
-        ("rows", "DataError: .*data.train is "),
-        ("settings", "UsageError: .*optim.learning_rate is 0.001 on process 0; 0.0001 on process 1. Start all"),
+        ("rows", "DataError: .*data.train ("),
+        ("settings", "UsageError: .*optim.learning_rate (0.001 on process 0, but 0.0001 on process 1). Start all"),
     ],
 )
-def test_processes_that_disagree_do_not_train(one, two, topic, message):
-    kind, _, difference = message.partition(".*")
-    assert one["disagreements"][topic] == ""
+def test_processes_that_disagree_do_not_train(single_process, two, topic, message):
+    prefix, _, difference = message.partition(".*")
+    assert single_process["disagreements"][topic] == ""
     for rank in two:
-        expected = f"{kind}the 2 processes of this run were given different things: {difference}"
+        expected = f"{prefix}the 2 processes of this run disagree on {difference}"
         assert rank["disagreements"][topic].startswith(expected)
     assert not (two[0]["folder"].parent / topic / "run.json").exists()
 
@@ -167,8 +167,8 @@ def test_differences_are_named_with_the_processes_that_have_them():
         {"settings.labels": "[1, 0]", "seed": "1"},
     ]
     assert disagreements(settings) == {
-        "settings.labels": "settings.labels is [0, 1] on process 0; [1, 0] on processes 1, 2",
-        "new": "new is not set on processes 0, 2; 2 on process 1",
+        "settings.labels": "settings.labels ([0, 1] on process 0, but [1, 0] on processes 1, 2)",
+        "new": "new (not set on processes 0, 2, but 2 on process 1)",
     }
     assert disagreements(settings[1:2] * 3) == {}
 

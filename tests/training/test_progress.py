@@ -61,8 +61,8 @@ def test_the_bar_shows_loss_rate_and_speed():
     reporter.evaluation(4, {"accuracy": 0.75}, best=False)
     reporter.close()
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
-    for part in ("epoch 2", "4/9", "loss 0.5124", "lr 4.20e-05", "4,321 tokens/s"):
-        assert part in shown
+    for phrase in ("epoch 2", "4/9", "loss 0.5124", "lr 4.20e-05", "4,321 tokens/s"):
+        assert phrase in shown
     assert "weights: [all] loaded" in shown
     assert "evaluation after step 4: accuracy 0.7500" in shown
 

@@ -93,9 +93,9 @@ def test_losses_and_gradients_are_those_of_transformers_classes(folder: Path, tm
     ids, mask = padded([one["input_ids"] for one in prepared])
     original, _ = padded([one["input_ids"] for one in features])
     labels = torch.full_like(ids, -100)
-    for row, one in enumerate(prepared):
-        labels[row, one["gather_positions"]] = torch.tensor(one["labels"]).long()
-        assert torch.equal(original[row, one["gather_positions"]], labels[row, one["gather_positions"]])
+    for row, feature in enumerate(prepared):
+        labels[row, feature["gather_positions"]] = torch.tensor(feature["labels"]).long()
+        assert torch.equal(original[row, feature["gather_positions"]], labels[row, feature["gather_positions"]])
     masked_loss = generator(input_ids=ids, attention_mask=mask, labels=labels).loss
     assert (terms["generator"].total / terms["generator"].count).item() == pytest.approx(masked_loss.item(), rel=1e-12)
 
@@ -109,14 +109,14 @@ def test_losses_and_gradients_are_those_of_transformers_classes(folder: Path, tm
     assert 0 < replaced.sum() <= len(drawn)
     logits = discriminator(input_ids=inputs, attention_mask=mask).logits[mask.bool()]
     expected = F.binary_cross_entropy_with_logits(logits, replaced.double())
-    found = terms["discriminator"].total / terms["discriminator"].count
-    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+    loss = terms["discriminator"].total / terms["discriminator"].count
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
 
-    total = terms["generator"].total / terms["generator"].count + 50 * found
+    total = terms["generator"].total / terms["generator"].count + 50 * loss
     total.backward()
     (masked_loss + 50 * expected).backward()
-    own = objective.model.encoder.embeddings
-    for name, ours in (("word", own.word), ("position", own.position), ("token_type", own.token_type)):
+    tables = objective.model.encoder.embeddings
+    for name, ours in (("word", tables.word), ("position", tables.position), ("token_type", tables.token_type)):
         theirs = [
             getattr(one.electra.embeddings, f"{name}_embeddings").weight.grad for one in (generator, discriminator)
         ]
@@ -132,9 +132,9 @@ def test_losses_and_gradients_are_those_of_transformers_classes(folder: Path, tm
 
 def test_embeddings_are_one_and_no_gradient_goes_through_the_draw(folder: Path) -> None:
     objective = objective_of(folder)
-    own, theirs = objective.model.encoder.embeddings, objective.generator.encoder.embeddings
+    embeddings, theirs = objective.model.encoder.embeddings, objective.generator.encoder.embeddings
     for name in ("word", "position", "token_type", "norm"):
-        assert getattr(own, name) is getattr(theirs, name)
+        assert getattr(embeddings, name) is getattr(theirs, name)
     assert objective.generator.config.hidden_size == 9
     assert objective.model.task.rule == MaskingRule(mask_replace_prob=0.85, random_replace_prob=0.0)
     assert len(objective.generator.encoder.layers) == len(objective.model.encoder.layers)
@@ -167,8 +167,8 @@ def test_draws_follow_the_distribution_and_depend_on_their_numbers_alone() -> No
     counts = Counter(drawn.tolist())
     statistic = sum((counts[number] - float(size)) ** 2 / float(size) for number, size in enumerate(expected))
     assert statistic < 36  # chi-square with 11 degrees of freedom: p = 1e-4 at 37
-    part = torch.tensor([7, 500, 3])
-    assert torch.equal(VocabularyOutput.of_logits(logits.expand(3, -1)).sample(uniforms[part]), drawn[part])
+    subset = torch.tensor([7, 500, 3])
+    assert torch.equal(VocabularyOutput.of_logits(logits.expand(3, -1)).sample(uniforms[subset]), drawn[subset])
     edges = VocabularyOutput.of_logits(torch.tensor([[0.0, -torch.inf, 0.0]]).expand(3, -1))
     assert edges.sample(torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)).tolist() == [0, 2, 2]
 
@@ -221,18 +221,18 @@ def test_a_run_saves_both_models_and_resumes_exactly(folder: Path, tmp_path: Pat
     config = json.loads((tmp_path / "whole" / "generator" / "config.json").read_text())
     assert (config["architectures"], config["hidden_size"]) == (["ElectraForMaskedLM"], 9)
     model = TaskModel.from_pretrained(tmp_path / "whole")
-    (found,) = model.predict("the ferry leaves at seven")
-    assert len(found.tokens) == len(found.scores) >= 5
+    (prediction,) = model.predict("the ferry leaves at seven")
+    assert len(prediction.tokens) == len(prediction.scores) >= 5
     assert evaluate(tmp_path / "whole", ROWS) == pytest.approx(whole.metrics, abs=1e-6)
     assert evaluate(tmp_path / "whole" / "model", ROWS) == evaluate(tmp_path / "whole", ROWS)
-    with pytest.raises(UsageError, match=r"with its generator, which is not known .* evaluate the output folder"):
+    with pytest.raises(UsageError, match=r"with its generator, which is not known .* Evaluate the output folder"):
         evaluate(TaskModel(model.hf_config, model.task, tokenizer=model.tokenizer), ROWS)
     (tmp_path / "parts" / "model").rename(tmp_path / "alone")
-    with pytest.raises(UsageError, match=r"with its generator, and .*generator does not exist: evaluate the output"):
+    with pytest.raises(UsageError, match=r"with its generator, but .*generator does not exist\. Evaluate the output"):
         evaluate(tmp_path / "alone", ROWS)
     run(folder, tmp_path / "other", seed=6, epochs=1)
     (tmp_path / "other" / "generator").rename(tmp_path / "generator")
-    with pytest.raises(UsageError, match=r"with its generator, and that in .* belongs to other weights"):
+    with pytest.raises(UsageError, match=r"with its generator, but the generator in .* belongs to other weights"):
         evaluate(tmp_path / "alone", ROWS)
 
 
@@ -247,13 +247,13 @@ def test_a_report_shows_replaced_tokens(folder: Path, tmp_path: Path) -> None:
     assert task.metrics(predictions, ROWS)["auc"] == pytest.approx(roc_auc_score(seen[:, 1], seen[:, 0]), abs=1e-12)
     assert sections.figures == {"tokens": len(seen), "masked": seen[:, 2].sum(), "replaced": seen[:, 1].sum()}
     tokenizer = model.require_tokenizer()
-    for row, one in zip(ROWS, predictions, strict=True):
+    for row, prediction in zip(ROWS, predictions, strict=True):
         originals = tokenizer(row["text"], add_special_tokens=False)["input_ids"]
-        assert list(one.originals) == originals
-        assert tokenizer.mask_token_id not in one.ids
-        changed = [token != original for token, original in zip(one.ids, originals, strict=True)]
-        assert sum(changed) == sum(replaced for _, replaced, _ in one.measured)
-        assert sum(segment.label != "" for segment in one.example.excerpt) == sum(changed)
+        assert list(prediction.originals) == originals
+        assert tokenizer.mask_token_id not in prediction.ids
+        changed = [token != original for token, original in zip(prediction.ids, originals, strict=True)]
+        assert sum(changed) == sum(replaced for _, replaced, _ in prediction.measured)
+        assert sum(segment.label != "" for segment in prediction.example.excerpt) == sum(changed)
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "Texts with the worst mistakes" in page
     assert " instead of " in page
@@ -271,16 +271,16 @@ def test_areas_of_resampled_rows_are_scikit_learns() -> None:
         counts = chance.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)))
         weights = np.repeat(counts, sizes)
         groups = np.bincount(measure.statistics.group_of_row, weights=counts)
-        found = dict(zip(measure.names, measure.formula(measure.statistics.sums(groups[None]))[0], strict=True))
+        areas = dict(zip(measure.names, measure.formula(measure.statistics.sums(groups[None]))[0], strict=True))
         expected = {
             "auc": roc_auc_score(replaced, scores, sample_weight=weights),
             "precision": precision_score(replaced, scores > 0, sample_weight=weights),
             "recall": recall_score(replaced, scores > 0, sample_weight=weights),
             "generator_accuracy": 1 - (weights * replaced).sum() / (weights * masked).sum(),
         }
-        assert found == pytest.approx(expected, abs=1e-3)
+        assert areas == pytest.approx(expected, abs=1e-3)
         del expected["auc"]
-        assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-12)
+        assert {name: areas[name] for name in expected} == pytest.approx(expected, abs=1e-12)
 
 
 def test_other_families_are_refused_by_name(
@@ -310,13 +310,13 @@ def plain_step(generator: Any, discriminator: Any, prepared: Any, features: Any)
     ids, mask = padded([one["input_ids"] for one in prepared])
     inputs, _ = padded([one["input_ids"] for one in features])
     labels = torch.full_like(ids, -100)
-    for row, one in enumerate(prepared):
-        labels[row, one["gather_positions"]] = torch.tensor(one["labels"]).long()
+    for row, feature in enumerate(prepared):
+        labels[row, feature["gather_positions"]] = torch.tensor(feature["labels"]).long()
     output = generator(input_ids=ids, attention_mask=mask, labels=labels)
-    chosen, original = labels != -100, inputs.clone()
-    sums = output.logits.detach()[chosen].softmax(1).cumsum(1)  # [R, V]
+    is_masked, original = labels != -100, inputs.clone()
+    sums = output.logits.detach()[is_masked].softmax(1).cumsum(1)  # [R, V]
     uniforms = torch.tensor([number for one in prepared for number in one["fields"]["uniform"]], dtype=torch.float64)
-    inputs[chosen] = torch.searchsorted(sums, uniforms[:, None] * sums[:, -1:], right=True).squeeze(1)
+    inputs[is_masked] = torch.searchsorted(sums, uniforms[:, None] * sums[:, -1:], right=True).squeeze(1)
     logits = discriminator(input_ids=inputs, attention_mask=mask).logits[mask.bool()]
     replaced = (inputs != original)[mask.bool()].to(logits.dtype)
     loss: Tensor = output.loss + 50 * F.binary_cross_entropy_with_logits(logits, replaced)
@@ -335,11 +335,11 @@ def test_a_hundred_steps_give_the_loss_curve_of_a_plain_loop(tmp_path: Path, bpe
     options: dict[str, Any] = {"dtype": torch.float64, "attn_implementation": "eager"}
     generator = transformers.ElectraForMaskedLM.from_pretrained(tmp_path / "generator", **options).train()
     discriminator = transformers.ElectraForPreTraining.from_pretrained(tmp_path / "model", **options).train()
-    own, theirs = discriminator.electra.embeddings, generator.electra.embeddings
+    embeddings, theirs = discriminator.electra.embeddings, generator.electra.embeddings
     for name in ("word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm"):
-        setattr(theirs, name, getattr(own, name))
+        setattr(theirs, name, getattr(embeddings, name))
     generator.tie_weights()
-    assert generator.generator_lm_head.weight is own.word_embeddings.weight
+    assert generator.generator_lm_head.weight is embeddings.word_embeddings.weight
     seen = [batch_of(objective, epoch=epoch) for epoch in range(5)]
 
     def ours(step: int) -> Tensor:

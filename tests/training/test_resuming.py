@@ -47,33 +47,33 @@ def assert_resumes(folder, *arguments, step=4, **options):
 @pytest.fixture(scope="module")
 def straight(dropout_checkpoint, tmp_path_factory):
     """Uninterrupted runs: kind -> folder and result."""
-    made = {}
+    results = {}
 
-    def find(kind):
-        if kind not in made:
+    def find(case):
+        if case not in results:
             folder = tmp_path_factory.mktemp("straight") / "run"
-            made[kind] = folder, run(folder, dropout_checkpoint, kind)[1]
-        return made[kind]
+            results[case] = folder, run(folder, dropout_checkpoint, case)[1]
+        return results[case]
 
     return find
 
 
 def kinds_and_steps():
     """All pairs: `make test` stops each kind after one step."""
-    for place, kind in enumerate(KINDS):
+    for index, case in enumerate(KINDS):
         for step in range(1, STEPS):
-            yield pytest.param(kind, step, marks=() if step == 1 + place % (STEPS - 1) else pytest.mark.slow)
+            yield pytest.param(case, step, marks=() if step == 1 + index % (STEPS - 1) else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("kind", "step"), list(kinds_and_steps()))
-def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tmp_path, record_property, kind, step):
-    whole, result = straight(kind)
+@pytest.mark.parametrize(("case", "step"), list(kinds_and_steps()))
+def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tmp_path, record_property, case, step):
+    whole, result = straight(case)
     folder = tmp_path / "run"
-    error = stopped(step, folder, dropout_checkpoint, kind)
+    error = stopped(step, folder, dropout_checkpoint, case)
     assert error.exit_code == 143
     assert f"stopped by SIGTERM after step {step} of " in str(error)
     assert f"ckpt-{step}" in names(folder)
-    model, again = run(folder, dropout_checkpoint, kind, head_seed=5)
+    model, again = run(folder, dropout_checkpoint, case, head_seed=5)
     assert_same_bits(folder, whole)
     assert (again.metrics, again.best_step, again.reused) == (result.metrics, result.best_step, False)
     assert json.loads((folder / "run.json").read_text("utf-8"))["resumed_at"] == [step]
@@ -99,9 +99,9 @@ def test_a_stopped_run_in_bfloat16_ends_with_the_same_bits(dropout_checkpoint, t
     assert_resumes(tmp_path, dropout_checkpoint, mixed_precision="bf16")
 
 
-@pytest.mark.parametrize("kind", ["single", "masked"])
-def test_a_stopped_run_with_two_threads_ends_with_the_same_bits(dropout_checkpoint, tmp_path, two_threads, kind):
-    assert_resumes(tmp_path, dropout_checkpoint, kind)
+@pytest.mark.parametrize("case", ["single", "masked"])
+def test_a_stopped_run_with_two_threads_ends_with_the_same_bits(dropout_checkpoint, tmp_path, two_threads, case):
+    assert_resumes(tmp_path, dropout_checkpoint, case)
 
 
 def test_epochs_of_different_numbers_of_steps_end_with_the_same_bits(dropout_checkpoint, tmp_path, monkeypatch):
@@ -256,7 +256,7 @@ def test_a_run_without_a_checkpoint_starts_again(straight, dropout_checkpoint, t
     stopped(2, tmp_path / "run", dropout_checkpoint)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     run(tmp_path / "run", dropout_checkpoint, progress=True)
-    assert "has no checkpoint: it starts again from the beginning" in capfd.readouterr().err
+    assert "has no checkpoint and starts again from the beginning" in capfd.readouterr().err
     assert events(tmp_path / "run") == events(whole)
 
 
@@ -326,7 +326,7 @@ def test_a_damaged_best_checkpoint_leaves_the_model_as_it_is(dropout_checkpoint,
     _, result = run(folder, dropout_checkpoint, progress=True)
     assert result.best_step == 3
     assert (folder / "model" / "model.safetensors").read_bytes() == before
-    assert "The best model so far remains the one in model/" in capfd.readouterr().err
+    assert "The best model so far remains in model/" in capfd.readouterr().err
 
 
 def test_a_finished_run_is_not_repeated(dropout_checkpoint, tmp_path):
@@ -340,7 +340,7 @@ def test_a_finished_run_is_not_repeated(dropout_checkpoint, tmp_path):
 
 def test_more_epochs_extend_a_finished_run_and_fewer_are_refused(dropout_checkpoint, tmp_path, capfd):
     run(tmp_path / "run", dropout_checkpoint)
-    with pytest.raises(UsageError, match=r"holds 6 steps, more than the 3 of this run: raise optim\.epochs"):
+    with pytest.raises(UsageError, match=r"holds 6 steps, more than the 3 of this run\. Raise optim\.epochs"):
         run(tmp_path / "run", dropout_checkpoint, epochs=1)
     _, result = run(tmp_path / "run", dropout_checkpoint, epochs=3, progress=True)
     assert (result.steps, result.reused) == (9, False)
@@ -387,7 +387,7 @@ def test_other_settings_rows_labels_or_models_are_refused(dropout_checkpoint, ch
             example.rows,
             {"metric_for_best_model": "loss"},
         ),
-        ("the rows of train changed", dropout_checkpoint, example.task, example.rows[1:], {}),
+        ("the rows of train", dropout_checkpoint, example.task, example.rows[1:], {}),
         (
             r"settings\.labels = \['mid', 'low', 'high'\] \(was \['low', 'mid', 'high'\]\)",
             dropout_checkpoint,
@@ -397,7 +397,7 @@ def test_other_settings_rows_labels_or_models_are_refused(dropout_checkpoint, ch
         ),
         (r"encoder\.hidden_dropout_prob = 0\.0 \(was 0\.2\)", checkpoint, example.task, example.rows, {}),
     ):
-        with pytest.raises(UsageError, match=f"unfinished run with other settings: .*{difference}.*overwrite=True"):
+        with pytest.raises(UsageError, match=f"unfinished run that differs in .*{difference}.*overwrite=True"):
             fit(load_model(base, task), rows, example.rows, output_dir=folder, **{**SETTINGS, **changes})
     assert "ckpt-2" in names(folder)
 

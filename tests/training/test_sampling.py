@@ -92,11 +92,11 @@ def test_the_order_of_a_run_is_that_of_its_epochs_from_any_step(lengths, size, f
     steps = [(epoch, place, batch) for epoch, batches in enumerate(epochs) for place, batch in enumerate(batches)][:40]
     order = sampling.SampleOrder(lengths, **size, seed=3)
     assert list(order.batches(first, 36)) == [(step, steps[step][2]) for step in range(first, 36)]
-    for step, (epoch, place, _) in enumerate(steps[:36]):
+    for step, (epoch, position, _) in enumerate(steps[:36]):
         fresh = sampling.SampleOrder(lengths, **size, seed=3)
-        assert (fresh.epoch_of(step), fresh.first_step(epoch)) == (epoch, step - place)
-        assert fresh.ends_epoch(step) == (step > 0 and place == 0)
-        assert fresh.epochs(step) == pytest.approx(epoch + place / len(epochs[epoch]))
+        assert (fresh.epoch_of(step), fresh.first_step(epoch)) == (epoch, step - position)
+        assert fresh.ends_epoch(step) == (step > 0 and position == 0)
+        assert fresh.epochs(step) == pytest.approx(epoch + position / len(epochs[epoch]))
 
 
 def test_a_run_resumes_after_a_million_samples_at_once():

@@ -92,15 +92,15 @@ def test_sets_whose_names_begin_alike_are_told_apart_in_the_run_and_its_report(c
 @pytest.mark.parametrize("name", ["dev/strict", ""])
 def test_ambiguous_names_of_sets_are_refused_before_training(checkpoint, tmp_path, name):
     sets = {"dev": make_rows(3), name: make_rows(3)}
-    with pytest.raises(UsageError, match=f"validation sets .'dev', '{name}'.: expected .*without '/' in names"):
+    with pytest.raises(UsageError, match=f"validation sets are .'dev', '{name}'., expected .*without '/' in names"):
         fit(load_model(checkpoint), make_rows(8), sets, output_dir=tmp_path / "run", epochs=1, progress=False)
     assert not (tmp_path / "run").exists()
 
 
 def test_counts_and_thresholds_are_declared_by_the_task():
     golds, guesses = [["noon"], []], ["noon", "rain"]
-    found = squad_v2_metrics(golds, guesses, [0.5, 1.5])
-    assert {"total", "HasAns_total", "best_f1_thresh"} < Report.of(SpanExtraction()).neutral_metrics <= found.keys()
+    metrics = squad_v2_metrics(golds, guesses, [0.5, 1.5])
+    assert {"total", "HasAns_total", "best_f1_thresh"} < Report.of(SpanExtraction()).neutral_metrics <= metrics.keys()
     pairs = PairClassification(labels=LABELS)
     assert Report.of(pairs).neutral_metrics < ranking_metrics(["a"], [True], [0.5]).keys()
     assert Report.of(TASK).neutral_metrics == Report.of(TAGGER).neutral_metrics == frozenset()

@@ -56,15 +56,15 @@ def test_bad_rows_are_left_out_counted_and_written_down(folder, capsys):
     train(skipping)
     note = "train: 3 of 12 rows cannot be used and were left out (line 1, 6, 12)"
     assert note in " ".join(capsys.readouterr().err.split())
-    found = rejects(folder / "out")
-    assert [(line["file"], line["line"]) for line in found] == [
+    entries = rejects(folder / "out")
+    assert [(line["file"], line["line"]) for line in entries] == [
         ("train.jsonl", 1),
         ("train.jsonl", 6),
         ("train.jsonl", 12),
         ("dev.jsonl", 2),
     ]
-    assert [line["raw"] for line in found] == [*BAD, BAD[0]]
-    assert found[1]["reason"] == "missing label in column 'label'."
+    assert [line["raw"] for line in entries] == [*BAD, BAD[0]]
+    assert entries[1]["reason"] == "missing label in column 'label'."
     facts = read_run_metadata(folder / "out")["data"]
     assert [(facts[name]["rows"], facts[name]["rows_left_out"]) for name in ("train", "validation")] == [(9, 3), (5, 1)]
     assert "  3 of 12 rows cannot be used and were left out (line 1, 6, 12)" in check(skipping).lines()
@@ -87,13 +87,13 @@ def test_validation_rows_are_set_aside_from_the_rows_that_can_be_used(folder):
 def test_fit_leaves_bad_rows_out(checkpoint, tmp_path, source):
     data, rows = tmp_path / "train.jsonl", [*make_rows(8), *BAD]
     write_jsonl(data, rows)
-    given = rows if source == "rows" else data
+    train_data = rows if source == "rows" else data
     with pytest.raises(RowErrors, match=r'3 problems .*, or pass on_error="skip" to skip such rows.\n'):
-        fit(load_model(checkpoint), given, make_rows(3), output_dir=tmp_path / "run", **QUICK)
+        fit(load_model(checkpoint), train_data, make_rows(3), output_dir=tmp_path / "run", **QUICK)
     skipping, clean = load_model(checkpoint), load_model(checkpoint)
-    found = fit(skipping, given, make_rows(3), output_dir=tmp_path / "run", on_error="skip", **QUICK)
+    result = fit(skipping, train_data, make_rows(3), output_dir=tmp_path / "run", on_error="skip", **QUICK)
     expected = fit(clean, make_rows(8), make_rows(3), output_dir=tmp_path / "clean", **QUICK)
-    assert found.metrics == expected.metrics
+    assert result.metrics == expected.metrics
     assert [line["line"] for line in rejects(tmp_path / "run")] == [9, 10, 11]
 
 
@@ -102,7 +102,7 @@ def test_fit_refuses_when_no_row_is_left(checkpoint, tmp_path):
         write_jsonl(tmp_path / "bad.jsonl", BAD)
         with pytest.raises(RowErrors, match="3 problems"):
             fit(load_model(checkpoint), data, make_rows(3), output_dir=tmp_path / "run", on_error="skip", **QUICK)
-    with pytest.raises(RecipeError, match="on_error = 'ignore': expected 'fail' or 'skip'"):
+    with pytest.raises(RecipeError, match="on_error is 'ignore', expected 'fail' or 'skip'"):
         fit(load_model(checkpoint), BAD, BAD, output_dir=tmp_path / "run", on_error="ignore", **QUICK)
 
 

@@ -21,7 +21,7 @@ from support.training_runs import load_model, make_rows
         (64, 1, 2, "1 x 64 threads share 2 cores, which can slow .* OMP_NUM_THREADS=2$"),
         (2, 1, 1.5, "1 x 2 threads share 1.5 cores, which can slow .* OMP_NUM_THREADS=1$"),
         (2, 2, 2, "2 x 2 threads share 2 cores, which can slow .* OMP_NUM_THREADS=1$"),
-        (1, 4, 2, "4 x 1 threads share 2 cores, which slows training down: start at most 2 processes$"),
+        (1, 4, 2, "4 x 1 threads share 2 cores, which slows training down. Start at most 2 processes$"),
     ],
 )
 def test_the_hint(threads, processes, cores, said):

@@ -73,8 +73,8 @@ def test_gradients_of_whole_tables_are_clipped_by_the_same_norm(wide_checkpoint,
     (some, logs), (every, expected) = (trained(wide_checkpoint, rows, **options) for rows in ("in_data", "all"))
     assert max((some[name] - value).abs().max() for name, value in every.items()) <= tolerance
     assert all(norm > 0.1 for _, norm in logs)
-    for one, other in zip(logs, expected, strict=True):
-        assert one == pytest.approx(other, rel=tolerance * 10)
+    for log, other in zip(logs, expected, strict=True):
+        assert log == pytest.approx(other, rel=tolerance * 10)
 
 
 def test_it_does_not_matter_when_the_table_is_brought_up_to_date(wide_checkpoint):

@@ -35,7 +35,7 @@ def file_format(name: str | None, path: Path, columns: Sequence[Column] | None =
     extension = uncompressed(path).suffix.lower()
     candidates = [format for format in FORMATS.values() if extension in format.extensions]
     if not candidates:
-        raise DataError(f"{path}: no format belongs to the extension {extension!r}; state one of {', '.join(FORMATS)}")
+        raise DataError(f"{path}: no format belongs to the extension {extension!r}. Choose one of {', '.join(FORMATS)}")
     if len(candidates) == 1:
         return candidates[0]
     try:

@@ -117,7 +117,7 @@ class DocBinFormat(Format):
             from spacy import blank
             from spacy.tokens import DocBin
         except ImportError as error:
-            raise DataError(f"{path}: reading it needs spaCy: pip install spacy") from error
+            raise DataError(f"{path}: reading it needs spaCy. Run `pip install spacy`") from error
         try:
             documents = list(DocBin().from_disk(path).get_docs(blank("xx").vocab))
         except _MALFORMED as error:

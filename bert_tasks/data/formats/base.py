@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.problems import did_you_mean, end_sentence
 from bert_tasks.data.records import BoundedText, ParseOptions, Records, open_text
 from bert_tasks.errors import DataError
 
@@ -104,7 +104,7 @@ class Format:
     def check_header(self, path: Path, options: ParseOptions) -> None:
         """Raises `DataError` if the option ``header`` does not apply."""
         if options.header is False and self.delimiter is None:
-            raise DataError(f"{path}: header = false is for csv and tsv files; {self.name} has no header line")
+            raise DataError(f"{path}: header = false is for csv and tsv files, but {self.name} has no header line")
 
 
 _FORMATS: dict[str, Format] = {}
@@ -118,5 +118,6 @@ def register_format(format: Format) -> None:
 
 def named_format(name: str) -> Format:
     if name not in FORMATS:
-        raise DataError(f"unknown format {name!r}{did_you_mean(name, FORMATS)}; there are {', '.join(FORMATS)}")
+        unknown = end_sentence(f"unknown format {name!r}{did_you_mean(name, FORMATS)}")
+        raise DataError(f"{unknown} The formats are {', '.join(FORMATS)}")
     return FORMATS[name]

@@ -45,7 +45,7 @@ class TableFormat(Format):
         delimiter = self.delimiter if options.delimiter is None else options.delimiter
         if delimiter is None or len(delimiter) != 1 or delimiter in '"\r\n':
             raise DataError(
-                f"{path}: delimiter = {delimiter!r}: expected one character that is neither a quote nor a line end"
+                f"{path}: invalid delimiter {delimiter!r}. Expected one character, but no quote and no line end"
             )
         rows: Iterable[str] = lines
         match = _EXCEL_DELIMITER.fullmatch(lines.peek_line()) if self.quoted else None
@@ -167,12 +167,12 @@ class StreamFormat(Format):
             UsageError: It is a table or a parquet file, whose format the user must set.
         """
         if line.startswith("PAR1"):
-            raise UsageError(f"{self.name} is a parquet file: add {argument('format', 'parquet')}")
+            raise UsageError(f"{self.name} is a parquet file. Add {argument('format', 'parquet')}")
         cells = (cell.strip().strip('"') for cell in re.split(r"[,;\t|]", line))
         header = next((cell for cell in cells if cell in self.headers), None)
         if header is not None:
             raise UsageError(
-                f"{self.name}: the first line names the column {header!r}, as the header of a table does; add "
+                f"{self.name}: the first line names the column {header!r}, as the header of a table does. Add "
                 f"{argument('format', 'csv')}, tsv, ..., or text if every line is a text"
             )
         if FORMATS["jsonl"].matches(line, None):

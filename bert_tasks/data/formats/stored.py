@@ -28,7 +28,7 @@ class ExcelFormat(Format):
             from openpyxl import load_workbook
             from openpyxl.utils.exceptions import InvalidFileException
         except ImportError as error:
-            raise DataError(f"{path}: reading it needs openpyxl: pip install openpyxl") from error
+            raise DataError(f"{path}: reading it needs openpyxl. Run `pip install openpyxl`") from error
         try:
             book = load_workbook(path, read_only=True, data_only=True)
         except (BadZipFile, InvalidFileException, KeyError, ValueError) as error:

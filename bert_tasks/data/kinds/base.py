@@ -22,8 +22,8 @@ class Column:
         kind: Name of a class of ``data/kinds``, which says what a valid value is: text, texts (a list), id, label (the
             name of a class), labels (a set of names), number, words, tags (one for each word), spans (characters of a
             text that are entities), answers (to the row's question), choices (texts), choice (the right one).
-        required: Whether the column must be in every file. Others may be missing: labels if only predictions are
-            wanted, all others always. Default: true.
+        required: True if the column must be in every file. Labels may be missing if only predictions
+            are wanted, all other columns always. Default: true.
 
     Raises:
         ValueError: The kind does not exist.

@@ -30,7 +30,7 @@ class Label(ColumnKind):
     def remark(self, cell: Any) -> str | None:
         parts = cell if isinstance(cell, list | tuple) else [cell]
         has_spaces = any(part != part.strip() for part in parts if isinstance(part, str))
-        return "changed: white space around a label was removed" if has_spaces else None
+        return "had white space around a label, which was removed" if has_spaces else None
 
     def labels_of(self, value: Any) -> Sequence[str]:
         return (value,)
@@ -197,9 +197,9 @@ class Spans(ColumnKind):
         except RowError as error:
             raise error.at(name, cells[name]) from None
         remarks = list(cells.get(REMARKS, ()))
-        remarks += ["changed: spans that begin or end within a word were moved to its borders"] if moved else []
+        remarks += ["had spans that begin or end within a word, which were moved to its borders"] if moved else []
         if tags is not None and to_iob2(KINDS["tags"].parse(tags)) != span_tags:
-            remarks.append("changed: the spans replaced other tags")
+            remarks.append("had other tags, which the spans replaced")
         return {**cells, sources["words"]: words, sources["tags"]: span_tags, REMARKS: remarks}
 
 

@@ -27,7 +27,7 @@ class Text(ColumnKind):
 
     def remark(self, cell: Any) -> str | None:
         if isinstance(cell, str) and _C1.search(cell) is not None:
-            return "hold control characters from U+0080 to U+009F: is the encoding 'cp1252'?"
+            return "hold control characters from U+0080 to U+009F, so the encoding may be 'cp1252'"
         return None
 
     def replacement(self, columns: Sequence[Column]) -> Column | None:

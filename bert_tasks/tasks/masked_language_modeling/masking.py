@@ -41,7 +41,7 @@ class MaskingRule:
         mlm_probability: Share of the candidates that is predicted.
         mask_replace_prob: Share of the predicted tokens that the mask token replaces.
         random_replace_prob: Share of the predicted tokens that random tokens replace. The rest is not changed.
-        whole_word_mask: Whether to select whole words.
+        whole_word_mask: True to select whole words.
         max_ngram: Maximum number of whole words in an n-gram, which is drawn with a probability proportional to 1/n
             (ALBERT, Lan et al., arXiv:1909.11942, section 4.1).
         mask_smoothing: Exponent of the weight ``max(count, 1) ** -mask_smoothing`` with which a token that occurs
@@ -67,17 +67,17 @@ class MaskingRule:
             require(0 <= value <= 1, f"{name} is {value}, expected a share from 0 to 1")
         require(
             self.mask_replace_prob + self.random_replace_prob <= 1 + 1e-9,
-            "mask_replace_prob + random_replace_prob: expected at most 1, shares of predicted tokens",
+            "mask_replace_prob and random_replace_prob are shares of predicted tokens, expected a sum of at most 1",
         )
         require(self.max_ngram >= 1, f"max_ngram is {self.max_ngram}, expected 1 or more words")
         require(
             self.max_ngram == 1 or self.whole_word_mask,
-            f"max_ngram = {self.max_ngram} masks n-grams of whole words: set whole_word_mask = true",
+            f"max_ngram = {self.max_ngram} masks n-grams of whole words. Set whole_word_mask = true",
         )
         require(self.mask_smoothing >= 0, f"mask_smoothing is {self.mask_smoothing}, expected 0 or more")
         require(
             not (self.mask_smoothing and self.whole_word_mask),
-            "mask_smoothing weights single tokens: it excludes whole_word_mask",
+            "mask_smoothing weights single tokens. Do not set whole_word_mask",
         )
 
 

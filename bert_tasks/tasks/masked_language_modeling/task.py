@@ -87,7 +87,7 @@ class MaskedDetection(Detection):
     def settings(self, words: int, longest: int) -> list[Suggestion]:
         length = min(self.task.max_length, longest)
         return [
-            Suggestion("max_length", length, "tokens of a window; longer texts are several"),
+            Suggestion("max_length", length, "tokens of a window. Longer texts have several windows"),
             Suggestion("whole_word_mask", True, "masks whole words instead of single tokens", is_active=False),
         ]
 
@@ -139,7 +139,7 @@ class MaskedFitting(Fitting, Windows):
         if self.task.sentence_objective == "nsp" and len(rows) < 2:
             raise DataError(
                 f"{source}: next sentence prediction needs at least two documents, because a sentence that does not "
-                'follow comes from another one; give more documents, or set sentence_objective = "sop"'
+                'follow comes from another one. Add documents, or set sentence_objective = "sop"'
             )
 
     @property
@@ -161,12 +161,12 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         mask_smoothing: Mask rare tokens more often in training. A token that occurs ``count`` times has the weight
             ``max(count, 1) ** -mask_smoothing``. Evaluation ignores it.
         masking: ``dynamic`` masks other tokens in each epoch, ``static`` always the same ones.
-        fill: what a window does at the end of a document: ``document`` ends it there; ``across`` continues it with a
-            separator and the next document (RoBERTa's FULL-SENTENCES), except for texts with a mask.
-        sentence_objective: what is learnt of two sentences beside the masked tokens: nothing, whether the second
-            follows the first (``nsp``, BERT), or which of them is the first (``sop``, ALBERT). Windows then hold whole
-            sentences: the row's ``sentences``, or the lines of its text.
-        sentence_language: the code of a language, such as ``en``, where sentences are not given: the library sentencex
+        fill: ``document`` ends a window at the end of a document. ``across`` continues it with a separator and the next
+            document (RoBERTa's FULL-SENTENCES), except for texts with a mask.
+        sentence_objective: Objective for two sentences, in addition to the masked tokens. ``nsp`` is whether the second
+            follows the first (BERT), and ``sop`` which of them is the first (ALBERT). Windows then hold whole
+            sentences, which are the row's ``sentences`` or the lines of its text.
+        sentence_language: Code of a language, such as ``en``, if rows are not cut into sentences. The library sentencex
             (extra ``sentences``) then cuts each of the row's ``sentences``, or each line of its text, into sentences.
         top_k: candidates for each mask.
         score: what ``predict`` returns for a text instead of candidates for its masks: ``pppl``, its pseudo-perplexity,
@@ -195,12 +195,10 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         language = self.sentence_language
         if self.sentence_objective == "none":
             require(
-                not language, "sentence_language cuts texts into sentences for pairs of them: set sentence_objective"
+                not language, "sentence_language cuts texts into sentences for pairs of them. Set sentence_objective"
             )
             return
-        require(
-            self.fill == "document", 'sentence_objective makes pairs inside a document: it excludes fill = "across"'
-        )
+        require(self.fill == "document", 'sentence_objective makes pairs inside a document. Set fill = "document"')
         require(
             _LANGUAGE.fullmatch(language) is not None,
             f"sentence_language is {language!r}, expected a code such as 'en' or 'pt-br'",
@@ -227,8 +225,8 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         objectives = config.head.pair_objectives
         if objectives and self.sentence_objective not in objectives:
             raise UsageError(
-                f'{self.name}: sentence_objective = "{self.sentence_objective}" is not what the head of this family of '
-                f"models is for; set it to {' or '.join(map(repr, objectives))}, or to 'none'"
+                f'{self.name}: sentence_objective = "{self.sentence_objective}" does not suit the head of this family. '
+                f"Set it to {' or '.join(map(repr, objectives))}, or to 'none'"
             )
         return heads.PretrainingHead(config)
 
@@ -270,7 +268,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         tokenizer: PreTrainedTokenizerBase,
     ) -> Sequence[Feature]:
         if self.score != "none":
-            raise UsageError(f'score = "{self.score}" is for predictions: set score = "none" to train or to evaluate')
+            raise UsageError(f'score = "{self.score}" is for predictions. Set score = "none" to train or to evaluate')
         make_pair = None
         if self.sentence_objective != "none":
             make_pair = partial(
@@ -372,7 +370,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
             DataError: No token was masked.
         """
         if not any(prediction.measured for prediction in predictions):
-            raise DataError("no token was masked: the texts are empty")
+            raise DataError("no token was masked, because the texts are empty")
         values = measure(predictions).values()
         metrics = {name: math.inf if value is None else value for name, value in values.items()}
         if pairs := [label == predicted for prediction in predictions for label, predicted in prediction.pairs]:

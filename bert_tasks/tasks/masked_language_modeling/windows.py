@@ -122,8 +122,8 @@ def split_sentences(texts: Sequence[str], language: str) -> list[str]:
     """
     if find_spec(SPLITTER) is None:
         raise UsageError(
-            f"{SPLITTER} not installed, needed for sentence_language = {language!r}: pip install "
-            "'.[sentences]', or give the sentences themselves"
+            f"{SPLITTER} not installed, needed for sentence_language = {language!r}. Run `pip install "
+            "'.[sentences]'`, or pass the sentences themselves"
         )
     from sentencex import segment
 
@@ -173,7 +173,7 @@ def pair_feature(
         generator: The generator of the feature.
         corpus: All features of the split, for segments of other documents.
         frame: The special tokens around a pair.
-        objective: What is learnt.
+        objective: The training objective.
         max_length: Maximum length of the pair, with special tokens.
 
     Raises:
@@ -223,8 +223,8 @@ def _other_document(
             if other["row"] != feature["row"] and len(other["input_ids"]) > 2:
                 return other
     raise DataError(
-        "next sentence prediction needs a second document with text, from which sentences that do not follow are "
-        'taken; give more documents, or set sentence_objective = "sop"'
+        "next sentence prediction needs a second document with text, from which it takes sentences that do not "
+        'follow. Add documents, or set sentence_objective = "sop"'
     )
 
 

@@ -125,7 +125,7 @@ class SharedHeads(Head):
         super().__init__()
         for name, head in heads.items():
             if hasattr(nn.ModuleDict, name):
-                raise UsageError(f"tasks: torch has a use of its own for the name {name!r}: choose another one")
+                raise UsageError(f"tasks: torch has a use of its own for the name {name!r}. Choose another name")
             if head.reads_embeddings or head.depth is not None:
                 raise UsageError(f"tasks: {name} reads more than the last layer and cannot be one of several tasks")
         self.heads = nn.ModuleDict(heads)
@@ -155,7 +155,7 @@ class SharedHeads(Head):
             padded = {name: self._padded(head, hidden, layout, embeddings) for name, head in self.named_heads}
             return SharedOutput(logits=padded, batches=(), per_token=per_token)
         if not isinstance(layout, SharedLayout):
-            raise UsageError("the batch is not packed for several tasks: use one of the models of the tasks")
+            raise UsageError("the batch is not packed for several tasks. Use one of the models of the tasks")
         logits = {}
         for (name, head), batch in zip(self.named_heads, layout.heads, strict=True):
             if len(layout.heads) == 1:

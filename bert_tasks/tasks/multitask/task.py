@@ -76,7 +76,7 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
             if empty is not None:
                 names = self.task.heads[name].get("columns", {})
                 columns = [repr(names.get(column.name, column.name)) for column in task.columns if column.is_label]
-                raise DataError(f"{empty.source}: no row has a label of the task {name}: {' or '.join(columns)}")
+                raise DataError(f"{empty.source}: no row has a label of the task {name} in {' or '.join(columns)}")
             named[name] = Fitting.of(task).label(of_task, labels=task.labels, unlabelled=unlabelled).labels
         return self.task.with_labels(named)
 
@@ -234,7 +234,7 @@ class MultiTask(Task[MultiTaskPrediction]):
             unknown = sorted(set(columns) - {column.name for column in task.columns})
             if unknown:
                 names = ", ".join(column.name for column in task.columns)
-                raise ValueError(f"tasks.{name}: columns: the task reads {names}, not {unknown[0]!r}")
+                raise ValueError(f"tasks.{name}.columns: the task reads {names}, not {unknown[0]!r}")
             if is_dynamic(task) or Fitting.of(task).generator() is not None or task.output_kind == "vocabulary":
                 raise ValueError(f"tasks.{name}: {task.name} cannot be one of several tasks")
             if Fitting.of(task).sample == "group":
@@ -242,7 +242,8 @@ class MultiTask(Task[MultiTaskPrediction]):
         longest = max(task.max_length for task in self.tasks.values())
         if self.max_length not in (MultiTask.max_length, longest):
             raise ValueError(
-                f"max_length is {self.max_length}: each task has its own; choose one of {', '.join(self.tasks)}"
+                f"max_length is {self.max_length}, but each task has its own. Choose one of the tasks "
+                f"{', '.join(self.tasks)}"
             )
         object.__setattr__(self, "max_length", longest)
 

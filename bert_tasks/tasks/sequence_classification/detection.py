@@ -91,7 +91,7 @@ class TextDetection(Detection):
     def settings(self, words: int, longest: int) -> list[Suggestion]:
         suggestions = super().settings(words, longest)
         if len(self.task.texts) == 1 and needed_tokens(words) > longest:
-            comment = "reads all of a long text; without it the end is cut off"
+            comment = "reads all of a long text, whose end is otherwise cut off"
             suggestions.append(Suggestion("long_texts", "windows", comment, is_active=False))
         return suggestions
 
@@ -138,14 +138,14 @@ def _problem_type(label: ColumnProfile, hints: UserHints) -> tuple[str, str]:
     if label.is_sets or hints.separator is not None or hints.problem == _MULTI_LABEL:
         joint = "in a list" if label.lists > 0 else f"in a cell, with {label.separator!r} between them"
         summary = f"{counted(len(label.names), 'name')}, several {joint} ({listed(label.names)})"
-        return _MULTI_LABEL, f"{label.name}: {summary} -> any number of labels per row"
+        return _MULTI_LABEL, f"{label.name}: {summary}, so any number of labels per row"
     # Class numbers 0, 1, 2, ... without a gap, in a column that is called so.
     are_classes = _is_named(label) and label.low == 0 and label.high == label.distinct - 1
     if hints.problem == _REGRESSION or (label.is_amount and not (label.is_repeated and are_classes)):
         range_type = "with decimals" if label.decimals else f"{label.distinct} different"
-        return _REGRESSION, f"{label.name}: numbers from {label.low:g} to {label.high:g}, {range_type} -> regression"
+        return _REGRESSION, f"{label.name}: numbers from {label.low:g} to {label.high:g}, {range_type}, for regression"
     summary = f"{counted(label.distinct, 'distinct value')} in {counted(label.rows, 'row')} ({label.counts()})"
-    return "single_label_classification", f"{label.name}: {summary} -> one label per row"
+    return "single_label_classification", f"{label.name}: {summary}, so one label per row"
 
 
 def _reasons(
@@ -154,13 +154,13 @@ def _reasons(
     for column in texts:
         yield f"{column.name}: texts of {column.words:.0f} words on average"
     if len(texts) == 2:
-        yield f"{texts[0].name}, {texts[1].name}: two texts in a row -> a pair"
+        yield f"{texts[0].name}, {texts[1].name}: two texts in a row, so each row is a pair"
     yield reason
     empty, train = label.rows - label.filled, "train other tasks only" if name else "cannot be trained on"
     if empty and problem == _MULTI_LABEL:
-        yield f"{label.name}: {counted(empty, 'empty cell')} -> rows without any label"
+        yield f"{label.name}: {counted(empty, 'empty cell')}. A row with an empty cell has no label"
     elif empty:
-        yield f"{label.name}: {counted(empty, 'empty cell')} -> rows without a label, which {train}"
+        yield f"{label.name}: {counted(empty, 'empty cell')}. Rows without a label {train}"
     hint = imbalance_hint(dict(label.common), name) if problem == "single_label_classification" else None
     if hint is not None:
         yield f"{label.name}: {hint}"

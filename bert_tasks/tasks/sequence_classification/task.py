@@ -85,7 +85,7 @@ class SequencePrediction(Prediction):
     explanation: Explanation | None = None
 
     def to_json(self, **options: Any) -> dict[str, Any]:
-        """See ``Prediction.to_json``. A classifier that abstains has the label null; a number has no label."""
+        """See ``Prediction.to_json``. A classifier that abstains has the label null, and a number has no label."""
         content = super().to_json(**options)
         return {"label": None} | content if self.scores else content
 
@@ -262,7 +262,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
             raise ValueError("calibration is for problem_type = 'single_label_classification' only")
         require(
             not self.label_smoothing or self.focal_gamma == 0,
-            "label_smoothing has no focal loss, which is defined for one right label: set focal_gamma = 0 or "
+            "label_smoothing has no focal loss, which is defined for one right label. Set focal_gamma = 0 or "
             "label_smoothing = 0",
         )
         if self.thresholds and (self.problem_type != _MULTI_LABEL or len(self.thresholds) != len(self.labels)):
@@ -271,7 +271,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
             raise ValueError(f"max_length is {self.max_length}, a pair needs at least 5")
         if self.overlap is not None and not 0 <= self.overlap < self.max_length - 2:
             raise ValueError(
-                f"doc_stride is {self.overlap}: windows of {self.max_length} tokens (two of them special) "
+                f"doc_stride is {self.overlap}, but windows of {self.max_length} tokens (two of them special) "
                 f"can overlap by 0 to {self.max_length - 3}"
             )
 
@@ -341,7 +341,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
         row_labels = set(value) if self.problem_type == _MULTI_LABEL else {value}
         unknown = sorted(row_labels.difference(self.labels))
         if unknown:
-            raise DataError(f"unknown label {unknown[0]!r}; the labels are {', '.join(map(repr, self.labels))}")
+            raise DataError(f"unknown label {unknown[0]!r}. The labels are {', '.join(map(repr, self.labels))}")
         if self.problem_type == _MULTI_LABEL:
             return [float(label in row_labels) for label in self.labels]
         return [float(self.labels.index(value))]
@@ -456,8 +456,8 @@ class SequenceFormats(TextFormats):
     task: "SequenceClassification"
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "text_pair": "text_pair is not read: the model is served as one of single texts; if it reads pairs, "
-            "its operator starts it with --task pair-classification"
+            "text_pair": "text_pair is not read, because the model is served as a model of single texts. If it "
+            "reads pairs, its operator starts it with --task pair-classification"
         }
     )
 
@@ -471,7 +471,7 @@ class SequenceClassification(TextClassification):
     """Texts with one label, several labels or a number.
 
     Attributes:
-        long_texts: ``truncate`` cuts at ``max_length``; ``windows`` reads everything.
+        long_texts: ``truncate`` cuts at ``max_length``, and ``windows`` reads everything.
         doc_stride: the OVERLAP of two neighbouring windows in tokens, as in transformers.
 
     Example:

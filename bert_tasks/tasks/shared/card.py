@@ -18,7 +18,7 @@ TEXTS = (
 
 
 class Card(Part):
-    """What a reader of a model card or a visitor of the server sees of a task.
+    """Description of a task for readers of a model card and visitors of the server.
 
     Attributes:
         pipeline_tag: The name of the task on the hub. None if the hub has none.
@@ -41,12 +41,12 @@ class Card(Part):
         return [{column.name: column.type.parse(text) for column in columns} for text in TEXTS]
 
     def pipeline_inputs(self, row: Row) -> Sequence[Any]:
-        """Returns the arguments of a tokenizer of transformers for a row: texts, or lists of texts."""
+        """Returns the arguments of a tokenizer of transformers for a row, which are texts or lists of texts."""
         return [row[column.name] for column in self.task.columns if column.required]
 
     @property
     def hub_parameters(self) -> Mapping[str, Any] | None:
-        """Parameters that ``hub_answer`` reads -> their types. None: the hub has no form for these predictions."""
+        """Parameters that ``hub_answer`` reads -> their types. None if the hub has no form for these predictions."""
         return None
 
     def hub_answer(self, prediction: Any, parameters: Mapping[str, Any]) -> Any:

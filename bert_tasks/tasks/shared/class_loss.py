@@ -95,7 +95,7 @@ class WeightedTask(FocalTask[PredictionT]):
         weights = self.balanced_weights if self.class_weights == "balanced" else self.class_weights
         if not weights:
             raise UsageError(
-                "class_weights = 'balanced' needs the training rows: call Fitting.of(task).fit_to_train(rows) first"
+                "class_weights = 'balanced' needs the training rows. Call Fitting.of(task).fit_to_train(rows) first"
             )
         return weights
 

@@ -33,7 +33,7 @@ class CorpusTask(Task[PredictionT]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(not self.labels, f"labels do not apply to {self.name.replace('-', ' ')}: leave them out")
+        require(not self.labels, f"labels do not apply to {self.name.replace('-', ' ')}. Remove them")
         _ = self.rule
 
     @property
@@ -71,7 +71,7 @@ class CorpusTask(Task[PredictionT]):
 def mask_token_id(tokenizer: PreTrainedTokenizerBase, task: str) -> int:
     """Returns the id of the mask token, or raises UsageError if there is none."""
     if tokenizer.mask_token_id is None:
-        raise UsageError(f"{task}: the tokenizer has no mask token; take the tokenizer of a masked language model")
+        raise UsageError(f"{task}: the tokenizer has no mask token. Use the tokenizer of a masked language model")
     return int(tokenizer.mask_token_id)
 
 

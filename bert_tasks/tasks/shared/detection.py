@@ -68,7 +68,7 @@ class UserHints:
         task: A name of the task.
         name: The name of the task in the recipe, if it is one of several tasks.
         texts: Columns with one text or two, the words, or the question and its context.
-        problem: What is predicted, for tasks with ``Detection.problems``.
+        problem: The predicted value, for tasks with ``Detection.problems``.
         label: The column of the labels, numbers, tags or answers.
         separator: Separator of several labels in a cell of that column.
     """
@@ -107,9 +107,9 @@ class Detection(Part):
         """Returns the columns and settings with which rows fit the task, or None if they do not fit.
 
         Args:
-            profiles: What is in each column.
+            profiles: Content of each column.
             rows: A sample of the rows, as the file has them.
-            hints: What the user says about the columns.
+            hints: The user's options for the columns.
         """
         return None
 
@@ -120,7 +120,7 @@ class Detection(Part):
             words: Number of words and punctuation marks that 95 of 100 rows have at most.
             longest: Maximum number of tokens that the model reads.
         """
-        comment = f"tokens; 95 of 100 rows have at most {words} words and marks"
+        comment = f"tokens, because 95 of 100 rows have at most {words} words and marks"
         return [Suggestion("max_length", suggested_length(words, longest), comment)]
 
 

@@ -87,17 +87,17 @@ class Explanation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the contributions add up to the difference of the logits within 1 %."""
+        """Returns True if the contributions add up to the difference of the logits within 1 %."""
         return self.completeness_error <= TOLERANCE
 
 
 class Explainable(Part):
-    """What a task needs so that its predictions have a field ``explanation``.
+    """Methods of a task whose predictions have a field ``explanation``.
 
     The default has no explanations.
 
     Attributes:
-        per_row: Whether each prediction has one explanation. False if its items have explanations, such as entities.
+        per_row: True if each prediction has one explanation. False if its items have explanations, such as entities.
 
     Example:
         >>> Explainable.of(task).no_explanations_reason

@@ -31,7 +31,7 @@ def checked_features(
         if size and outside:  # a model without segments ignores their ids
             raise UsageError(
                 f"{type(task).__name__}: the {name} of a feature hold {outside[0]}, but the model has embeddings for 0 "
-                f"to {size - 1} only; correct the task's features, or use the tokenizer that belongs to the model"
+                f"to {size - 1} only. Correct the task's features, or use the tokenizer that belongs to the model"
             )
     return features
 

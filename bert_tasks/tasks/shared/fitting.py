@@ -13,12 +13,12 @@ from bert_tasks.tasks.shared.lazy import Tensor
 
 
 class Fitting(Part):
-    """What training needs to know of a task.
+    """Facts of a task that training needs.
 
     Attributes:
         fields: Names of the settings that are fitted to data and that a user never sets.
-        sample: What has one joint loss and counts for ``batch_size``: a row with all of its windows, each window, or
-            a group of rows with one window each.
+        sample: The unit of one joint loss and of ``batch_size``. It is a row with all of its windows, each window, or a
+            group of rows with one window each.
 
     Example:
         >>> Fitting.of(task).fit_to_train(rows)
@@ -28,7 +28,7 @@ class Fitting(Part):
     sample: ClassVar[Literal["row", "window", "group"]] = "row"
 
     def settings(self) -> dict[str, Any]:
-        """Returns the fields that a user sets: all fields except ``labels`` and those that are fitted to data."""
+        """Returns the fields that a user sets, which are neither ``labels`` nor fitted to data."""
         names = [field.name for field in fields(self.task) if field.name not in ("labels", *self.fields)]
         return {name: getattr(self.task, name) for name in names}
 

@@ -8,13 +8,13 @@ from bert_tasks.tasks.base import Part
 
 # For people, about a saved model whose head transformers lacks.
 NO_HF_HEAD = (
-    "transformers lacks this model's head: use the folder with bert_tasks. Pipelines of transformers end in an error "
-    "or give other predictions, with LABEL_0, LABEL_1, ... instead of the labels."
+    "transformers lacks this model's head. Use the folder with bert_tasks. Pipelines of transformers end in an error "
+    "or return other predictions, with LABEL_0, LABEL_1, ... instead of the labels."
 )
 
 
 class HFConfig(Part):
-    """What a task and a config of transformers say about each other.
+    """The bridge between a task and a config of transformers.
 
     Attributes:
         default_head: The head of transformers that models of this task have. None if transformers has none. A folder of
@@ -45,7 +45,7 @@ class HFConfig(Part):
 
     @property
     def entries(self) -> dict[str, Any]:
-        """The entries of transformers' config: id2label, label2id, problem_type."""
+        """The entries id2label, label2id and problem_type of transformers' config."""
         if self.has_labels:
             return label_config(self.task.labels)
         return {**label_config(("LABEL_0", "LABEL_1")), "problem_type": None}  # transformers' names of two outputs

@@ -83,8 +83,8 @@ def check_teachable(task: Task) -> None:
         raise UsageError(f"{task.name} cannot learn from a teacher")
     if task.output_kind == "chain":
         raise UsageError(
-            "crf = true: a CRF scores sequences of tags and has no scores of single words, which distillation "
-            "compares; use crf = false in the model and in its teacher"
+            "crf = true scores sequences of tags, but distillation compares the scores of single words. Set "
+            "crf = false for the model and for its teacher"
         )
 
 
@@ -199,7 +199,7 @@ def mean_logits(task: Task, head: Head, logits: Iterable[Any], windows: Sequence
     """
     output_kind = task.output_kind
     if output_kind == "vocabulary":
-        raise UsageError(f"{task.name} has no mean of the predictions of several models: name one of the models")
+        raise UsageError(f"{task.name} has no mean of the predictions of several models. Name one of the models")
     if output_kind == "choice":
         by_row = zip(*(torch.split(each, list(windows)) for each in logits), strict=True)  # [C, 1] of each model
         return torch.cat([mean_softmax([choices.t() for choices in row]).t() for row in by_row])
@@ -246,11 +246,11 @@ def with_logits(
         UsageError: A prediction of the task has no such logits.
     """
     if task.output_kind == "chain":
-        raise UsageError("a tagger with crf = true scores sequences of tags, not words: predict without logits")
+        raise UsageError("a tagger with crf = true scores sequences of tags, not words. Predict without logits")
     if not predictions or task.output_kind == "position":  # n_best has the start and end logit of every span
         return predictions
     if "logits" not in {field.name for field in fields(predictions[0])}:
-        raise UsageError(f"{task.name} gives no logits: predict without them")
+        raise UsageError(f"{task.name} has no logits. Predict without them")
     rows = []
     for numbers in windows_by_row(features):
         windows = [compact[index] for index in numbers]

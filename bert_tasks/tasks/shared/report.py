@@ -278,7 +278,7 @@ class ReportSections:
         labels: The labels of that table, in order.
         groups: The metrics of kinds of rows, by the name of the kind.
         uncalibrated: The calibration without the fitted temperature, if there is one.
-        confidence_in: What the confidences of ``calibration`` refer to, which is prediction, label or tag.
+        confidence_in: Noun that the confidences of ``calibration`` refer to: prediction, label or tag.
         figures: Further plain values for ``report --json``.
     """
 
@@ -315,7 +315,7 @@ class Report(Part):
     neutral_metrics: ClassVar[frozenset[str]] = frozenset()
 
     def table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """Returns metrics (and the loss) for people: each number once, metrics of single classes in a table."""
+        """Returns metrics (and the loss) for people, with each number once and single classes in a table."""
         return MetricTable(overall=metrics)
 
     @property
@@ -324,7 +324,7 @@ class Report(Part):
         return (self.task.primary_metric,)
 
     def sections(self, predictions: Sequence[Any], rows: Sequence[Row]) -> "ReportSections | None":
-        """Returns what a report shows of the labelled rows. None: only metrics, curves and settings of the run."""
+        """Returns what a report shows of the labelled rows. None for only metrics, curves and settings of the run."""
         return None
 
     def by_task(
@@ -338,7 +338,7 @@ class Report(Part):
         return ()
 
     def decisions(self, prediction: Any) -> Sequence[Any]:
-        """Returns what a prediction decides: a value for the row, or for each of its words or other items.
+        """Returns the decision of a prediction, a value for the row or for each of its words or other items.
 
         The default is ``to_json`` without floating-point numbers, which are scores.
         """

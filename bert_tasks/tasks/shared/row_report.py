@@ -266,7 +266,7 @@ def _coverage(scores: Sequence[float], correct: Sequence[bool]) -> tuple[Chart, 
     (share, accuracy) = points[len(points) // 2 - 1]
     chart = Chart(
         title="Accuracy by coverage",
-        description="Accuracy of the most confident rows: " + "; ".join(f"{x:.0%} {y:.3f}" for x, y in points),
+        description="Accuracy of the most confident rows: " + ", ".join(f"{x:.0%} {y:.3f}" for x, y in points),
         x=Axis(name="share of the rows, the most confident first", low=0.0, high=1.0),
         y=Axis.around("accuracy", accuracies),
         lines=(Line(name="accuracy", points=points),),

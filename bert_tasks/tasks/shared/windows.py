@@ -20,7 +20,7 @@ from bert_tasks.tasks.shared.lazy import PackedBatch, PreTrainedTokenizerBase
 
 
 class Windows(Part):
-    """What the windows of a task depend on, and what they leave out.
+    """Options of a task's windows, and the text that they skip.
 
     Example:
         >>> Windows.of(task).needs_document_context
@@ -212,7 +212,7 @@ def split_words(
             number = pieces.index([])
             raise DataError(
                 f"word {number + 1}, {words[number]!r}, has no sub-words, and the tokenizer has no unknown token in "
-                "its place: remove the word, or give the tokenizer an unk_token"
+                "its place. Remove the word, or set the tokenizer's unk_token"
             )
         short = [piece[:longest] if piece else [tokenizer.unk_token_id] for piece in pieces]
         starts = list(accumulate(map(len, short), initial=0))
@@ -282,7 +282,7 @@ def richest_windows(starts: Sequence[int], windows: Sequence[range], *, bonus: f
     Args:
         starts: As in ``cut``.
         windows: The units of each window.
-        bonus: What each token of a window counts. In the original BERT code it is 0.01.
+        bonus: Weight of each token of a window. In the original BERT code it is 0.01.
     """
     places = np.asarray(starts)
     best, owner = np.full(len(places) - 1, -1.0), np.zeros(len(places) - 1, dtype=np.int64)

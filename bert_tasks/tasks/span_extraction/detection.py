@@ -49,14 +49,12 @@ class SpanDetection(Detection):
             for row, cell in zip(rows, cells, strict=True)
         )
         amount = "the answers" if bad == 0 else "most answers"
-        reasons = [
-            f"{context}, {answers}: {amount} are copied from the texts -> spans of {context} that answer {question}"
-        ]
+        reasons = [f"{context}, {answers}: {amount} are copied from the texts, so spans of {context} answer {question}"]
         if bad:
             share = f"{bad} of {len(rows)} rows ({bad / len(rows):.0%})"
             reasons.append(f"{answers}: in {share} the answer is not in {context} letter for letter")
         if none:
-            reasons.append(f"{answers}: {none} of {len(rows)} are empty -> questions without an answer")
+            reasons.append(f"{answers}: {none} of {len(rows)} are empty, for questions without an answer")
         # Readings with equally usual names are as good. Among contexts without a usual name the longest is better.
         usual = _usual(best)
         alike = [
@@ -79,9 +77,9 @@ class SpanDetection(Detection):
         length = min(self.task.max_length, longest)
         question_length = min(self.task.max_query_length, length // 4)
         return [
-            Suggestion("max_length", length, "tokens of a window; longer contexts are read in several"),
+            Suggestion("max_length", length, "tokens of a window. Longer contexts have several windows"),
             Suggestion("doc_stride", min(self.task.doc_stride, length // 3), "OVERLAP in tokens of two windows"),
-            Suggestion("max_query_length", question_length, "tokens; longer questions are cut"),
+            Suggestion("max_query_length", question_length, "tokens. Longer questions are cut"),
         ]
 
 

@@ -140,7 +140,7 @@ def _threshold_chart(points: Sequence[tuple[float, float, float]], tuned: float 
     return Chart(
         title="Threshold of “no answer”",
         description=(
-            f"F1 and exact match by the threshold of the null odds; the best F1, {best[2]:.1f}, is at {best[0]:.2f}."
+            f"F1 and exact match by the threshold of the null odds. The best F1, {best[2]:.1f}, is at {best[0]:.2f}."
         ),
         x=Axis(name="threshold of the null odds", low=min(ends), high=max(ends)),
         y=Axis.around("score", (score for _, score in exact + f1)),
@@ -162,8 +162,8 @@ def _examples(questions: Sequence[_Question]) -> Examples:
     )
     correct = [question for question in questions if question.exact][:_CORRECT_EXAMPLES]
     lead = (
-        f"Questions without an exact match: {len(wrong):,} of {len(questions):,}, the worst first and, among equals, "
-        "the most confident; then some that are correct."
+        f"Questions without an exact match: {len(wrong):,} of {len(questions):,}. The worst come first and, among "
+        "equals, the most confident. Some correct questions follow."
     )
     items = [_example(question) for question in [*wrong[: MOST_QUESTIONS - len(correct)], *correct]]
     return Examples(word="Questions", title="Questions", lead=lead, items=tuple(items))

@@ -133,7 +133,7 @@ def merge_windows(
             token begins and ends, -1 for token 0. The third is not read.
         windows: Number of windows of each question, at least 1. The windows of a question are neighbours.
         contexts: The text of each question.
-        with_null: Whether "no answer" is an answer (SQuAD 2.0).
+        with_null: True if "no answer" is an answer (SQuAD 2.0).
     """
     results, first = [], 0
     for count, context in zip(windows, contexts, strict=True):

@@ -177,8 +177,8 @@ class SpanFitting(Fitting, Windows):
             have = "has" if cuts.lost_answers == 1 else "have"
             notes.append(
                 f"{cuts.share(cuts.lost_answers)} questions {have} an answer that no window of max_length = "
-                f"{self.task.max_length} tokens holds whole: training takes them for questions without an "
-                "answer; raise max_length, or doc_stride to the length of the longest answer"
+                f"{self.task.max_length} tokens holds whole. Training takes them for questions without an "
+                "answer. Raise max_length, or doc_stride to the length of the longest answer"
             )
         return tuple(notes)
 
@@ -243,10 +243,10 @@ class SpanExtraction(Task[SpanPrediction]):
         doc_stride: The OVERLAP of two neighbouring windows in tokens, as in transformers (in Google's BERT and in FARM
             the word means the step from one to the next).
         max_query_length: longer questions are cut to that many tokens, and counted.
-        n_best_size: answers per question; also how many starts and ends of a window are paired.
+        n_best_size: Number of answers per question, and of starts and ends of a window that are paired.
         max_answer_length: in tokens.
         version_2_with_negative: questions may have no answer (SQuAD 2.0).
-        null_threshold: "no answer" is given where the null odds exceed this; chosen on validation. None: not chosen, 0.
+        null_threshold: Null odds above which the prediction is "no answer", chosen on validation rows. None means 0.
 
     Example:
         >>> TaskModel.from_pretrained(base, task=SpanExtraction).predict([("Who sings?", "Ada sings in Paris.")])
@@ -273,7 +273,7 @@ class SpanExtraction(Task[SpanPrediction]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.labels:
-            raise ValueError("labels do not apply to span extraction: leave them out")
+            raise ValueError("labels do not apply to span extraction. Remove them")
         for name in ("max_query_length", "n_best_size", "max_answer_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
@@ -288,10 +288,10 @@ class SpanExtraction(Task[SpanPrediction]):
         room = self.max_length - self.max_query_length - special
         taken = f"max_query_length = {self.max_query_length} and {special} special tokens"
         if room < 1:
-            return f"max_length is {self.max_length}: {taken} leave no room for the context; lower max_query_length"
+            return f"max_length is {self.max_length}, but {taken} leave no room for the context. Lower max_query_length"
         if not 0 <= self.doc_stride < room:
             return (
-                f"doc_stride is {self.doc_stride}: windows of {self.max_length} tokens with {taken} can overlap "
+                f"doc_stride is {self.doc_stride}, but windows of {self.max_length} tokens with {taken} can overlap "
                 f"by 0 to {room - 1} tokens"
             )
         return None
@@ -447,8 +447,8 @@ def _refuse_unanswerable(rows: Iterable[Row]) -> None:
         if answers is not None and not answers["text"]:
             source = f"row {number}" if name is None else f"row {number} (id {name!r})"
             raise DataError(
-                f"{source}: the question has no answer, expected at least one; set version_2_with_negative = true "
-                "(SQuAD 2.0), or leave such questions out"
+                f"{source}: the question has no answer, expected at least one. Set version_2_with_negative = true "
+                "(SQuAD 2.0), or remove such questions"
             )
 
 
@@ -458,7 +458,7 @@ def _file_ids(ids: Iterable[str | None]) -> list[str]:
     name, count = Counter(names).most_common(1)[0] if names else ("", 0)
     if count > 1:
         raise DataError(
-            f"id {name!r} appears {count} times, expected every id once (a row without an id has its number, from 0): "
-            "a .json file has one answer for each id; change the ids, or write .jsonl, which has a line for each row"
+            f"id {name!r} appears {count} times (a row without an id has its number, from 0), but a .json file has one "
+            "answer for each id. Change the ids, or write .jsonl, which has a line for each row"
         )
     return names

@@ -82,7 +82,7 @@ def window_offsets(
     """Returns first character, last character + 1 and role in answers of each token.
 
     Args:
-        richest: Whether each token of the context has the most context in this window.
+        richest: True if each token of the context has the most context in this window.
         before, after: Tokens of the window that are no context.
     """
     inside = slice(window.start, window.stop)

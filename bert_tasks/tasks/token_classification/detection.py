@@ -67,7 +67,7 @@ class TokenDetection(Detection):
                     words=percentile([count_pieces(row, [text]) for row in rows]),
                     labels=tuple(sorted({tag for tags in tagged for tag in tags})),
                     reasons=(
-                        f"{text}, {spans}: characters of the text -> entities of the types {listed(types)}",
+                        f"{text}, {spans}: spans of characters with entities of the types {listed(types)}",
                         *_imbalance(spans, tagged, hints.name),
                     ),
                     precedence=2,
@@ -104,10 +104,10 @@ class TokenDetection(Detection):
         tagged = [names for row in rows if (names := cell_value(row, tags, "tags")) is not None]
         scheme = detect_scheme(tagged)
         if scheme == "raw":
-            seen = f"{listed(sorted({tag for names in tagged for tag in names}))} -> classes of words"
+            seen = f"{listed(sorted({tag for names in tagged for tag in names}))} are classes of words"
         else:
             types = sorted({entity.type for names in tagged for entity in entities(names)})
-            seen = f"tags in {scheme} of the types {listed(types)} -> entities"
+            seen = f"entity tags in {scheme} of the types {listed(types)}"
         columns = {"words": words, "tags": tags}
         return TaskGuess(
             task=self.task.name,
@@ -115,7 +115,7 @@ class TokenDetection(Detection):
             words=percentile([sum(map(pieces, _names(row, words, "words"))) for row in rows]),
             labels=tuple(sorted({name for names in tagged for name in to_iob2(names)})),
             reasons=(
-                f"{words}, {tags}: as many words as tags in every row -> a tag for each word",
+                f"{words}, {tags}: as many words as tags in every row, so each word has a tag",
                 f"{tags}: {seen}",
                 *_imbalance(tags, tagged, hints.name),
             ),

@@ -23,11 +23,11 @@ class TokenExplainable(Explainable):
     @property
     def no_explanations_reason(self) -> str | None:
         if self.task.crf:
-            return "a tagger with crf = true scores sequences of tags, not words: predict without explanations"
+            return "a tagger with crf = true scores sequences of tags, not words. Predict without explanations"
         if label_scheme(self.task.labels) == "raw":
             return (
                 "a tagger explains entities, and its labels mark none (an entity needs labels such as B-PER and "
-                "I-PER): predict without explanations"
+                "I-PER). Predict without explanations"
             )
         return None
 

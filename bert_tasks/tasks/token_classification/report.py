@@ -135,8 +135,8 @@ def _examples(sentences: Sequence[_Sentence], names: Sequence[str]) -> Examples:
     correct = [sentence for sentence in sentences if sentence.result.is_correct and sentence.labels]
     hues = {name: place % HUES for place, name in enumerate(names)}
     lead = (
-        f"Sentences with a mistake: {len(wrong):,} of {len(sentences):,}, the most confident mistakes first; then some "
-        "that are correct. Dashed frames: ○ missed by the model, ✗ not in the labels."
+        f"Sentences with a mistake: {len(wrong):,} of {len(sentences):,}. The most confident mistakes come first. Some "
+        "correct sentences follow. Dashed frames: ○ missed by the model, ✗ not in the labels."
     )
     items = [_example(sentence, hues) for sentence in [*wrong[:MOST_EXAMPLES], *correct[:_CORRECT_EXAMPLES]]]
     return Examples(word="Sentences", title="Sentences", lead=lead, items=tuple(items))

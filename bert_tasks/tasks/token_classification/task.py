@@ -85,7 +85,7 @@ class TokenPrediction(Prediction):
 
     Attributes:
         words, tags: The words, and one of the model's labels for each word.
-        scores: Probability of each tag (with a CRF: over all tag sequences).
+        scores: Probability of each tag (with a CRF, over all tag sequences).
         entities: Entities that the tags mark, counted as conlleval does. Empty if labels are raw.
         logits: Logits of each word, in label order. Only on request.
     """
@@ -132,14 +132,14 @@ class TokenFormats(Card, Rendering, WeightedConfig):
         wrong = next((tag for tag in tags if _column(tag) != tag), None)
         if wrong is not None:
             raise DataError(
-                f"the tag {wrong!r} has white space, which separates the columns of {extension}: write .jsonl"
+                f"the tag {wrong!r} has white space, which separates the columns of {extension}. Write .jsonl"
             )
         if not changed:
             return ()
         example = next(iter(changed))
         return (
-            f"{changed.total()} of {count} words have white space or are empty, which columns cannot hold: {extension} "
-            f"has _ in its place ({_column(example)} for {shortened(example)}, ...); .jsonl keeps words as they are",
+            f"{changed.total()} of {count} words have white space or are empty, which columns cannot hold. They have "
+            f"_ in {extension} ({_column(example)} for {shortened(example)}, ...). Write .jsonl to keep the words",
         )
 
     def render(self, extension: str, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> Mapping[str, str]:
@@ -205,7 +205,7 @@ class TokenFitting(WeightedFitting, CalibratedFitting, Windows):
             tags += [row["tags"]] if row.get("tags") is not None else []
         if self.task.context_tokens and not documented:
             raise DataError(
-                f"context_tokens = {self.task.context_tokens}, but no row has a document: name the column that says "
+                f"context_tokens = {self.task.context_tokens}, but no row has a document. Name the column that says "
                 "which sentences belong together (in CoNLL files the -DOCSTART- lines do), or set context_tokens = 0"
             )
         fitted = replace(self.task, scheme=detect_scheme(tags)) if tags else self.task
@@ -241,8 +241,8 @@ class TokenFitting(WeightedFitting, CalibratedFitting, Windows):
         have = "has" if cuts.cut_rows == 1 else "have"
         limit = f"max_length = {self.task.max_length} tokens"
         return (
-            f"{cuts.share(cuts.cut_rows)} rows {have} a word that alone is longer than {limit}: of such words only the "
-            "beginning is read; each of them is tagged",
+            f"{cuts.share(cuts.cut_rows)} rows {have} a word that alone is longer than {limit}. Only the beginning of "
+            "such words is read, and each of them is tagged",
         )
 
 
@@ -256,7 +256,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
             first sub-word.
         doc_stride: The OVERLAP of two neighbouring windows in tokens, at most, as in transformers. Windows are cut
             between words.
-        crf: score tag sequences, not tags; steps that the label scheme forbids are never predicted.
+        crf: Score tag sequences, not tags. Steps that the label scheme forbids are never predicted.
         context_tokens: how many tokens of the rows around (those with the same ``document``) a window may add on each
             side, as far as ``max_length`` allows. They are read, never tagged. Rows without a document have none.
         scheme: the scheme in which the training tags were written.
@@ -293,7 +293,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
             raise ValueError("labels holds 1 name, a tagger needs at least 2")
         if not 0 <= self.doc_stride < self.max_length - 2:
             raise ValueError(
-                f"doc_stride is {self.doc_stride}: windows of {self.max_length} tokens (two of them special) "
+                f"doc_stride is {self.doc_stride}, but windows of {self.max_length} tokens (two of them special) "
                 f"can overlap by 0 to {self.max_length - 3}"
             )
         if self.context_tokens < 0:
@@ -302,7 +302,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
             raise ValueError(f"crf = true requires labelling = 'first', not {self.labelling!r}")
         if self.crf and self.calibration != "none":
             raise ValueError(
-                "crf = true has no temperature, because it scores sequences of tags: set calibration = 'none'"
+                "crf = true has no temperature, because it scores sequences of tags. Set calibration = 'none'"
             )
 
     @property
@@ -386,7 +386,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
         if tags and set(known_tags(self.labels)).isdisjoint(tags):
             ours, theirs = (listed(list(map(repr, names))) for names in (self.labels, sorted(tags)))
             raise DataError(
-                f"the model's labels are {ours}, and none of the rows' tags, {theirs}, is among them; if the labels "
+                f"the model's labels are {ours}, and none of the rows' tags, {theirs}, is among them. If the labels "
                 "only lack names, load the model with labels=[...], the names in its order"
             )
 
