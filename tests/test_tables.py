@@ -42,6 +42,11 @@ def test_pages_show_the_results(repository: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_every_table_is_on_one_page(repository: Path, script: dict[str, Any]) -> None:
+    texts = [(repository / name).read_text(encoding="utf-8") for name in PAGES]
+    assert sorted(re.findall(r"<!--table:([\w-]+)-->", "\n".join(texts))) == sorted(script["FILES"])
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_changed_number_fails_and_is_corrected(pages: Path, name: str) -> None:
     page = pages / name
