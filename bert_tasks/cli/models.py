@@ -402,7 +402,7 @@ def export(
 @app.command("report")
 @shared_options(reading=read_options)
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
     reading: "ReadOptions",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="HTML file. Default: RUN/report.html.")

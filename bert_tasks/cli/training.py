@@ -287,7 +287,7 @@ def tokenizer(
     output: NewFolder,
     reading: "ReadOptions",
     lowercase: Annotated[
-        bool | None, typer.Option("--lowercase/--cased", help="Lower letters. Needed except for bpe.")
+        bool | None, typer.Option("--lowercase/--cased", help="Lower letters, or keep capitals. Needed except for bpe.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

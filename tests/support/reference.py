@@ -91,6 +91,7 @@ KEY_HEAD = ("key", "value", "default", "limits", "what")
 SETTING_HEAD = ("key", "value", "default", "what")
 OPTION_HEAD = ("argument or option", "value", "default", "what")
 NO_LABELS = "None. Do not set them."
+COMMON_OPTIONS = "Several commands share these options. Each command lists the ones that it accepts."
 # What a key's text says of a run that is resumed with another value.
 RESUMED = {
     "silent": "A resumed run may change it.",
@@ -349,7 +350,7 @@ def cli_page() -> str:
     parts += [f"- {panel}: {', '.join(f'`{name}`' for name in names)}" for panel, names in GROUPS.items()]
     by_name = commands(group)
     shared = shared_rows(map(_rows, by_name.values()), least=4)
-    parts += ["", "## Common options", "", table(("option", "value", "default", "what"), shared)]
+    parts += ["", "## Common options", "", COMMON_OPTIONS, "", table(("option", "value", "default", "what"), shared)]
     for name, command in by_name.items():
         rows = _rows(command)
         common = ", ".join(row[0] for row in rows if row in shared)
