@@ -214,7 +214,7 @@ def speed(train: Result, predict: Result, card: Result) -> list[str]:
     fitting = span([cells["speed-up"] for cells in training_cells(train).values()])
     return [
         f"Fine-tuning BERT-base runs {fitting} times as fast as transformers' Trainer at its best ({processor(train)},",
-        f"float32), on a GPU {bert_base} times ({processor(card)}, bfloat16), and MiniLM predicts {pipeline}",
+        f"float32), on a GPU without torch.compile {bert_base} times ({processor(card)}), and MiniLM predicts {pipeline}",
         "times as fast as `pipeline()`. [Performance](docs/performance.md) has the measurements.",
     ]
 
