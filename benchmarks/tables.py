@@ -128,7 +128,7 @@ def training(*results: Result) -> list[str]:
         head += [f"{MODELS[options['shape']]}{', bf16' if options['bf16'] else ''}", *titles[1:]]
         for name, row in rows.items():
             row += [number(cells[name][title]) if name in cells else "" for title in titles]
-    return table(head, *rows.values())
+    return table(head, *(row for row in rows.values() if any(row[1:])))
 
 
 def pre_training(result: Result) -> list[str]:
@@ -214,8 +214,9 @@ def speed(train: Result, predict: Result, card: Result) -> list[str]:
     fitting = span([cells["speed-up"] for cells in training_cells(train).values()])
     return [
         f"Fine-tuning BERT-base runs {fitting} times as fast as transformers' Trainer at its best ({processor(train)},",
-        f"float32), on a GPU without torch.compile {bert_base} times ({processor(card)}), and MiniLM predicts {pipeline}",
-        "times as fast as `pipeline()`. [Performance](docs/performance.md) has the measurements.",
+        f"float32), on a GPU without torch.compile {bert_base} times ({processor(card)}),",
+        f"and MiniLM predicts {pipeline} times as fast as `pipeline()`.",
+        "[Performance](docs/performance.md) has the measurements.",
     ]
 
 
