@@ -90,7 +90,7 @@ def train_steps(job: Job) -> Figures:
     seconds, used = time.perf_counter() - started, time.process_time() - used
     steps.optimizer.update_weights()
     stored = state_dict(steps, TrainerState(task=task))
-    size = sum(tensor.nbytes for part in (stored.weights, stored.optimizer) for tensor in part.values())
+    size = sum(tensor.nbytes for tensors in (stored.weights, stored.optimizer) for tensor in tensors.values())
     return {
         "seconds_per_step": seconds / job["steps"],
         "processor_seconds": used / job["steps"],

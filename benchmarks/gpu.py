@@ -139,7 +139,7 @@ def _keys(config: Any, length: int) -> int:
     if config.model_type != "modernbert" or kinds is None:
         return int(config.num_hidden_layers) * length
     local = min(length, config.local_attention + 1)
-    return sum(length if kind == "full_attention" else local for kind in kinds)
+    return sum(length if layer_type == "full_attention" else local for layer_type in kinds)
 
 
 CELLS = (

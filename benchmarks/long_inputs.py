@@ -53,7 +53,7 @@ def save_model(folder: Path, *, layers: int, width: int, tokens: int) -> None:
     ModernBertForSequenceClassification(config).save_pretrained(folder)
     # Ids are drawn here, but the model of a task has a tokenizer: this one knows bytes.
     vocabulary = ["[PAD]", "[CLS]", "[SEP]", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    backend = Tokenizer(models.BPE(vocab={token: place for place, token in enumerate(vocabulary)}, merges=[]))
+    backend = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(vocabulary)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     named = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     PreTrainedTokenizerFast(tokenizer_object=backend, **named).save_pretrained(folder)
@@ -116,7 +116,7 @@ def report(figures: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
         seconds, processor, mib = (statistics.median(run[name] for run in runs) for name in names)
         lines.append(f"{side:<14}{seconds:8.2f} s ({processor:.2f} s of processors)  {mib:8.0f} MiB above the model")
     ours, theirs = (figures[side][0]["logits"] for side in SIDES)
-    apart = max(abs(one - other) for one, other in zip(ours, theirs, strict=True))
+    apart = max(abs(logit - other) for logit, other in zip(ours, theirs, strict=True))
     return [*lines, f"logits apart by at most {apart:.1e}; load average {os.getloadavg()[0]:.1f}"]
 
 

@@ -260,7 +260,7 @@ def file_jobs(data: Path, folder: Path, parts: Sequence[str], sizes: Sequence[in
         text = "".join(f"\n[{name}]\n{lines}\n" for name, lines in sections.items())
         recipe.write_text(f'task = "sequence-classification"\n{text}', encoding="utf-8")
         shared = {"rows": rows, "file": str(file), "model": model, "recipe": str(recipe)}
-        jobs += [{"work": part, **shared} for part in parts]
+        jobs += [{"work": work, **shared} for work in parts]
     return sorted(jobs, key=lambda job: parts.index(job["work"]))
 
 
@@ -282,7 +282,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         jobs = train_jobs(data, folder, options.batch_sizes, options.train_rows) if "train" in options.parts else []
-        others = [part for part in options.parts if part != "train"]
+        others = [work for work in options.parts if work != "train"]
         jobs += file_jobs(data, folder, others, options.rows) if others else []
         print(f"{'':24}" + "".join(f"{name:>10}" for name in COLUMNS.values()))
         for job in jobs:

@@ -167,7 +167,7 @@ def main() -> None:
         print(f"not measured here: {', '.join(dict.fromkeys(MISSING))}")
     if options.json is not None:
         runs = {"threads": options.threads, "clock": options.clock, "rows": len(texts), "repeats": options.repeats}
-        sides = {name: asdict(one) for name, one in figures.items()}
+        sides = {name: asdict(side) for name, side in figures.items()}
         content = {**about, **runs, "seconds": seconds, "sides": sides, "equal_int8_labels": equal}
         write_results(options.json, content)
 

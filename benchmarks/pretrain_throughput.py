@@ -160,7 +160,7 @@ def measure(sides: list[str], options: Options) -> dict[str, dict[str, Any]]:
 
 def report(figures: dict[str, dict[str, Any]]) -> list[str]:
     """A line for each side: tokens a second with quartiles, how many times ours is as fast, and the peak."""
-    rates = {side: [one["tokens"] / seconds for seconds in one["seconds"]] for side, one in figures.items()}
+    rates = {side: [run["tokens"] / seconds for seconds in run["seconds"]] for side, run in figures.items()}
     lines = []
     for side, values in rates.items():
         low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3

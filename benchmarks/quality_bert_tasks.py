@@ -85,7 +85,7 @@ def _span_settings(run: Run) -> dict[str, Any]:
     places = {name: run.folder / f"{name}.json" for name in ("train", "validation")}
     for path, articles in zip(places.values(), squad_splits(run.data), strict=True):
         path.write_text(json.dumps({"version": "v2.0", "data": articles}), encoding="utf-8")
-    settings = {f"data.{name}": place for name, place in places.items()}
+    settings = {f"data.{name}": file for name, file in places.items()}
     return settings | {
         "settings.doc_stride": run.task.doc_stride,
         "settings.n_best_size": run.task.n_best_size,
@@ -113,7 +113,7 @@ def score_span(run: Run, last: dict[str, float]) -> tuple[dict[str, float], list
     held_out = str(run.folder / "validation.json")
     run.command("predict", run.model, held_out, "--format", "squad", "--output", str(output))
     predicted = map(json.loads, output.read_text(encoding="utf-8").splitlines())
-    answers = [_answer(question.key, found) for question, found in zip(questions, predicted, strict=True)]
+    answers = [_answer(question.key, prediction) for question, prediction in zip(questions, predicted, strict=True)]
     recorded = {f"reported_{name}": value for name, value in last.items()}
     return recorded | squad_scores(questions, answers), [asdict(answer) for answer in answers]
 

@@ -159,7 +159,7 @@ def speeds(models: Mapping[str, TaskModel], rows: Sequence[Row], repeats: int = 
             start = time.perf_counter()
             model.predict(plain)
             seconds[side].append(time.perf_counter() - start)
-    return {side: len(plain) / statistics.median(found[1:]) for side, found in seconds.items()}
+    return {side: len(plain) / statistics.median(times[1:]) for side, times in seconds.items()}
 
 
 def run(task: str, seed: int, options: argparse.Namespace) -> None:

@@ -98,7 +98,7 @@ def main() -> None:
                 settings = {"max_length": LENGTH, "fill": "document"}
                 metrics[side].append(evaluate(Path(folder) / "model", rows, task=TASK, settings=settings))
             print(f"seed {seed}  {side:14}{metrics[side][-1]}", flush=True)
-    ours, theirs = (statistics.mean(one["loss"] for one in metrics[side]) for side in SIDES)
+    ours, theirs = (statistics.mean(result["loss"] for result in metrics[side]) for side in SIDES)
     print(f"mean loss {ours:.4f} and {theirs:.4f}: {'holds' if ours <= theirs + MARGIN else 'does not hold'}")
     if arguments.json is not None:
         options = {name: value for name, value in vars(arguments).items() if name != "json"}

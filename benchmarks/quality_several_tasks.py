@@ -67,8 +67,8 @@ def main() -> None:
         alone = [f1([head], train, validation, seed)[0] for head in HEADS]
         together = f1(HEADS, train, validation, seed)
         runs += [
-            {"seed": seed, "head": head, "alone": one, "together": both}
-            for head, one, both in zip(HEADS, alone, together, strict=True)
+            {"seed": seed, "head": head, "alone": score, "together": both}
+            for head, score, both in zip(HEADS, alone, together, strict=True)
         ]
         print(json.dumps(runs[-2:]), flush=True)
     for head in HEADS:

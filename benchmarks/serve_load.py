@@ -132,19 +132,19 @@ async def one_round(port: int, clients: int, rows: Sequence[str], expected: Sequ
 
 
 def summary(name: str, clients: int, rounds: Sequence[Round]) -> Result:
-    latencies = [latency for found in rounds for latency in found.latencies]
+    latencies = [latency for turn in rounds for latency in turn.latencies]
     cuts = statistics.quantiles(latencies, n=100, method="inclusive")
     return Result(
         server=name,
         clients=clients,
         rounds=len(rounds),
-        requests=sum(len(found.latencies) + found.lost for found in rounds),
-        requests_per_second=round(statistics.median(found.requests_per_second for found in rounds), 1),
+        requests=sum(len(turn.latencies) + turn.lost for turn in rounds),
+        requests_per_second=round(statistics.median(turn.requests_per_second for turn in rounds), 1),
         p50_ms=round(cuts[49], 1),
         p95_ms=round(cuts[94], 1),
         p99_ms=round(cuts[98], 1),
-        lost=sum(found.lost for found in rounds),
-        wrong=sum(found.wrong for found in rounds),
+        lost=sum(turn.lost for turn in rounds),
+        wrong=sum(turn.wrong for turn in rounds),
     )
 
 

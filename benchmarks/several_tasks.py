@@ -95,9 +95,9 @@ def main() -> None:
     ratios = [
         (
             both["seconds_per_step"] / (names["seconds_per_step"] + shapes["seconds_per_step"]),
-            names["seconds_per_step"] / one["seconds_per_step"],
+            names["seconds_per_step"] / single["seconds_per_step"],
         )
-        for both, names, shapes, one in pairs
+        for both, names, shapes, single in pairs
     ]
     for name, values in zip(("both / (names + shapes)", "names / one"), zip(*ratios, strict=True), strict=True):
         print(f"{name}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")

@@ -77,13 +77,13 @@ def squad_questions(folder: Path, count: int) -> list[Question]:
     articles = json.loads((folder / "dev-v2.0.part.json").read_text(encoding="utf-8"))["data"]
     repeated = islice(cycle(questions_of(articles)), count)
     return [
-        Question(key=str(number), question=given.question, context=given.context, answers=given.answers)
-        for number, given in enumerate(repeated)
+        Question(key=str(number), question=question.question, context=question.context, answers=question.answers)
+        for number, question in enumerate(repeated)
     ]
 
 
 def prepared(questions: Sequence[Question]) -> Predictor:
-    rows = [{"question": given.question, "context": given.context} for given in questions]
+    rows = [{"question": question.question, "context": question.context} for question in questions]
     features = SETTINGS.features(rows, AutoTokenizer.from_pretrained(resolve(WEIGHTS)))
     return Predictor(
         questions=questions,
@@ -143,7 +143,7 @@ def answered(
         [candidates[number] for number in range(len(work.features))],
         work.offsets,
         work.windows,
-        [given.context for given in work.questions],
+        [question.context for question in work.questions],
         n_best=SETTINGS.n_best_size,
         with_null=with_null,
     )
@@ -190,7 +190,7 @@ def processor_seconds(call: Callable[[], Any]) -> float:
 
 def measure(work: Predictor, logits: Sequence[ForwardFn], utils_qa: ModuleType, repeats: int) -> dict[str, float]:
     """Median processor seconds of each side."""
-    examples = Examples({"id": given.key, "context": given.context} for given in work.questions)
+    examples = Examples({"id": question.key, "context": question.context} for question in work.questions)
     features = their_features(work)
     predictions = tuple([values[side] for values in logits] for side in (0, 1))
 
@@ -204,7 +204,7 @@ def measure(work: Predictor, logits: Sequence[ForwardFn], utils_qa: ModuleType, 
     unmapped = windows.remove_columns("token_is_max_context")
     batches = in_batches(work, logits)
     sides: dict[str, Callable[[], Any]] = {
-        "ours": lambda: [found.answer(0.0).text for found in answered(work, batches)],
+        "ours": lambda: [prediction.answer(0.0).text for prediction in answered(work, batches)],
         "utils_qa, lists": lambda: theirs(examples, features),
         "utils_qa, datasets": lambda: theirs(rows, windows),
         "utils_qa, datasets, no map": lambda: theirs(rows, unmapped),

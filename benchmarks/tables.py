@@ -66,7 +66,7 @@ def number(value: float) -> str:
 
 
 def ratio(values: Iterable[float], ours: Iterable[float]) -> float:
-    return statistics.median(value / own for value, own in zip(values, ours, strict=True))
+    return statistics.median(value / baseline for value, baseline in zip(values, ours, strict=True))
 
 
 def span(values: Sequence[float]) -> str:
@@ -135,7 +135,7 @@ def pre_training(result: Result) -> list[str]:
     rows, ours = [], result["sides"]["ours"]
     for name, label in {"ours": "bert_tasks", **PRE_TRAINING}.items():
         side = result["sides"][name]
-        speeds, baseline = ([one["tokens"] / seconds for seconds in one["seconds"]] for one in (side, ours))
+        speeds, baseline = ([run["tokens"] / seconds for seconds in run["seconds"]] for run in (side, ours))
         factors = [ratio(baseline, speeds), ours["peak_mib"] / side["peak_mib"]]
         factor, share = ["", ""] if side is ours else map(number, factors)
         rows.append([label, number(statistics.median(speeds)), factor, share])

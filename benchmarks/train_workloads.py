@@ -179,9 +179,10 @@ def _share_of_batches(rows: Sequence[Row], lengths: Sequence[int], batch_size: i
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
     if len(lengths) != len(rows):
-        raise SystemExit("--share needs texts of one window")
+        raise SystemExit("--share needs texts of one window. Use --share 1")
     generator = torch.Generator().manual_seed(0)
-    order = get_length_grouped_indices(lengths, batch_size, generator=generator)  # type: ignore[no-untyped-call]
+    grouped: Any = get_length_grouped_indices  # it has no annotations
+    order = grouped(lengths, batch_size, generator=generator)
     step = round(1 / share)
     starts = range(batch_size * (step // 2), len(order), batch_size * step)  # not always the longest of a group
     return [rows[i] for start in starts for i in order[start : start + batch_size]]

@@ -59,7 +59,7 @@ def report(figures: Mapping[str, Sequence[Figures]], columns: Mapping[str, str],
             cell = f"{statistics.median(turn[name] for turn in turns):,.2f}".removesuffix(".00")
             if baseline in figures and side != baseline:
                 pairs = zip(turns, figures[baseline], strict=True)
-                cell += f" ({statistics.median(one[name] / other[name] for one, other in pairs):.3f})"
+                cell += f" ({statistics.median(turn[name] / other[name] for turn, other in pairs):.3f})"
             cells.append(f"{cell:>20}")
         lines.append(f"{side:10}" + "".join(cells))
     return lines

@@ -136,7 +136,7 @@ def _share(accelerator: Accelerator, result: Result | None, error: BertTasksErro
     if failure is not None:
         code, text = failure
         kinds = (UsageError, DataError, CheckpointError, ClosedPipeError)
-        copy = next((kind for kind in kinds if kind.exit_code == code), BertTasksError)(text)
+        copy = next((error_type for error_type in kinds if error_type.exit_code == code), BertTasksError)(text)
         copy.collective = True
         raise copy
     return result

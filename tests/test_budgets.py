@@ -18,7 +18,7 @@ from support.sources import Source, package_sources
 LINES = {
     "cli": (1538, 1000),
     "api": (265, 250),
-    "report": (1983, 1700),
+    "report": (1981, 1700),
     "cards": (539, 380),
     "serving": (1576, 800),
     "glue_submission": (128, 150),
@@ -40,7 +40,7 @@ LINES = {
 }
 FOUNDATIONS = {"variables", "storage", "environment", "terminal", "distributed", "errors"}
 COMMAND_LINE = {"", "__init__", "__main__"}
-TOTAL_LINES = 45_389  # of 29,000
+TOTAL_LINES = 45_387  # of 29,000
 TOTAL_STATEMENTS = 25_594  # of 15,800
 TASK_MEMBERS = 14
 
@@ -70,7 +70,7 @@ def sum_by_part(count: Callable[[Source], int]) -> Counter[str]:
 def test_each_part_keeps_its_lines() -> None:
     lines = sum_by_part(count_lines)
     assert set(lines) == set(LINES)
-    assert {part: n for part, n in lines.items() if n > LINES[part][0]} == {}
+    assert {name: n for name, n in lines.items() if n > LINES[name][0]} == {}
 
 
 @pytest.mark.parametrize(("count", "budget"), [(count_lines, TOTAL_LINES), (count_statements, TOTAL_STATEMENTS)])

@@ -17,17 +17,27 @@ def instructions(repository: Path) -> list[Instruction]:
     text = (repository / "Dockerfile").read_text("utf-8")
     lines = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)).splitlines()
     result = [Instruction(*line.split(maxsplit=1)) for line in lines if line.strip()]
-    assert {one.name for one in result} <= {"FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}
+    assert {instruction.name for instruction in result} <= {
+        "FROM",
+        "ARG",
+        "ENV",
+        "RUN",
+        "WORKDIR",
+        "COPY",
+        "USER",
+        "ENTRYPOINT",
+        "CMD",
+    }
     return result
 
 
 def last_stage(instructions: list[Instruction]) -> list[Instruction]:
-    start = max(number for number, one in enumerate(instructions) if one.name == "FROM")
+    start = max(number for number, instruction in enumerate(instructions) if instruction.name == "FROM")
     return instructions[start:]
 
 
 def test_the_base_is_pinned_to_a_patch_release(instructions: list[Instruction], repository: Path) -> None:
-    bases = {one.value.split()[0] for one in instructions if one.name == "FROM"}
+    bases = {instruction.value.split()[0] for instruction in instructions if instruction.name == "FROM"}
     assert len(bases) == 1
     (version,) = re.fullmatch(r"python:(3\.\d+)\.\d+-slim-[a-z]+", bases.pop()).groups()  # type: ignore[union-attr]
     assert f'requires-python = ">={version}"' in (repository / "pyproject.toml").read_text("utf-8")
@@ -35,10 +45,12 @@ def test_the_base_is_pinned_to_a_patch_release(instructions: list[Instruction], 
 
 def test_it_runs_the_command_as_nobody_special(instructions: list[Instruction]) -> None:
     final = last_stage(instructions)
-    users = [one.value for one in final if one.name == "USER"]
+    users = [instruction.value for instruction in final if instruction.name == "USER"]
     assert users == ["10001:10001"]
-    assert [one.value for one in final if one.name == "ENTRYPOINT"] == ['["bert-tasks"]']
-    assert final.index(Instruction("USER", users[0])) > max(n for n, one in enumerate(final) if one.name == "RUN")
+    assert [instruction.value for instruction in final if instruction.name == "ENTRYPOINT"] == ['["bert-tasks"]']
+    assert final.index(Instruction("USER", users[0])) > max(
+        n for n, instruction in enumerate(final) if instruction.name == "RUN"
+    )
 
 
 def test_no_secrets_and_no_copy_of_everything(instructions: list[Instruction], repository: Path) -> None:
@@ -57,14 +69,18 @@ def test_the_ignore_file_lets_through_what_is_copied(instructions: list[Instruct
     assert "*" in lines
     copied = {
         source
-        for one in instructions
-        if one.name == "COPY" and not one.value.startswith("--from=")
-        for source in one.value.split()[:-1]
+        for instruction in instructions
+        if instruction.name == "COPY" and not instruction.value.startswith("--from=")
+        for source in instruction.value.split()[:-1]
     }
     assert copied == {line[1:] for line in lines if line.startswith("!")}
 
 
 def test_what_is_installed_is_pinned(instructions: list[Instruction]) -> None:
-    installs = [one.value for one in instructions if one.name == "RUN" and "pip install" in one.value]
+    installs = [
+        instruction.value
+        for instruction in instructions
+        if instruction.name == "RUN" and "pip install" in instruction.value
+    ]
     assert len(installs) == 2
     assert all("--constraint constraints.txt" in value for value in installs)

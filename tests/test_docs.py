@@ -166,7 +166,7 @@ def keys() -> dict[str, set[str]]:
     schema = Recipe.model_json_schema()
     sections = {"model": "ModelSection", "data": "DataSpec", "optim": "OptimSection", "run": "RunSection"}
     sections |= {"teacher": "TeacherSection", "folds": "FoldsSection"}
-    names = {name: set(schema["$defs"][kind]["properties"]) for name, kind in sections.items()}
+    names = {name: set(schema["$defs"][definition]["properties"]) for name, definition in sections.items()}
     settings = {field.name for task in TASKS.values() for field in dataclasses.fields(task)}
     names["search"] = names["optim"] | set(schema["$defs"]["SearchSection"]["properties"])
     return {**names, "settings": settings, "task": set()}
@@ -310,8 +310,8 @@ def test_the_table_of_heads_names_every_head_that_a_family_lacks() -> None:
     lacking = {
         (family.model_type.replace("_", ""), name)
         for family in FAMILIES.values()
-        for kind, name in heads.items()
-        if kind not in family.heads
+        for head, name in heads.items()
+        if head not in family.heads
     }
     assert named == lacking
 

@@ -116,8 +116,8 @@ def test_keys_are_masked_wherever_they_are(key: tuple[str, str], around: str) ->
     st.text(_SAFE, max_size=43),
 )
 def test_web_tokens_are_masked(payload: dict[str, str], signature: str) -> None:
-    parts = [json.dumps(part).encode() for part in ({"alg": "HS256", "typ": "JWT"}, payload)]
-    encoded = [base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts]
+    parts = [json.dumps(content).encode() for content in ({"alg": "HS256", "typ": "JWT"}, payload)]
+    encoded = [base64.urlsafe_b64encode(content).rstrip(b"=").decode() for content in parts]
     shown = masked(f"Authorization failed for {'.'.join([*encoded, signature])} at 12:30")
     assert shown == "Authorization failed for *** at 12:30"
 

@@ -95,7 +95,11 @@ def names(folder: Path) -> dict[str, Any]:
     model = TaskModel.from_pretrained(folder / "runs" / "first")
     return {
         **{value.__name__: value for value in PUBLIC.values()},
-        **{kind.__name__: kind for kinds in reference.PREDICTIONS.values() for kind in kinds},
+        **{
+            prediction_class.__name__: prediction_class
+            for kinds in reference.PREDICTIONS.values()
+            for prediction_class in kinds
+        },
         "base": BASE,
         "model": model,
         "task": model.task,

@@ -166,8 +166,13 @@ def import_cycle(sources: list[Source]) -> list[str]:
     modules = {f"bert_tasks.{source.name}".rstrip("."): source for source in sources}
     graph: dict[str, set[str]] = {}
     for name, source in modules.items():
-        reached = {f"{found.module}.{found.name}" if found.name else found.module for found in imports(source)}
-        reached |= {found.module for found in imports(source) if f"{found.module}.{found.name}" not in modules}
+        reached = {
+            f"{statement.module}.{statement.name}" if statement.name else statement.module
+            for statement in imports(source)
+        }
+        reached |= {
+            statement.module for statement in imports(source) if f"{statement.module}.{statement.name}" not in modules
+        }
         graph[name] = (reached & modules.keys()) - {name}
     try:
         TopologicalSorter(graph).prepare()
@@ -200,4 +205,4 @@ def test_a_circle_is_found(text: str) -> None:
 
 def test_relative_imports_of_a_package_start_at_itself() -> None:
     inside = Source("tasks", "from .base import Task\nfrom ..encoder import config", is_package=True)
-    assert [found.module for found in imports(inside)] == ["bert_tasks.tasks.base", "bert_tasks.encoder"]
+    assert [statement.module for statement in imports(inside)] == ["bert_tasks.tasks.base", "bert_tasks.encoder"]

@@ -38,7 +38,7 @@ def project(repository: Path) -> dict[str, Any]:
 
 def imported_distributions(sources: Iterable[Source]) -> set[str]:
     """The distributions of every library that any of the modules imports."""
-    libraries = {found.module.split(".")[0] for source in sources for found in imports(source)}
+    libraries = {statement.module.split(".")[0] for source in sources for statement in imports(source)}
     distributions = packages_distributions()
     third_party = libraries - set(sys.stdlib_module_names) - {"bert_tasks"}
     return {canonical(name) for library in third_party for name in distributions.get(library, [library])}
@@ -123,7 +123,7 @@ def test_constraints_pin_every_direct_dependency_at_its_floor_or_above(
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
+    return tuple(int(number) for number in version.split("."))
 
 
 def test_public_names_are_imported_when_asked_for() -> None:

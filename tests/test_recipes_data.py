@@ -46,7 +46,10 @@ def row_count(name: str) -> int:
 def described() -> dict[str, tuple[int, tuple[str, ...], str]]:
     """The README's table: rows, columns and description of each file."""
     lines = re.findall(r"^\| `(.+?)` \| (\d+) \| (.+?) \| (.+) \|$", text_of("README.md"), flags=re.MULTILINE)
-    return {name: (int(rows), tuple(columns.strip("`").split(",")), what) for name, rows, columns, what in lines}
+    return {
+        name: (int(rows), tuple(columns.strip("`").split(",")), description)
+        for name, rows, columns, description in lines
+    }
 
 
 def stated_counts(name: str) -> Counter[str]:

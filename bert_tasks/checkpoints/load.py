@@ -101,9 +101,9 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """Returns the sha256 of names, dtypes, shapes and values, whatever their order."""
     plain = ((name, tensors[name].detach().cpu().contiguous()) for name in sorted(tensors))
     return sha256(
-        part
+        chunk
         for name, tensor in plain
-        for part in (
+        for chunk in (
             json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode(),
             tensor.reshape(-1).view(torch.uint8).numpy().data,
         )
@@ -216,7 +216,7 @@ class LoadReport:
             parts.append(f"new head: {', '.join(self.new)}")
         if self.dropped:
             parts.append(f"dropped: {', '.join(self.dropped)}")
-        return ". ".join(part[:1].upper() + part[1:] for part in (*parts, *self.notes))
+        return ". ".join(sentence[:1].upper() + sentence[1:] for sentence in (*parts, *self.notes))
 
 
 @dataclass(frozen=True, kw_only=True)

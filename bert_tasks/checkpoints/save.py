@@ -70,7 +70,7 @@ def file_tensors(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Ten
     renamed = dict(tensors)
     for in_file, (first, *others) in family.file_names.items():
         for name in [name for name in renamed if first and first in name]:
-            pieces = [renamed.pop(name.replace(first, part)) for part in (first, *others)]
+            pieces = [renamed.pop(name.replace(first, fragment)) for fragment in (first, *others)]
             renamed[name.replace(first, in_file)] = torch.cat(pieces) if others else pieces[0]
     return renamed
 
@@ -122,7 +122,7 @@ def save_folder(
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        size = sum(tensor.nbytes for part in (tensors, head_tensors) if part is not None for tensor in part.values())
+        size = sum(tensor.nbytes for group in (tensors, head_tensors) if group is not None for tensor in group.values())
         raise CheckpointError(f"{folder} cannot be written ({weights_write_error(error, folder, size)})") from error
 
 

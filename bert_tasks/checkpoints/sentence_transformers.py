@@ -66,7 +66,7 @@ def read_sentence_settings(folder: Path) -> SentenceSettings | None:
     length = transformer.get("max_seq_length")
     if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
         refuse(folder / _TRANSFORMER, f"max_seq_length is {length!r}, expected a number of tokens")
-    further = [kind for kind in kinds if kind not in (*_IGNORED, "Pooling")]
+    further = [module for module in kinds if module not in (*_IGNORED, "Pooling")]
     source, pooling, unsupported, pools_prompt = MODULES, None, f"{MODULES} lists no pooling", True
     if "Pooling" in kinds:
         source = str(PurePosixPath(kinds["Pooling"], "config.json"))

@@ -205,7 +205,7 @@ def _resegmented(processor: dict[str, Any] | None, second: int) -> dict[str, Any
         return _template([], [], [], second)
     match processor["type"]:
         case "Sequence":
-            return {**processor, "processors": [_resegmented(part, second) for part in processor["processors"]]}
+            return {**processor, "processors": [_resegmented(child, second) for child in processor["processors"]]}
         case "TemplateProcessing":
             return {**processor, "single": _placed(processor["single"], 0), "pair": _placed(processor["pair"], second)}
         case "BertProcessing":

@@ -106,7 +106,7 @@ def _message(error: Exception, *, debug: bool) -> str:
     prefix = f"process {rank} of {process_count()}: " if several else ""
     if isinstance(error, StoppedError):
         # The command that resumes the run: this one, without the option that would replace the saved run.
-        command = shlex.join(["bert-tasks", *(given for given in sys.argv[1:] if given != "--overwrite")])
+        command = shlex.join(["bert-tasks", *(argument for argument in sys.argv[1:] if argument != "--overwrite")])
         how = "start the same processes again, without --overwrite" if several else command
         return f"note: {error}\nresume: {how}\n" if rank == 0 else ""
     if isinstance(error, BertTasksError):

@@ -131,7 +131,7 @@ class ArrowRows:
         numbers = numbers if self._indices is None else self._indices[numbers]
         owners = np.searchsorted(self._starts, numbers, side="right") - 1
         places = (numbers - self._starts[owners]).tolist()
-        parts = [self._batches[owner].slice(place, 1) for owner, place in zip(owners.tolist(), places, strict=True)]
+        parts = [self._batches[owner].slice(index, 1) for owner, index in zip(owners.tolist(), places, strict=True)]
         return pyarrow.Table.from_batches(parts, self._table.schema).combine_chunks()
 
 

@@ -80,7 +80,7 @@ def label_parts(cell: str, separator: str = LABEL_SEPARATOR) -> list[Any]:
     names = list_in_cell(cell)
     if names is not None:
         return names
-    return [] if cell.strip() == "" else [part.strip() for part in cell.split(separator)]
+    return [] if cell.strip() == "" else [name.strip() for name in cell.split(separator)]
 
 
 _PYTHON_ESCAPE = r"\\(?:[\\'\"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})"
@@ -101,7 +101,7 @@ def list_in_cell(cell: str) -> list[Any] | None:
         if _PYTHON_LIST.fullmatch(cell.strip()) is None:
             return None
         try:
-            return [ast.literal_eval(part) for part in _PYTHON_ITEM.findall(cell)]
+            return [ast.literal_eval(item) for item in _PYTHON_ITEM.findall(cell)]
         except (ValueError, SyntaxError):  # a character or a number that is too large
             return None
     return value if isinstance(value, list) else None
@@ -113,13 +113,13 @@ def numbered_columns(name: str, present: Iterable[str]) -> list[str]:
     pattern = re.compile(rf"{stem}s?(?:[ _]?([0-9]{{1,3}}|[A-Z])|[ _]([a-z]))")
     matches = ((pattern.fullmatch(str(column)), column) for column in present)
     places = ((match[1] or match[2], column) for match, column in matches if match is not None)
-    numbered = sorted((int(place) if place.isdecimal() else ord(place), column) for place, column in places)
+    numbered = sorted((int(suffix) if suffix.isdecimal() else ord(suffix), column) for suffix, column in places)
     return [column for _, column in numbered] if len(numbered) > 1 else []
 
 
 def column_parts(name: str) -> list[str]:
     """Returns the columns in a name with commas."""
-    return [part.strip() for part in name.split(",")]
+    return [column.strip() for column in name.split(",")]
 
 
 def joined_names(columns: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
@@ -144,7 +144,7 @@ def with_named_cell(cells: Mapping[str, Any], name: str, join: Callable[[Mapping
     if name in cells:
         return cells
     if len(parts) > 1:
-        return {**cells, name: join({part: cells[part] for part in parts})} if cells.keys() >= set(parts) else cells
+        return {**cells, name: join({field: cells[field] for field in parts})} if cells.keys() >= set(parts) else cells
     value: Any = cells
     for key in name.split("."):
         if not isinstance(value, Mapping) or key not in value:

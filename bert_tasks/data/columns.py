@@ -149,7 +149,7 @@ def as_rows(
     """
     texts, has_list = len(text_columns(columns)), len(_text_list_columns(columns)) > 0
     is_one = isinstance(inputs, Mapping | str) or not isinstance(inputs, Iterable)
-    if isinstance(inputs, tuple) and all(isinstance(part, str) for part in inputs):
+    if isinstance(inputs, tuple) and all(isinstance(text, str) for text in inputs):
         is_one = has_list or texts == len(inputs) > 1
     several: Iterable[Any] = [inputs] if is_one else inputs
     return (as_row(row, columns, number) for number, row in enumerate(several))

@@ -162,10 +162,10 @@ def _name_sets(
     """Returns the first separator of cells into repeated names, and the names, if any."""
     for separator in separators:
         sets = [_names(value, separator) for value in values]
-        names = [part for part in sets if part is not None]
+        names = [cell for cell in sets if cell is not None]
         if len(names) < len(sets) or (separator == "," and _are_decimals(names)):
             continue
-        come_back = any(len(part) > 1 for part in names) and _come_back(_different(names), distinct, rows)
+        come_back = any(len(cell) > 1 for cell in names) and _come_back(_different(names), distinct, rows)
         if come_back or len(separators) == 1 or all(_list_of(value) is not None for value in values):
             return separator, names
     return separators[0], []
@@ -174,7 +174,7 @@ def _name_sets(
 def _names(value: Any, separator: str) -> list[str] | None:
     """Returns the names in a cell of a set, or None for another cell."""
     parts = value if isinstance(value, list) else label_parts(str(value), separator)
-    names = [str(part).strip() for part in parts if isinstance(part, str | int)]
+    names = [str(name).strip() for name in parts if isinstance(name, str | int)]
     if len(names) < len(parts) or any(len(name) > _LONGEST_NAME for name in names):
         return None
     return [name for name in dict.fromkeys(names) if name != ""]

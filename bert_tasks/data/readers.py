@@ -304,7 +304,7 @@ def read_hub(
     See ``read_table``. Class ids become the names that the data set defines for them. -1 means that a label is hidden.
     """
     layout = None if format is None else named_format(format)
-    source = "/".join(part for part in (dataset, config, split) if part is not None)
+    source = "/".join(segment for segment in (dataset, config, split) if segment is not None)
     validator = RowValidator(
         columns,
         names,

@@ -122,7 +122,7 @@ def _in_characters(span: Span, text: str) -> Span:
             raise RowError(f"a span that ends at {span.end}", f"The text has {len(text)} characters.")
         return span
     units = text.encode("utf-16-le", "surrogatepass")
-    start, end = (len(units[: 2 * place].decode("utf-16-le", "replace")) for place in (span.start, span.end))
+    start, end = (len(units[: 2 * offset].decode("utf-16-le", "replace")) for offset in (span.start, span.end))
     if text[start:end] == span.text:
         return span._replace(start=start, end=end)
     hint = f"The text has {shortened(text[span.start : span.end])} there, but the span says {shortened(span.text)}."

@@ -170,8 +170,8 @@ def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Se
 
     numbers = dict[tuple[str, Hashable], int]()
     ends = [
-        [numbers.setdefault((kind, value), len(numbers)) for value in values]
-        for kind, values in (("group", groups), ("key", keys))
+        [numbers.setdefault((column, value), len(numbers)) for value in values]
+        for column, values in (("group", groups), ("key", keys))
     ]
     graph = coo_array((np.ones(len(groups)), ends), shape=(len(numbers), len(numbers)))
     linked: list[int] = connected_components(graph, directed=False)[1][ends[0]].tolist()

@@ -147,9 +147,9 @@ class RowTable:
         """Returns the rows with these numbers, in this order, as a part of the whole."""
         numbers = [int(index) for index in indices]
         fingerprint = sha256_json(self.fingerprint, numbers)
-        part = None if self.part is None else (self.part[0], self.part[1][numbers])
+        subset = None if self.part is None else (self.part[0], self.part[1][numbers])
         rows = self.rows.select(numbers)
-        return replace(self, rows=rows, fingerprint=fingerprint, file=None, part=part, joined_sources=())
+        return replace(self, rows=rows, fingerprint=fingerprint, file=None, part=subset, joined_sources=())
 
     def select_part(self, indices: Sequence[int]) -> "RowTable":
         """Does as ``select``, for a table that is tokenised once for all of its parts."""

@@ -41,7 +41,7 @@ class UnknownTokens(NamedTuple):
         if unk not in tokenizer(_RARE, add_special_tokens=False)["input_ids"]:
             return cls()  # in tagging, words without characters have the token nevertheless
         special = [token for token in tokenizer.all_special_ids if token != unk]
-        counts = [cls(int(np.sum(part == unk)), part.size - int(np.isin(part, special).sum())) for part in ids]
+        counts = [cls(int(np.sum(array == unk)), array.size - int(np.isin(array, special).sum())) for array in ids]
         return cls.total(counts)
 
     @classmethod

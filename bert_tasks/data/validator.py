@@ -262,7 +262,7 @@ class RowValidator:
             names = names if names else [field.column.name, *others]
             hint = "".join(f", nor {name!r}" for name in sources[1:])
             parts = column_parts(field.name)
-            missing = next(part for part in (*parts, field.name) if part not in present)
+            missing = next(column for column in (*parts, field.name) if column not in present)
             if field.column.type.is_numbered and len(parts) == 1:
                 stem = field.name.removesuffix("s")
                 hint = f", nor columns of single choices such as '{stem}0' and '{stem}1'"
@@ -303,9 +303,9 @@ def _reject(record: Record, errors: Sequence[RowError]) -> str:
 def plain(value: Any) -> Any:
     """Returns the value in JSON types, with None for nan and U+FFFD for surrogates."""
     if isinstance(value, Mapping):
-        return {str(plain(name)): plain(part) for name, part in value.items()}
+        return {str(plain(name)): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int):

@@ -344,14 +344,14 @@ class HeadOutput:
         return device
 
     def float(self) -> Self:
-        return replace(self, **{name: part.float() for name, part in self.logit_parts.items()})
+        return replace(self, **{name: logits.float() for name, logits in self.logit_parts.items()})
 
     def double(self) -> Self:
-        return replace(self, **{name: part.double() for name, part in self.logit_parts.items()})
+        return replace(self, **{name: logits.double() for name, logits in self.logit_parts.items()})
 
     def isfinite(self) -> Tensor:
         """Returns True for each part that is finite."""
-        return torch.stack([part.isfinite().all() for part in self.logit_parts.values()])
+        return torch.stack([logits.isfinite().all() for logits in self.logit_parts.values()])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -383,7 +383,7 @@ class VocabularyOutput(HeadOutput):
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Joins the rows of several outputs of one head, at least one."""
-        return replace(parts[0], hidden=torch.cat([part.hidden for part in parts]))
+        return replace(parts[0], hidden=torch.cat([output.hidden for output in parts]))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -400,7 +400,7 @@ class VocabularyOutput(HeadOutput):
 
     def split(self, counts: Sequence[int]) -> tuple[Self, ...]:
         """Returns outputs with these numbers of rows."""
-        return tuple(replace(self, hidden=part) for part in torch.split(self.hidden, list(counts)))
+        return tuple(replace(self, hidden=hidden) for hidden in torch.split(self.hidden, list(counts)))
 
     @property
     def chunk_rows(self) -> int:
@@ -420,7 +420,7 @@ class VocabularyOutput(HeadOutput):
     def top_k(self, k: int) -> tuple[Tensor, Tensor]:
         """Returns the k highest probabilities of each row and their ids, ``[R, k]`` each."""
         best = [rows.topk(k, dim=1) for rows in self.log_softmax()]
-        return torch.cat([one.values for one in best]).exp(), torch.cat([one.indices for one in best])
+        return torch.cat([top.values for top in best]).exp(), torch.cat([top.indices for top in best])
 
     def sample(self, uniforms: Tensor) -> Tensor:
         """Draws an id for each row by inversion, from ``[R]`` numbers in [0, 1)."""
@@ -503,7 +503,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         # In place, because one gradient is as large as the table. A second pass over the same graph is an error.
         parts = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        return (*(part.mul_(gradient.to(part.dtype)) if needed else None for part, needed in parts), *(None,) * 4)
+        return (*(grad.mul_(gradient.to(grad.dtype)) if needed else None for grad, needed in parts), *(None,) * 4)
 
 
 _cross_entropy: Callable[..., Tensor] = _CrossEntropy.apply

@@ -37,9 +37,9 @@ class _Movable:
             elif isinstance(value, _Movable):
                 moved[field.name] = value.to(device)
             elif isinstance(value, tuple) and value and isinstance(value[0], _Movable):
-                moved[field.name] = tuple(part.to(device) for part in value)
+                moved[field.name] = tuple(item.to(device) for item in value)
             elif isinstance(value, Mapping):
-                moved[field.name] = {name: part.to(device, non_blocking=True) for name, part in value.items()}
+                moved[field.name] = {name: tensor.to(device, non_blocking=True) for name, tensor in value.items()}
         return replace(self, **moved)
 
 

@@ -202,7 +202,7 @@ class ApplyRotary(torch.autograd.Function):
 def _rotated_copy(qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     copy = qkv.clone(memory_format=torch.contiguous_format)
     queries_and_keys = copy.narrow(1, 0, 2)
-    for rows, *angles in zip(*(torch.split(part, _ROWS) for part in (queries_and_keys, cosines, sines)), strict=True):
+    for rows, *angles in zip(*(torch.split(array, _ROWS) for array in (queries_and_keys, cosines, sines)), strict=True):
         for half, rotated in zip(rows.chunk(2, dim=-1), rotate_halves(rows, *angles), strict=True):
             half.copy_(rotated)
     return copy

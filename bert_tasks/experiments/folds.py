@@ -210,7 +210,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
     task, sets = Fitting.of(trainer.model.task).drop_fitted_values(), result.validation_sets
     fitting, fitted = Fitting.of(task), {}
     if isinstance(fitting, CalibratedFitting) and fitting.calibrates and fitting.sample == "row":
-        of_folds = ((each, part.predictions, list(part.table)) for each, part in zip(tasks, parts, strict=True))
+        of_folds = ((each, fold.predictions, list(fold.table)) for each, fold in zip(tasks, parts, strict=True))
         calibrated = fitting.calibrate_folds(of_folds)
         fitted = {name: getattr(calibrated, name) for name in CalibratedFitting.fields}
     _, metric = split_key(metric_metadata(task, loaded.run, sets)["best"], sets)

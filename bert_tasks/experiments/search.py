@@ -139,7 +139,7 @@ class SearchResult:
     def _summary_rows(self) -> list[tuple[str, ...]]:
         title = f"{self.metric} ({'lower' if self.lower_is_better else 'higher'} is better)"
         rows: list[tuple[str, ...]] = [(title, "best trial", "fresh seeds: mean", "std", "runs")]
-        named = [(f"{one.sampler}, {counted(len(one.trials), 'trial')}", one.best, one.fresh) for one in self.studies]
+        named = [(f"{s.sampler}, {counted(len(s.trials), 'trial')}", s.best, s.fresh) for s in self.studies]
         named += [] if self.baseline is None else [("the recipe as it is", None, self.baseline)]
         for name, best, seeds in named:
             spread = None if seeds is None else seeds.metrics.get(self.metric)

@@ -283,8 +283,8 @@ def seed_group(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite:
 
 def parse_seeds(text: str) -> tuple[int, ...]:
     """Returns the seeds of ``1,2,3``. Raises UsageError if it is something else."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"[0-9]{1,20}", part) for part in parts):
+    parts = [seed.strip() for seed in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,20}", seed) for seed in parts):
         raise UsageError(f"--seeds is {shortened(text)}, expected whole numbers with commas, such as 1,2,3")
     return tuple(map(int, parts))
 

@@ -368,5 +368,5 @@ def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tu
         with torch.inference_mode():
             expected = expected.logits()
     if isinstance(expected, SharedOutput):
-        expected, actual = (torch.cat([part.flatten() for part in each.logits.values()]) for each in (expected, actual))
+        expected, actual = (torch.cat([head.flatten() for head in each.logits.values()]) for each in (expected, actual))
     return (expected - actual).abs().max().item(), expected.abs().max().item()

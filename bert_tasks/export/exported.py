@@ -147,7 +147,7 @@ class GraphModel:
             for head, read, (_, order) in zip(self.heads, reads, ordered, strict=True)
         ]
         pairs = zip(chunks, places, strict=True)
-        return self.output([torch.cat(chunk).index_select(0, place).to(device) for chunk, place in pairs], layout)
+        return self.output([torch.cat(chunk).index_select(0, index).to(device) for chunk, index in pairs], layout)
 
     def output(self, logits: Sequence[Tensor], layout: Packed) -> Any:
         """Returns the output of the model's head for the logits of each of ``heads``."""
@@ -179,7 +179,7 @@ class GraphModel:
             outputs = [results[name] for name in names]
             per_token, labels = head.per_token, head.num_logits
             shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(outputs) == 1 else ()))
-            if any(part.shape != shape for part in outputs):
+            if any(output.shape != shape for output in outputs):
                 raise CheckpointError(f"the graph returns logits of shape {tuple(outputs[0].shape)}, expected {shape}")
             logits = outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=-1)  # [B, L] or [B, T, L]
             logits_of_heads.append(logits[mask] if per_token else logits)

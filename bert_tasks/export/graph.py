@@ -43,7 +43,7 @@ class _PaddedCall(nn.Module):
         else:  # logits of tokens and of pairs of sentences, which no prediction reads
             logits = [output[0] if isinstance(output, tuple) else output]
         parts = [each.unbind(-1) if splits else (each,) for each, splits in zip(logits, self.splits, strict=True)]
-        return tuple(part for of_head in parts for part in of_head)
+        return tuple(tensor for of_head in parts for tensor in of_head)
 
 
 def exported_graph(model: TaskModel) -> "onnx.ModelProto":
@@ -154,7 +154,7 @@ def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -
             transposed.add(weight)
             weight = f"{weight}_transposed"
         magnitudes, largest, divisor, quotients, product, scaled = (
-            f"{output}_{part}" for part in ("magnitudes", "largest", "divisor", "quotients", "product", "scaled")
+            f"{output}_{name}" for name in ("magnitudes", "largest", "divisor", "quotients", "product", "scaled")
         )
         nodes += [
             helper.make_node("Abs", [tokens], [magnitudes]),

@@ -71,7 +71,7 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
             )
     if hf_config.get("num_labels") is not None:  # transformers makes as many names when it reads the tokenizer
         config_value(hf_config, "num_labels", 2, least=0, most=MOST_LABELS)
-    values = {field: encoder_field(hf_config, field, *stated) for field, stated in family.fields.items()}
+    values = {field: encoder_field(hf_config, field, *entry) for field, entry in family.fields.items()}
     supported = [name for name in get_args(Activation) if name != "tanh"]
     if values["hidden_act"] not in supported:
         raise CheckpointError(
@@ -256,7 +256,7 @@ def head_kind(hf_config: Mapping[str, Any]) -> str | None:
     family = family_of(hf_config)
     named = hf_config.get("architectures")
     first = named[0] if isinstance(named, list) and named else None
-    return next((kind for kind, architecture in family.architectures.items() if architecture == first), None)
+    return next((head for head, architecture in family.architectures.items() if architecture == first), None)
 
 
 def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -72,9 +72,9 @@ def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 def _disentangled(config: Mapping[str, Any]) -> DisentangledConfig | None:
     value = config["pos_att_type"]
     parts = value.lower().split("|") if isinstance(value, str) else [] if value is None else value
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+    if not isinstance(parts, list) or not all(isinstance(term, str) for term in parts):
         raise CheckpointError(f"config.json: pos_att_type = {shortened(value)}, expected a list of c2p and p2c")
-    kinds = {part.strip() for part in parts} - {""}
+    kinds = {term.strip() for term in parts} - {""}
     if not kinds <= {"c2p", "p2c"}:
         raise CheckpointError(f"config.json: pos_att_type = {shortened(value)} is not supported, only c2p and p2c are")
     is_relative = config_value(config, "relative_attention", False)

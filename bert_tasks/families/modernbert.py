@@ -38,10 +38,10 @@ def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     size, heads = config["hidden_size"], config["num_attention_heads"]
     if size // heads % 2:
         raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size // heads}")
-    theta = {kind: rotary_theta(config, name, layer_type=kind) for kind, name in _THETA.items()}
+    theta = {layer_type: rotary_theta(config, name, layer_type=layer_type) for layer_type, name in _THETA.items()}
     return {
-        "attention_window": tuple(width // 2 if kind == SLIDING else None for kind in types),
-        "rotary_theta": tuple(theta[kind] for kind in types),
+        "attention_window": tuple(width // 2 if layer_type == SLIDING else None for layer_type in types),
+        "rotary_theta": tuple(theta[layer_type] for layer_type in types),
     }
 
 

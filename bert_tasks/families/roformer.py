@@ -55,7 +55,7 @@ FAMILY = replace(
         **head_keys(dense="classifier.dense", output="classifier.out_proj"),
         "masked-lm": BERT.heads["masked-lm"],
     },
-    architectures={kind: name for kind, name in architectures("RoFormer").items() if kind != "choice"},
+    architectures={head: name for head, name in architectures("RoFormer").items() if head != "choice"},
     unsupported_heads={"choice": "the head of transformers reads the last column of a batch, which may be padding"},
     head_activation=None,
     pair_objectives=(),

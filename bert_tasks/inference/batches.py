@@ -246,7 +246,7 @@ def _batch_columns(batch: Any) -> dict[str, Any]:
     elif isinstance(batch, Mapping):
         pairs = [(str(name), column) for name, column in batch.items()]
     elif hasattr(batch, "iloc") and hasattr(batch, "columns"):
-        pairs = [(str(name), batch.iloc[:, place]) for place, name in enumerate(batch.columns)]
+        pairs = [(str(name), batch.iloc[:, index]) for index, name in enumerate(batch.columns)]
     else:
         raise DataError(
             "a batch is a dict of columns, a pandas DataFrame or a pyarrow Table, not "
@@ -279,9 +279,9 @@ def _cell(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, list | tuple):
-        return [_cell(part) for part in value]
+        return [_cell(item) for item in value]
     if isinstance(value, Mapping):
-        return {name: _cell(part) for name, part in value.items()}
+        return {name: _cell(item) for name, item in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -318,7 +318,7 @@ def _arrow_type(hint: Any, labels: Sequence[str]) -> "pyarrow.DataType":
     """Returns the Arrow type of a Python type. Raises TypeError for an unknown type."""
     import pyarrow
 
-    outer, parts = get_origin(hint), [part for part in get_args(hint) if part is not NoneType]
+    outer, parts = get_origin(hint), [member for member in get_args(hint) if member is not NoneType]
     if outer in (Union, UnionType) and len(parts) == 1:
         return _arrow_type(parts[0], labels)
     if outer in (list, tuple, Sequence):

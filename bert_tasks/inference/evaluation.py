@@ -72,7 +72,7 @@ class EvaluationCorpus(Sequence[Feature]):
         windows = [range(*ends) for ends in pairwise(samples.row_starts.tolist())]  # of each document
         documents = [content_hash([self._hashes[feature] for feature in numbers]) for numbers in windows]
         ranks = {document: rank for rank, document in enumerate(sorted(set(documents)))}
-        self._ranks = [ranks[document] for document, own in zip(documents, windows, strict=True) for _ in own]
+        self._ranks = [ranks[document] for document, numbers in zip(documents, windows, strict=True) for _ in numbers]
         self._order = sorted(range(len(self._ranks)), key=self._ranks.__getitem__)
 
     def __len__(self) -> int:

@@ -202,7 +202,7 @@ class OutputDestination:
             self.path = _linked_file(Path(output))
             if writing.format is None:
                 tasks = [*(TASKS.values() if forms == FORMS else ()), *([] if task is None else [task])]
-                of_tasks = sorted({extension for kind in tasks for extension in Rendering.of(kind).file_formats})
+                of_tasks = sorted({extension for cls in tasks for extension in Rendering.of(cls).file_formats})
                 extensions, suffix = [*(f".{form}" for form in forms), *of_tasks], Path(output).suffix
                 if suffix not in extensions:
                     choice = f"{', '.join(extensions[:-1])} or {extensions[-1]}"

@@ -32,7 +32,7 @@ def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
     with open_text(path, encoding=reading.encoding, newline="\n") as lines:
         layout = _stream_format(model).detect(lines.peek_line())
     if isinstance(layout, TableFormat):
-        columns = {name: str(place) for place, name in enumerate(layout.headless)}
+        columns = {name: str(number) for number, name in enumerate(layout.headless)}
         return replace(reading, format="tsv/plain", header=False, columns=columns)
     return replace(reading, format=layout.name)
 

@@ -483,7 +483,7 @@ def _with_named_cells(rows: Sequence[Row], hints: UserHints) -> tuple[Sequence[R
     except RowError as error:
         raise DataError(f"{error} Several columns of labels must hold 0 and 1") from None
     new = [name for name in hint_names if name not in names]
-    spread = {part for name in new for part in column_parts(name)}
+    spread = {column for name in new for column in column_parts(name)}
     return rows, [*(name for name in names if name not in spread), *new]
 
 

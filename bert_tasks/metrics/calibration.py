@@ -69,7 +69,7 @@ def calibration(confidences: Sequence[float], correct: Sequence[float], *, bins:
         for number in range(bins)
         if (inside := bin_of == number).any()
     )
-    gap = sum(one.count * abs(one.confidence - one.accuracy) for one in filled) / len(confidence)
+    gap = sum(bin.count * abs(bin.confidence - bin.accuracy) for bin in filled) / len(confidence)
     return Calibration(bins=filled, ece=gap, predictions=len(confidence))
 
 

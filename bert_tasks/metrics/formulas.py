@@ -123,7 +123,7 @@ def percentage(total: Number, count: Number) -> Number:
 
 def pooled(counts: LabelCounts) -> LabelCounts:
     """Sums the counts of all labels for micro averages, ``[..., L] -> [..., 1]``."""
-    return LabelCounts(*(part.sum(axis=-1, keepdims=True) for part in counts))
+    return LabelCounts(*(count.sum(axis=-1, keepdims=True) for count in counts))
 
 
 def precision(counts: LabelCounts) -> Floats:
@@ -182,7 +182,7 @@ def micro_f1(counts: LabelCounts) -> Floats:
 
 def matthews_correlation(counts: LabelCounts) -> Floats:
     """Returns Matthews' correlation, ``[..., L] -> [...]``, 0 for a constant side."""
-    support, predicted, both = (part.astype(np.float64) for part in counts)
+    support, predicted, both = (count.astype(np.float64) for count in counts)
     total = support.sum(axis=-1)
     spreads = [np.sqrt(total * total - (side * side).sum(axis=-1)) for side in (predicted, support)]
     covariance = both.sum(axis=-1) * total - (predicted * support).sum(axis=-1)
@@ -343,7 +343,7 @@ def _label_measure(
 
     def formula(sums: Floats) -> Floats:
         counts = LabelCounts(*np.split(sums, 3, axis=-1))
-        shown = LabelCounts(*(part[..., frequent] for part in counts))
+        shown = LabelCounts(*(count[..., frequent] for count in counts))
         absent = shown.support + shown.predicted == 0
         each = [np.where(absent, np.nan, score(shown)) for score in scores.values()]
         return np.concatenate([*each, *(score(counts)[..., None] for score in overall.values())], axis=-1)
@@ -412,7 +412,7 @@ def masked_token_measure(counts: Sequence[int], losses: Sequence[float], correct
         losses: Sum of their cross entropies.
         correct: Number of correct predictions.
     """
-    rows = np.stack([np.asarray(part, dtype=np.float64) for part in (counts, losses, correct)], axis=1)
+    rows = np.stack([np.asarray(column, dtype=np.float64) for column in (counts, losses, correct)], axis=1)
 
     def formula(sums: Floats) -> Floats:
         count, loss, hits = np.moveaxis(sums, -1, 0)
@@ -439,7 +439,7 @@ def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags
     above, count = np.arange(len(edges) + 1) > np.searchsorted(edges, 0.0), len(edges) + 1
     columns = np.split(bins + count * replaced, np.cumsum(sizes)[:-1])
     drawn = np.split(masked, np.cumsum(sizes)[:-1])
-    rows = [Counter(one.tolist()) | {2 * count: int(part.sum())} for one, part in zip(columns, drawn, strict=True)]
+    rows = [Counter(codes.tolist()) | {2 * count: int(mask.sum())} for codes, mask in zip(columns, drawn, strict=True)]
     correction = 0.0
 
     def formula(sums: Floats) -> Floats:

@@ -149,7 +149,7 @@ def metric_table(
     rows, taken = [], set(repeated)
     for name in names:
         keys = [key(name, column) for column in (*columns, support)]
-        if any(one in metrics for one in keys):
+        if any(metric in metrics for metric in keys):
             *scores, count = map(metrics.get, keys)
             whole = None if count is None or not math.isfinite(count) else int(count)
             rows.append(ClassRow(name=name, scores=tuple(scores), support=whole))

@@ -175,8 +175,8 @@ class _InputGradients:
         # Weights that were made in inference mode cannot take part in a backward pass.
         usable = [weight.clone() if weight.is_inference() else weight for weight in weights]
         memo = {
-            id(weight): nn.Parameter(one.detach(), requires_grad=False)
-            for weight, one in zip(weights, usable, strict=True)
+            id(weight): nn.Parameter(tensor.detach(), requires_grad=False)
+            for weight, tensor in zip(weights, usable, strict=True)
         }
         copied: dict[str, Any] = copy.deepcopy(modules, memo)
         self._stack, self._head = copied["encoder"].eval(), copied["head"].eval()

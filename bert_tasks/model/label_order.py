@@ -50,7 +50,7 @@ def with_label_order(
     notes = []
     if named != file_labels:
         pairs = [(old, new) for old, new in zip(file_labels, named, strict=True) if old != new]
-        unnamed, taken = (", ".join(part) for part in zip(*pairs, strict=True))
+        unnamed, taken = (", ".join(group) for group in zip(*pairs, strict=True))
         notes.append(f"the file's labels are unnamed ({unnamed}) and taken in the order {taken}")
     if places != sorted(places):
         notes.append(f"head reordered from labels {', '.join(named)} to {', '.join(labels)}")

@@ -158,7 +158,7 @@ def folder_task(
         if options:
             raise UsageError("pass either a task, or a task's name with labels and settings")
         return task, False
-    example = f"Pass task={next(iter(TASKS))!r} (or another)"
+    example = f"Pass {argument('task', next(iter(TASKS)))} (or another)"
     if isinstance(task, type):
         task_class = task
     elif folder.stored is not None and task in (None, folder.task):
@@ -242,7 +242,7 @@ def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapp
 def typed_fields(task: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the entries with values of the types of their fields."""
     checked = dict(entries)
-    for name in [one.name for one in fields(task) if one.name in entries]:
+    for name in [setting.name for setting in fields(task) if setting.name in entries]:
         try:
             checked[name] = typed_setting(task, name, entries[name])
         except ValidationError as error:

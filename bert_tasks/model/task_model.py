@@ -711,19 +711,19 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """
         tokenizer = self.require_tokenizer()
         most = self.batch_tokens if max_tokens is None else max_tokens
-        order = filling_order([len(one["input_ids"]) for one in features], max_tokens=most)
-        inputs = ((i, one) for i in order for one in Windows.of(self.task).copies(features[i], tokenizer))
+        order = filling_order([len(feature["input_ids"]) for feature in features], max_tokens=most)
+        inputs = ((i, feature) for i in order for feature in Windows.of(self.task).copies(features[i], tokenizer))
         batches = filled_batches(inputs, lambda pair: len(pair[1]["input_ids"]), max_tokens=most)
         parts: list[list[Tensor]] = [[] for _ in features]
 
         def compact(batch: Sequence[tuple[int, Feature]]) -> Iterator[tuple[tuple[int, Feature], Tensor]]:
-            return zip(batch, self.forward_batch([one for _, one in batch], forward_fn=forward_fn), strict=True)
+            return zip(batch, self.forward_batch([feature for _, feature in batch], forward_fn=forward_fn), strict=True)
 
         with self.in_evaluation():
             for results in map_batches(compact, batches, device=self.device):
                 for (i, _), window in results:
                     parts[i].append(window)
-        return [one[0] if len(one) == 1 else torch.cat(one) for one in parts]
+        return [chunks[0] if len(chunks) == 1 else torch.cat(chunks) for chunks in parts]
 
     def forward_batch(self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None) -> tuple[Tensor, ...]:
         """``forward_windows`` of features that are run together."""
@@ -754,4 +754,4 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """Returns the result of ``Task.compact_logits`` for each feature, on the CPU."""
         with torch.inference_mode():
             parts = logits.split(list(batch.layout.gather_counts)) if self.head.per_token else logits.unbind()
-            return tuple(part.cpu() for part in self.task.compact_logits(parts, features))
+            return tuple(tensor.cpu() for tensor in self.task.compact_logits(parts, features))

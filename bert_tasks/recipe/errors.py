@@ -122,4 +122,4 @@ def missing_key(path: KeyPath, known_keys: KnownKeys) -> str:
 
 
 def _dotted(path: KeyPath) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")

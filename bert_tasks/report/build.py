@@ -91,7 +91,7 @@ class Report:
             "report": str(self.output),
             "runs": runs,
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
-            **{name: None if part is None else part.to_json() for name, part in parts.items()},
+            **{name: None if section is None else section.to_json() for name, section in parts.items()},
         }
 
     def lines(self) -> list[str]:

@@ -160,12 +160,12 @@ def calibration_chart(
         uncalibrated: The diagram without the fitted temperature, if there is one.
         fitted_on: The rows that the temperature was fitted on.
     """
-    most = max(one.count for one in calibration.bins)
-    shares = ", ".join(f"{one.accuracy:.2f} of {one.count} at {one.confidence:.2f}" for one in calibration.bins)
+    most = max(bin.count for bin in calibration.bins)
+    shares = ", ".join(f"{bin.accuracy:.2f} of {bin.count} at {bin.confidence:.2f}" for bin in calibration.bins)
     lines = [Line(name="perfectly calibrated", points=((0.0, 0.0), (1.0, 1.0)), style=7, marked=False)]
     before = ""
     if uncalibrated is not None:
-        points = tuple((one.confidence, one.accuracy) for one in uncalibrated.bins)
+        points = tuple((bin.confidence, bin.accuracy) for bin in uncalibrated.bins)
         lines.append(Line(name="without the temperature", points=points, style=1))
         before = f" Without the temperature, which was fitted {fitted_on}, the error is {uncalibrated.ece:.3f}."
     return Chart(
@@ -174,7 +174,7 @@ def calibration_chart(
         x=Axis(name=f"confidence in the {confidence_in}", low=0.0, high=1.0),
         y=Axis(name="share that is correct", low=0.0, high=1.0),
         lines=tuple(lines),
-        points=tuple((one.confidence, one.accuracy, 3.5 + 7 * math.sqrt(one.count / most)) for one in calibration.bins),
+        points=tuple((bin.confidence, bin.accuracy, 3.5 + 7 * math.sqrt(bin.count / most)) for bin in calibration.bins),
         note=(
             f"Expected calibration error {calibration.ece:.3f}, the mean gap between confidence and accuracy. A larger "
             f"point stands for more predictions.{before}"

@@ -88,7 +88,7 @@ class Run:
     def metrics(self) -> Mapping[str, float | None]:
         """The best model's or all folds' metrics, or an unfinished run's latest."""
         if self.folds is not None:
-            return {name: one["pooled"] for name, one in self.folds["metrics"].items() if one["pooled"] is not None}
+            return {name: item["pooled"] for name, item in self.folds["metrics"].items() if item["pooled"] is not None}
         if self.summary is not None:
             return dict(self.summary["metrics"])
         return dict(self.evaluations[-1]["metrics"]) if self.evaluations else {}

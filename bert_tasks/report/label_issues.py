@@ -52,13 +52,11 @@ def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
     column = first_column(run.task.columns, lambda column_type: column_type.is_single_class)
     predicted = run.predicted[0]
     scores = [getattr(prediction, "scores", None) for prediction in predicted.predictions]
-    if column is None or not all(isinstance(one, Mapping) and one.keys() >= set(run.task.labels) for one in scores):
+    if column is None or not all(isinstance(item, Mapping) and item.keys() >= set(run.task.labels) for item in scores):
         raise UsageError(
             f"{run.folder}: --label-issues is for rows with one label each and predictions with all probabilities"
         )
-    pairs = [
-        (row, one) for row, one in zip(predicted.rows, scores, strict=True) if row.get(column.name) is not None and one
-    ]
+    pairs = [(row, p) for row, p in zip(predicted.rows, scores, strict=True) if row.get(column.name) is not None and p]
     return tuple(find_issues(pairs, column.name, run.task.labels))
 
 
@@ -71,7 +69,7 @@ def find_issues(
     present = [label for label in labels if any(row[column] == label for row, _ in pairs)]
     index = {label: number for number, label in enumerate(present)}
     classes = np.array([index[row[column]] for row, _ in pairs])
-    scores = np.array([[one[label] for label in present] for _, one in pairs], dtype=np.float64)  # [rows, labels]
+    scores = np.array([[shares[label] for label in present] for _, shares in pairs], dtype=np.float64)  # [rows, labels]
     scores /= scores.sum(axis=1, keepdims=True)  # corrects float32 rounding and labels that no row has
     rows = find_label_issues(
         classes, scores, filter_by="confident_learning", return_indices_ranked_by="self_confidence", n_jobs=1

@@ -99,7 +99,7 @@ def _issue_texts(run: Run, issue: LabelIssue) -> list[str]:
     """Returns the texts of a row, in the order of the task's columns."""
     columns = [] if run.task is None else run.task.columns
     values = [(column.type, issue.row.get(column.name)) for column in columns]
-    return [text for kind, value in values if value is not None for text in kind.texts(value)]
+    return [text for column_type, value in values if value is not None for text in column_type.texts(value)]
 
 
 def comparison_page(
@@ -117,8 +117,8 @@ def comparison_page(
     curves = [charts.runs_chart(runs, key) for key in [*losses[:1], *names[:1]]]
     properties = [dict(_properties(run)) for run in runs]
     rows = {
-        name: [one.get(name, _NOTHING) for one in properties]
-        for name in dict.fromkeys(name for one in properties for name in one)
+        name: [entries.get(name, _NOTHING) for entries in properties]
+        for name in dict.fromkeys(name for entries in properties for name in entries)
     }
     shared = [name for name in results[0] if all(name in each for each in results)]
     tables = [_f1_table(name, [each[name] for each in results], len(runs) * len(shared)) for name in shared]

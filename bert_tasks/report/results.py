@@ -92,7 +92,7 @@ class Results:
 
     def metric_table(self) -> MetricTable:
         """Returns the first metrics and the metrics of each label, without intervals."""
-        overall = {name: one.value for name, one in self.headline.items() if one.value is not None}
+        overall = {name: estimate.value for name, estimate in self.headline.items() if estimate.value is not None}
         if self.groups:
             return score_table(self.sections.unit, self.groups, overall)
         return score_table(self.sections.label_word, self.table, overall)
@@ -101,20 +101,20 @@ class Results:
         """Returns the figures, without the texts."""
         sections = self.sections
         optional = {
-            "table": [{"label": one.name, **_plain(one.scores), "support": one.count} for one in self.table],
-            "groups": [{"name": one.name, **_plain(one.scores), "count": one.count} for one in self.groups],
+            "table": [{"label": row.name, **_plain(row.scores), "support": row.count} for row in self.table],
+            "groups": [{"name": row.name, **_plain(row.scores), "count": row.count} for row in self.groups],
             "confusion": None if sections.confusion is None else asdict(sections.confusion),
             "calibration": None if sections.calibration is None else asdict(sections.calibration),
             "uncalibrated": None if sections.uncalibrated is None else asdict(sections.uncalibrated),
-            "by": [one.to_json() for one in self.slices],
+            "by": [table.to_json() for table in self.slices],
             **sections.figures,
         }
         return {
             "rows": self.rows,
             "unit": sections.unit,
-            "mistakes": sum(not one.is_correct for one in sections.results),
+            "mistakes": sum(not result.is_correct for result in sections.results),
             **{name: value for name, value in optional.items() if value},
-            "estimates": _plain({name: one for name, one in self.estimates.items() if "\0" not in name}),
+            "estimates": _plain({name: estimate for name, estimate in self.estimates.items() if "\0" not in name}),
         }
 
 
@@ -270,12 +270,12 @@ class FileResults:
             "source": self.source,
             "metrics": dict(self.metrics),
             "results": None if self.results is None else self.results.to_json(),
-            "by": [one.to_json() for one in self.slices],
+            "by": [table.to_json() for table in self.slices],
         }
 
     def lines(self) -> list[str]:
         """Returns the lines for a terminal."""
-        return [f"on {self.source}:", *self.table.lines(), *(line for one in self.slices for line in one.lines())]
+        return [f"on {self.source}:", *self.table.lines(), *(line for table in self.slices for line in table.lines())]
 
 
 def model_of(run: Run, purpose: str) -> TaskModel:

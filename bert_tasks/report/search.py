@@ -34,7 +34,7 @@ def search_page(folder: Path) -> str:
         if key is not None:
             raise UsageError(f"{path} is damaged (trial {trial['number']}, {key}). {remedy.capitalize()}")
     keys, studies, first = list(space), result["studies"], result["studies"][0]
-    best = [next((trial for trial in one["trials"] if trial["number"] == one["best"]), None) for one in studies]
+    best = [next((trial for trial in study["trials"] if trial["number"] == study["best"]), None) for study in studies]
     summary = [
         (
             f"{study['sampler']}, {counted(len(study['trials']), 'trial')}",

@@ -76,7 +76,7 @@ def named_task(name: str) -> type[Task]:
         return TASK_NAMES[name]
     close = get_close_matches(name.lower().replace("_", "-"), TASK_NAMES, n=1)
     hint = f", did you mean {close[0]!r}?" if close else "."
-    names = [f"{own} (or {', '.join(more)})" if more else own for own, *more in map(task_names, _ALL)]
+    names = [f"{task_name} (or {', '.join(more)})" if more else task_name for task_name, *more in map(task_names, _ALL)]
     raise UsageError(f"unknown task {name!r}{hint} Known names are {', '.join(names)}")
 
 

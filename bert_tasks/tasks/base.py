@@ -179,7 +179,7 @@ class Part:
     @classmethod
     def of(cls, task: "Task[Any] | type[Task[Any]]") -> Self:
         """Returns this part of a task, which is the task's subclass or the default."""
-        return next((part for part in task.parts if issubclass(part, cls)), cls)(task)
+        return next((subclass for subclass in task.parts if issubclass(subclass, cls)), cls)(task)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -294,8 +294,8 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
 
     def metrics(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> dict[str, float]:
         pairs = labelled(rows, predictions, LABEL)
-        correct = [one.label == row[LABEL] for row, one in pairs]
-        error = self.calibration_metrics([one.score for _, one in pairs], correct)
+        correct = [prediction.label == row[LABEL] for row, prediction in pairs]
+        error = self.calibration_metrics([prediction.score for _, prediction in pairs], correct)
         return {"accuracy": sum(correct) / len(correct)} | error if correct else {}
 
 

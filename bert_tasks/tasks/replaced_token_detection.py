@@ -76,15 +76,15 @@ class ReplacedFormats(Rendering, HFConfig):
     def with_texts(
         self, predictions: Sequence[ReplacedTokenPrediction], tokenizer: PreTrainedTokenizerBase
     ) -> Sequence[ReplacedTokenPrediction]:
-        worst = sorted((one.worst, number) for number, one in enumerate(predictions) if one.originals)
+        worst = sorted((prediction.worst, i) for i, prediction in enumerate(predictions) if prediction.originals)
         shown = {number for _, number in worst[-MOST_EXAMPLES:]}
         return [
             replace(
-                one,
-                tokens=tuple(map(str, tokenizer.convert_ids_to_tokens(list(one.ids)))),
-                example=_example(one, tokenizer) if number in shown else None,
+                prediction,
+                tokens=tuple(map(str, tokenizer.convert_ids_to_tokens(list(prediction.ids)))),
+                example=_example(prediction, tokenizer) if number in shown else None,
             )
-            for number, one in enumerate(predictions)
+            for number, prediction in enumerate(predictions)
         ]
 
 
@@ -271,15 +271,15 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         Raises:
             DataError: No token was masked.
         """
-        if not any(masked for one in predictions for _, _, masked in one.measured):
+        if not any(masked for prediction in predictions for _, _, masked in prediction.measured):
             raise DataError("no token was masked, because the texts are empty")
         values = _measure(predictions).values().items()
         return {name: math.nan if value is None else value for name, value in values}
 
 
 def _measure(predictions: Sequence[ReplacedTokenPrediction]) -> MetricFormula:
-    values = np.array([token for one in predictions for token in one.measured], dtype=np.float64).reshape(-1, 3)
-    sizes = [len(one.measured) for one in predictions]
+    values = np.array([token for result in predictions for token in result.measured], dtype=np.float64).reshape(-1, 3)
+    sizes = [len(prediction.measured) for prediction in predictions]
     return replaced_token_measure(sizes, values[:, 0], values[:, 1] > 0, values[:, 2] > 0)
 
 

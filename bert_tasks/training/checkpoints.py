@@ -70,7 +70,7 @@ def save_checkpoint(
     """
     target = folder / f"ckpt-{state.step}"
     # A folder that has the name is damaged and was skipped, or lacks the evaluation after its step.
-    staging, replaced = (folder / f"{target.name}.{kind}-{os.getpid()}" for kind in ("tmp", "replaced"))
+    staging, replaced = (folder / f"{target.name}.{suffix}-{os.getpid()}" for suffix in ("tmp", "replaced"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_folder(target, staging=staging, replaced=replaced):

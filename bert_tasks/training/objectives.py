@@ -118,7 +118,7 @@ class Supervised(Objective):
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:
     """Returns the sha256 of tensors and of their names."""
     return sha256(
-        part
+        chunk
         for name, tensor in sorted(tensors.items())
-        for part in (name.encode(), tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        for chunk in (name.encode(), tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     )

@@ -41,7 +41,7 @@ class ReplacedTokenDetection(Objective):
         super().__init__(model)
         shared, theirs = model.encoder.embeddings, generator.encoder.embeddings
         for name in ("word", "position", "token_type", "norm"):
-            shapes = [[value.shape for value in getattr(one, name).parameters()] for one in (shared, theirs)]
+            shapes = [[value.shape for value in getattr(module, name).parameters()] for module in (shared, theirs)]
             if shapes[0] != shapes[1]:
                 raise UsageError(f"the generator's {name} embeddings are not of the model's size")
             setattr(theirs, name, getattr(shared, name))

@@ -148,7 +148,7 @@ class OptimizerSteps:
         windows = [list(islice(prepared, int(samples.starts[i + 1] - samples.starts[i]))) for i in batch]
         lengths = [sum(len(feature["input_ids"]) for feature in sample) for sample in windows]
         parts = token_batches(range(len(windows)), lengths, max_tokens=self.optim.micro_batch_tokens)
-        return [[feature for i in part for feature in windows[i]] for part in parts]
+        return [[feature for i in numbers for feature in windows[i]] for numbers in parts]
 
     @reuse_bfloat16_weights()
     def backward(self, step: int, batch: Sequence[int]) -> Tensor:
@@ -206,7 +206,7 @@ class OptimizerSteps:
             accelerator.unscale_gradients(self.optimizer.accelerated)
         norm = clip_and_scale(self.optimizer.parameters, factor=factor, max_norm=self.optim.max_grad_norm)
         means = totals / counts.clamp(min=1e-30)
-        loss = torch.stack([mean * part for mean, part in zip(means, self._term_weights.values(), strict=True)]).sum()
+        loss = torch.stack([mean * scale for mean, scale in zip(means, self._term_weights.values(), strict=True)]).sum()
         bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
         schedule = learning_rate_factor(
             step, self.optim.lr_scheduler_type, total_steps=plan.total, warmup_steps=plan.warmup, decay_steps=plan.decay

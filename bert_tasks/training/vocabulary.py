@@ -84,7 +84,7 @@ class TrainedVocabulary:
 
     def add_step(self, groups: Sequence[Mapping[str, Any]], skipped: Tensor) -> None:
         """Records an optimizer step, unless ``skipped`` (0-dimensional) is True."""
-        group = next(group for group in groups if any(one is self.weight for one in group["params"]))
+        group = next(group for group in groups if any(parameter is self.weight for parameter in group["params"]))
         self._factors.append(1.0 - (~skipped).double() * (group["lr"] * group["weight_decay"]))
 
     @torch.no_grad()

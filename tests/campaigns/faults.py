@@ -225,7 +225,7 @@ def _figures(name: str) -> list[str]:
     if not path.is_file():
         return ["Not yet run at full length."]
     figures = json.loads(path.read_text(encoding="utf-8"))
-    details = ", ".join(f"{count} {what}" for what, count in figures["details"].items())
+    details = ", ".join(f"{count} {description}" for description, count in figures["details"].items())
     skipped = f", {figures['skipped']} skipped" if figures["skipped"] else ""
     return [
         f"**{figures['cases']} cases, {figures['failures']} failures**{skipped}{f' ({details})' if details else ''}, "

@@ -74,7 +74,7 @@ class Target:
 
 def acting(text: str) -> set[str]:
     """The characters of a text that a terminal would not show but obey."""
-    return {one for one in text if one not in _LEFT and unicodedata.category(one) in _ACTING}
+    return {character for character in text if character not in _LEFT and unicodedata.category(character) in _ACTING}
 
 
 def _task(name: str) -> Task:

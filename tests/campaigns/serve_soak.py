@@ -158,7 +158,7 @@ def soak(port: int, process: int, scores: list[dict[str, float]], seconds: float
 
     async def run() -> Findings:
         session = Soak(port=port, scores=scores, end=time.monotonic() + seconds)
-        clients = [session.client(kind) for kind, count in CLIENTS.items() for _ in range(count)]
+        clients = [session.client(name) for name, count in CLIENTS.items() for _ in range(count)]
         await asyncio.gather(session.watch(process, seconds), *clients)
         return session.found
 

@@ -452,7 +452,7 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
     return lambda tensor: torch.cat([tensor.flatten()[:-1], torch.tensor([value])]).reshape(tensor.shape)
 
 
-QUERY, KEY = (f"encoder.layer.1.attention.self.{part}.weight" for part in ("query", "key"))
+QUERY, KEY = (f"encoder.layer.1.attention.self.{projection}.weight" for projection in ("query", "key"))
 DAMAGES: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], str]] = {
     "missing": (without("embeddings.LayerNorm.weight"), "missing tensor bert.embeddings.LayerNorm.weight"),
     "missing-key": (without(KEY), f"missing tensor bert.{KEY}"),

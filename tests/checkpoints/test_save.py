@@ -45,7 +45,7 @@ def test_tensors_are_split_under_their_names() -> None:
     for tensor in tensors.values():
         assert tensor.is_contiguous()
         assert not tensor.requires_grad
-        assert tensor.untyped_storage().data_ptr() in {one.untyped_storage().data_ptr() for one in state.values()}
+        assert tensor.untyped_storage().data_ptr() in {weight.untyped_storage().data_ptr() for weight in state.values()}
 
 
 def test_tied_and_transposed_tensors_are_copied(tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ NEW = "sentence_transformers.sentence_transformer.modules.pooling."
 
 def written(folder: Path, *kinds: str, pooling: Any = None, **files: Any) -> Path:
     """A folder with the modules of these classes, and further files by the part of their name before ``.json``."""
-    modules = [{"type": kind, "path": f"{i}_{kind.rpartition('.')[2]}" if i else ""} for i, kind in enumerate(kinds)]
+    modules = [
+        {"type": class_name, "path": f"{i}_{class_name.rpartition('.')[2]}" if i else ""}
+        for i, class_name in enumerate(kinds)
+    ]
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({} if pooling is None else pooling))
     for name, content in ({"modules": modules} | files).items():
@@ -61,7 +64,9 @@ def test_pooling_of_old_and_new_versions(pooling: dict[str, Any], expected: str,
 def test_what_is_not_computed_is_named(
     kinds: tuple[str, ...], pooling: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    settings = read_sentence_settings(written(tmp_path, *(f"{OLD}{kind}" for kind in kinds), pooling=pooling))
+    settings = read_sentence_settings(
+        written(tmp_path, *(f"{OLD}{class_name}" for class_name in kinds), pooling=pooling)
+    )
     assert settings is not None
     assert settings.pooling is None
     assert message in str(settings.unsupported)

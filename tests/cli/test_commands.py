@@ -358,12 +358,12 @@ class TestZeroShot:
     ) -> None:
         names = ABOUT[1].split(",")
         model = TaskModel.from_pretrained(pairs).zero_shot(names, hypothesis=ABOUT[3], multi_label=bool(options))
-        expected = [one.to_json() for one in model.predict(LINES)]
+        expected = [answer.to_json() for answer in model.predict(LINES)]
         result = run("predict", pairs, data, *ABOUT, *options, "--keep-columns", "none", "-o", tmp_path / "out.jsonl")
         assert result.code == 0, result.err
         answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-        assert [list(answer) for answer in answers] == [list(one) for one in expected]
-        assert [answer["label"] for answer in answers] == [one["label"] for one in expected]
+        assert [list(answer) for answer in answers] == [list(answer) for answer in expected]
+        assert [answer["label"] for answer in answers] == [answer["label"] for answer in expected]
         assert answers[3]["scores"] == pytest.approx(expected[3]["scores"], abs=1e-5)
         assert run("predict", pairs, "--text", LINES[3], *ABOUT, *options, "-o", tmp_path / "text.jsonl").code == 0
         answer = json.loads((tmp_path / "text.jsonl").read_text())

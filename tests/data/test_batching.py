@@ -45,7 +45,7 @@ def stored(windows: list[list[int]], lost: int = 0) -> ArrowRows:
 def test_samples_count_as_a_plain_loop_does(windows: list[list[int]], unit: Literal["row", "window"]) -> None:
     samples = Samples.of(stored(windows), unit)
     parts = windows if unit == "row" else [[tokens] for sizes in windows for tokens in sizes]
-    assert samples.lengths.tolist() == [sum(part) for part in parts]
+    assert samples.lengths.tolist() == [sum(sample) for sample in parts]
     assert samples.starts.tolist() == list(accumulate(map(len, parts), initial=0))
     assert samples.row_starts.tolist() == list(accumulate(map(len, windows), initial=0))
     assert samples.tokens.tolist() == [tokens for sizes in windows for tokens in sizes]

@@ -327,5 +327,5 @@ def test_the_note_on_a_label_that_almost_all_have(
     hint = imbalance_hint(counts, are_tags=are_tags)
     assert (hint is None) == (parts is None)
     if hint is not None and parts is not None:
-        assert all(part in hint for part in parts)
+        assert all(phrase in hint for phrase in parts)
         assert ("focal_gamma" in hint) == (max(counts.values()) > 90)

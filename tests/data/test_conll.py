@@ -197,8 +197,8 @@ def test_rendered_predictions_come_back(text: list[list[str]], data: st.DataObje
     tags = [[data.draw(st.sampled_from(task.labels)) for _ in words] for words in text]
     text, tags = [["w", "w"], *text], [["NN", "SYM"], *tags]
     predictions = [
-        TokenPrediction(words=tuple(words), tags=tuple(given), scores=(1.0,) * len(words), entities=())
-        for words, given in zip(text, tags, strict=True)
+        TokenPrediction(words=tuple(words), tags=tuple(sentence_tags), scores=(1.0,) * len(words), entities=())
+        for words, sentence_tags in zip(text, tags, strict=True)
     ]
     content = Rendering.of(task).render(".conll", predictions, [{"words": words} for words in text])[""]
     assert [[word for word, _ in sentence] for sentence in read_back(content)] == text

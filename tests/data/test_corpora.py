@@ -59,13 +59,13 @@ def test_predictions_are_made_for_each_line_also_empty_ones(read: Read) -> None:
     st.sampled_from(["blank-line", "line", "file"]),
 )
 def test_no_sentence_is_lost_whatever_a_document_is(groups: Sequence[Sequence[str]], document: Document) -> None:
-    lines = [line for group in groups for line in [*(part.replace("\n", " ") for part in group), ""]]
+    lines = [line for group in groups for line in [*(sentence.replace("\n", " ") for sentence in group), ""]]
     rows = [record.cells for record in text_rows([f"{line}\n" for line in lines], document)]
     assert [line for row in rows for line in row["text"].split("\n")] == [s for line in lines if (s := line.strip())]
     if document != "line":
         assert ["\n".join(row["sentences"]) for row in rows] == [row["text"] for row in rows]
     if document == "blank-line":
-        assert len(rows) <= len(groups) + sum(not part.strip() for group in groups for part in group)
+        assert len(rows) <= len(groups) + sum(not sentence.strip() for group in groups for sentence in group)
 
 
 def test_sentences_alone_form_the_text(read: Read) -> None:

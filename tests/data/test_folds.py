@@ -53,7 +53,9 @@ def test_labels_are_spread_within_one_row(labels: list[str], count: int, seed: i
     assert set(folds.numbers) == set(range(1, count + 1))
     for label, total in Counter(labels).items():
         for fold in range(1, count + 1):
-            label_count = sum(one == label for one, number in zip(labels, folds.numbers, strict=True) if number == fold)
+            label_count = sum(
+                row_label == label for row_label, number in zip(labels, folds.numbers, strict=True) if number == fold
+            )
             assert total // count <= label_count <= -(-total // count)
 
 
@@ -95,14 +97,16 @@ def test_the_seed_decides_which_rows_are_in_which_fold(columns: tuple[Column, ..
 @settings(max_examples=15, deadline=None)
 def test_folds_of_groups_are_about_equally_large(sizes: list[int], count: int, seed: int) -> None:
     documents = [str(document) for document, size in enumerate(sizes) for _ in range(size)]
-    rows = [{"words": ["w", str(n)], "tags": ["O", "O"], "document": one} for n, one in enumerate(documents)]
+    rows = [{"words": ["w", str(n)], "tags": ["O", "O"], "document": document} for n, document in enumerate(documents)]
     numbers = make_folds(table(TAGGED, rows), TAGGED, count=count, seed=seed).numbers
     assert len(set(zip(documents, numbers.tolist(), strict=True))) == len(sizes)
     folds = Counter(numbers.tolist())
     assert len(folds) == count
     # A fold was the smallest when it got its last group, which is less than twice as large as its smallest one.
     for fold, total in folds.items():
-        document_counts = Counter(one for one, number in zip(documents, numbers, strict=True) if number == fold)
+        document_counts = Counter(
+            document for document, number in zip(documents, numbers, strict=True) if number == fold
+        )
         assert total - min(folds.values()) <= 2 * min(document_counts.values())
 
 
@@ -126,7 +130,7 @@ def test_texts_of_too_many_groups_are_counted() -> None:
 def test_rows_without_a_group_are_groups_of_their_own(tmp_path: Path, name: str) -> None:
     """A csv file has an empty cell there, JSON null or no such key."""
     authors = [f"author {n % 3}" if n < 12 else None for n in range(36)]
-    data = [{"text": f"text {n}", "label": "ab"[n % 2], "author": one} for n, one in enumerate(authors)]
+    data = [{"text": f"text {n}", "label": "ab"[n % 2], "author": author} for n, author in enumerate(authors)]
     data[-1].pop("author")
     if name.endswith(".csv"):
         lines = ["text,label,author", *(f"{row['text']},{row['label']},{row.get('author') or ''}" for row in data)]
@@ -166,7 +170,10 @@ def test_sets_of_labels_are_spread_evenly() -> None:
     assert {58 <= count <= 62 for count in Counter(numbers.tolist()).values()} == {True}
     for combination in (["a"], ["b"], ["c"], []):
         has = [set(combination) <= set(names) if combination else not names for names in sets]
-        counts = [sum(one for one, number in zip(has, numbers, strict=True) if number == fold) for fold in range(1, 6)]
+        counts = [
+            sum(is_match for is_match, number in zip(has, numbers, strict=True) if number == fold)
+            for fold in range(1, 6)
+        ]
         assert max(counts) - min(counts) <= 2
 
 
@@ -176,16 +183,16 @@ def test_questions_on_one_article_stay_together(tmp_path: Path) -> None:
             "title": f"article {article}",
             "paragraphs": [
                 {
-                    "context": f"Paris {article} {part} is old.",
+                    "context": f"Paris {article} {paragraph} is old.",
                     "qas": [
                         {
-                            "id": f"{article}-{part}",
-                            "question": f"What {article} {part}?",
+                            "id": f"{article}-{paragraph}",
+                            "question": f"What {article} {paragraph}?",
                             "answers": [{"text": "Paris", "answer_start": 0}],
                         }
                     ],
                 }
-                for part in range(3)
+                for paragraph in range(3)
             ],
         }
         for article in range(6)
@@ -222,8 +229,10 @@ def test_a_column_names_the_groups(tmp_path: Path) -> None:
     splits = fold_splits(Splits(train=rows, validation={}), LABELLED, folds, 2, share=0.3, seed=0)
     assert splits.held_out is not None
     parts = [splits.train, splits.validation[""], splits.held_out]
-    assert sorted(line for part in parts for line in part.rows.values("line")) == sorted(rows.rows.values("line"))
-    writers = [set(part.rows.values(FOLD_GROUP)) for part in parts]
+    assert sorted(line for split_table in parts for line in split_table.rows.values("line")) == sorted(
+        rows.rows.values("line")
+    )
+    writers = [set(split_table.rows.values(FOLD_GROUP)) for split_table in parts]
     assert sum(map(len, writers)) == len(set.union(*writers)) == 7
     with pytest.raises(
         DataError, match=r'(?s)no column .writr., did you mean .writer.*to read: folds\.group = "NAME"$'

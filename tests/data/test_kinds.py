@@ -76,8 +76,8 @@ def test_no_other_module_compares_names_of_kinds() -> None:
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
-            texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)} if parts else set()
-            asks = any(isinstance(part, ast.Attribute) and part.attr == "kind" for part in parts)
+            texts = {child.value for child in ast.walk(node) if isinstance(child, ast.Constant)} if parts else set()
+            asks = any(isinstance(operand, ast.Attribute) and operand.attr == "kind" for operand in parts)
             if asks and texts & set(KINDS):
                 compared.append(f"{path.relative_to(folder)}:{node.lineno}")
     assert compared == []

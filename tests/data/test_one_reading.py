@@ -56,7 +56,7 @@ def outcome(read: Callable[[], RowTable], first_line: int) -> list[Any]:
     faults = re.findall(r":(\d+): (.*?) in column 'label'(?:: '?(.*?)'?\.|\.)", message)
     assert faults, message
     empty = ("nan", "None")
-    return [(int(line) - first_line, what, "" if value in empty else value) for line, what, value in faults]
+    return [(int(line) - first_line, reason, "" if value in empty else value) for line, reason, value in faults]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -44,7 +44,7 @@ def test_conll_2003(tmp_path: Path, name: str, sentences: int, words: int) -> No
     assert len(table) == sentences
     assert sum(len(row["words"]) for row in table) == words
     types = ("LOC", "MISC", "ORG", "PER")
-    assert infer_labels(table, TAGGED) == (*(f"{p}-{kind}" for p in "BI" for kind in types), "O")
+    assert infer_labels(table, TAGGED) == (*(f"{p}-{entity_type}" for p in "BI" for entity_type in types), "O")
 
 
 def test_squad(tmp_path: Path) -> None:

@@ -54,7 +54,9 @@ def respelt(tags, letters):
     return [tag[0].translate(letters) + tag[1:] for tag in tags]
 
 
-any_tags = st.lists(st.sampled_from(["O", *(f"{prefix}-{kind}" for prefix in "BIESLUM" for kind in TYPES)]), max_size=8)
+any_tags = st.lists(
+    st.sampled_from(["O", *(f"{prefix}-{entity_type}" for prefix in "BIESLUM" for entity_type in TYPES)]), max_size=8
+)
 
 
 @quick
@@ -222,7 +224,7 @@ def test_scheme_of_a_label_set(labels, scheme):
 
 
 def label_set(prefixes):
-    return ["O", *(f"{prefix}-{kind}" for kind in TYPES for prefix in prefixes)]
+    return ["O", *(f"{prefix}-{entity_type}" for entity_type in TYPES for prefix in prefixes)]
 
 
 @quick

@@ -28,9 +28,11 @@ ASKED = (
 
 def split(strata: Sequence[str], groups: Iterable[Hashable], share: float, seed: int) -> tuple[list[int], list[int]]:
     """Row numbers of training and validation, which are the same in every call."""
-    calls = [divide([(one,) for one in strata], list(groups), (1 - share, share), seed).tolist() for _ in range(2)]
+    calls = [
+        divide([(stratum,) for stratum in strata], list(groups), (1 - share, share), seed).tolist() for _ in range(2)
+    ]
     assert calls[0] == calls[1]
-    first, second = ([row for row, part in enumerate(calls[0]) if part == side] for side in (0, 1))
+    first, second = ([row for row, row_side in enumerate(calls[0]) if row_side == side] for side in (0, 1))
     assert len(first) + len(second) == len(strata)
     return first, second
 
@@ -39,7 +41,7 @@ def split(strata: Sequence[str], groups: Iterable[Hashable], share: float, seed:
 @settings(max_examples=100, deadline=None)
 def test_a_split_keeps_the_shares_of_labels(labels: list[str], share: float, seed: int) -> None:
     train, validation = split(labels, range(len(labels)), share, seed)
-    in_train, in_validation = (Counter(labels[index] for index in part) for part in (train, validation))
+    in_train, in_validation = (Counter(labels[index] for index in indices) for indices in (train, validation))
     for label, count in Counter(labels).items():
         assert in_train[label] >= 1
         assert in_validation[label] >= (1 if count >= 2 else 0)
@@ -79,7 +81,7 @@ def test_a_split_of_groups_keeps_the_shares(share: float, seed: int) -> None:
 
 def test_no_share_is_too_small_for_a_group() -> None:
     for share, sizes in ((0.01, [9, 1]), (0.99, [1, 9])):
-        assert [len(part) for part in split(["a"] * 10, [0] * 9 + [1], share, seed=1)] == sizes
+        assert [len(indices) for indices in split(["a"] * 10, [0] * 9 + [1], share, seed=1)] == sizes
 
 
 def questions(*contexts: str) -> RowTable:
@@ -114,7 +116,7 @@ def test_rows_of_a_group_stay_together() -> None:
     )
     ranked = [{"text": str(n), "label": "yes" if n % 4 == 0 else "no", "group": n // 4} for n in range(80)]
     train, validation = train_validation_split(RowTable.from_rows(ranked, "rows", columns), columns, 0.2, 1)
-    groups = [{row["group"] for row in part} for part in (train, validation)]
+    groups = [{row["group"] for row in rows} for rows in (train, validation)]
     assert not groups[0] & groups[1]
     assert len(groups[1]) == 4
 

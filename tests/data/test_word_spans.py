@@ -10,9 +10,9 @@ from bert_tasks.data.words import place_words, word_spans
 @given(text=st.text())
 def test_words_cover_a_text_in_order(text: str) -> None:
     spans = word_spans(text)
-    covered = [place for start, end in spans for place in range(start, end)]
+    covered = [position for start, end in spans for position in range(start, end)]
     assert covered == sorted(set(covered))
-    assert "".join(text[place] for place in covered) == "".join(letter for letter in text if not letter.isspace())
+    assert "".join(text[position] for position in covered) == "".join(letter for letter in text if not letter.isspace())
     assert all(start < end for start, end in spans)
     assert place_words([text[start:end] for start, end in spans], text) == spans
 

@@ -123,7 +123,7 @@ def test_large_scores_do_not_overflow() -> None:
 def test_summaries_hold_all_that_the_head_says() -> None:
     """Windows of one model, of any number of words, share the transitions."""
     logits, counts = head_logits(9), (0, 4, 0, 2, 3)
-    windows = [compressed(part) for part in parts(logits, counts)]
+    windows = [compressed(window_logits) for window_logits in parts(logits, counts)]
     assert [len(window) for window in windows] == [0, LABELS + 2 + 4, 0, LABELS + 2 + 2, LABELS + 2 + 3]
     assert torch.allclose(restored(windows), logits, atol=1e-12)
     assert restored(windows[:1]).shape == (0, LABELS + 2, LABELS)

@@ -66,7 +66,7 @@ def states(lengths: Sequence[int] = LENGTHS, *, seed: int = 0) -> list[Tensor]:
 
 def packed_rows(sequences: Sequence[Tensor], layout: Packed) -> Tensor:
     places = layout.caller_order.tolist()
-    return torch.cat([sequences[places.index(place)] for place in range(len(sequences))])
+    return torch.cat([sequences[places.index(number)] for number in range(len(sequences))])
 
 
 def padded_rows(sequences: Sequence[Tensor], *, side: str = "right") -> tuple[Tensor, Padded]:
@@ -294,7 +294,7 @@ def test_cross_entropy_of_no_rows_has_gradients_of_zero() -> None:
     total = nothing.cross_entropy(labels[:0])
     assert total.item() == 0
     assert all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in torch.autograd.grad(total, parts))
-    assert [len(found) for found in (nothing, nothing.logits(), *nothing.top_k(2))] == [0, 0, 0, 0]
+    assert [len(result) for result in (nothing, nothing.logits(), *nothing.top_k(2))] == [0, 0, 0, 0]
 
 
 def test_logits_over_a_vocabulary_never_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_two_threads_give_the_same_bits_twice(pooling: Pooling) -> None:
 
     first = gradients()
     for _ in range(2):
-        assert all(torch.equal(one, other) for one, other in zip(first, gradients(), strict=True))
+        assert all(torch.equal(gradient, other) for gradient, other in zip(first, gradients(), strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

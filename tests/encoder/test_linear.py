@@ -172,7 +172,9 @@ def test_bfloat16_under_autocast_is_near_and_gradients_of_weights_are_float32(
     assert "BFloat16" in type(output.grad_fn).__name__
     exact = F.linear(x, layer.weight, layer.bias)
     leaves, outer = [x, *layer.parameters()], torch.randn(exact.shape).bfloat16()
-    results = [(one.detach(), *torch.autograd.grad(one, leaves, outer.to(one.dtype))) for one in (output, exact)]
+    results = [
+        (value.detach(), *torch.autograd.grad(value, leaves, outer.to(value.dtype))) for value in (output, exact)
+    ]
     for value, other in zip(*results, strict=True):
         assert float((value - other).abs().max()) <= 0.02 * float(other.abs().max())
     assert all(gradient.dtype == torch.float32 for gradient in results[0][1:])

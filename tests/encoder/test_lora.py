@@ -72,10 +72,10 @@ class Theirs:
             layer = self.model.get_submodule(source)
             a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
             parts_a, parts_b = zip(*blocks.values(), strict=True)
-            a.data = torch.cat([part.detach() for part in parts_a])
-            b.data = torch.block_diag(*(part.detach() for part in parts_b))
+            a.data = torch.cat([factor.detach() for factor in parts_a])
+            b.data = torch.block_diag(*(factor.detach() for factor in parts_b))
             assert layer.scaling["default"] == pytest.approx(ALPHA / RANK)
-            self.masks[b] = torch.block_diag(*(torch.ones_like(part) for part in parts_b))
+            self.masks[b] = torch.block_diag(*(torch.ones_like(factor) for factor in parts_b))
             self.pairs += [(f"{source} A", a, [*parts_a]), (f"{source} B", b, [*parts_b])]
         parameters = dict(self.model.named_parameters())
         for name in (name for name in names if name.startswith("head.")):
@@ -83,7 +83,7 @@ class Theirs:
             self.pairs.append((source, parameters[source].requires_grad_(True), [our_parameters[name]]))
         trained = {id(parameter) for parameter in self.model.parameters() if parameter.requires_grad}
         assert trained == {id(theirs) for _, theirs, _ in self.pairs}
-        assert {id(part) for _, _, parts in self.pairs for part in parts if part.numel()} == {
+        assert {id(parameter) for _, _, parts in self.pairs for parameter in parts if parameter.numel()} == {
             id(parameter) for parameter in our_parameters.values() if parameter.requires_grad
         }
 
@@ -92,7 +92,7 @@ class Theirs:
         largest, difference = 0.0, 0.0
         for name, theirs, ours in self.pairs:
             expected = theirs.grad * self.masks.get(theirs, 1.0) if gradients else theirs.detach()
-            parts = [part.grad if gradients and part.numel() else part.detach() for part in ours]
+            parts = [parameter.grad if gradients and parameter.numel() else parameter.detach() for parameter in ours]
             tensor = torch.cat(parts) if name.endswith(" A") else torch.block_diag(*parts).view_as(expected)
             largest = max(largest, float(expected.abs().max()))
             difference = max(difference, float((tensor - expected).abs().max()))
@@ -212,7 +212,7 @@ def test_each_adapter_drops_its_inputs_by_a_mask_of_its_own() -> None:
     torch.testing.assert_close(output, expected)
     torch.manual_seed(3)
     parts = layer.parts((rows[:5], rows), (4, 8))
-    assert [list(part.shape) for part in parts] == [[5, 4], [50, 8]]
+    assert [list(projection.shape) for projection in parts] == [[5, 4], [50, 8]]
     layer.eval()
     torch.testing.assert_close(layer(rows), nn.functional.linear(rows, layer.merged(), layer.bias))
 

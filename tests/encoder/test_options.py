@@ -80,7 +80,7 @@ def sequences(config: EncoderConfig) -> tuple[list[list[int]], list[list[int]]]:
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(3, 40, (length,), generator=generator).tolist() for length in LENGTHS]
     types = max(config.type_vocab_size, 1)
-    return ids, [[place % types for place in range(length)] for length in LENGTHS]
+    return ids, [[position % types for position in range(length)] for length in LENGTHS]
 
 
 def run(encoder: TransformerEncoder, batch: PackedBatch) -> Tensor:

@@ -53,10 +53,10 @@ def test_places_and_offsets_agree(lengths: list[int]) -> None:
     layout = numbered(lengths).layout
     rows = layout.row_lengths.tolist()
     assert rows == sorted(lengths)
-    assert [rows[place] for place in layout.caller_order.tolist()] == lengths == list(layout.lengths)
+    assert [rows[index] for index in layout.caller_order.tolist()] == lengths == list(layout.lengths)
     assert layout.cu_seqlens.tolist() == [sum(rows[:i]) for i in range(len(rows) + 1)]
     assert layout.cu_seqlens.dtype == torch.int32
-    assert layout.sequence_of_row.tolist() == [place for place, length in enumerate(rows) for _ in range(length)]
+    assert layout.sequence_of_row.tolist() == [index for index, length in enumerate(rows) for _ in range(length)]
 
 
 @FEW
@@ -153,8 +153,12 @@ def test_what_is_read_stays_in_the_callers_order(lengths: list[int], chance: ran
         None if chance.random() < 0.2 else sorted(chance.sample(range(n), chance.randint(0, n))) for n in lengths
     ]
     batch = pack(ids, ids, position_offset=0, gather_positions=positions)
-    expected = [part if read is None else [part[p] for p in read] for part, read in zip(ids, positions, strict=True)]
-    assert batch.input_ids[batch.layout.gather_positions].tolist() == [token for part in expected for token in part]
+    expected = [
+        sequence if read is None else [sequence[p] for p in read] for sequence, read in zip(ids, positions, strict=True)
+    ]
+    assert batch.input_ids[batch.layout.gather_positions].tolist() == [
+        token for sequence in expected for token in sequence
+    ]
     assert batch.layout.gather_counts == tuple(map(len, expected))
     assert batch.layout.gather_positions.dtype == torch.long
 

@@ -44,7 +44,7 @@ def plain(qkv: Tensor, scores: Scores, scale: float) -> Tensor:
 
 
 def packed(lengths: Sequence[int]) -> PackedBatch:
-    ids = [[3 + (7 * place + row) % 100 for place in range(length)] for row, length in enumerate(lengths)]
+    ids = [[3 + (7 * position + row) % 100 for position in range(length)] for row, length in enumerate(lengths)]
     return pack(ids, [[0] * length for length in lengths], position_offset=0)
 
 
@@ -56,10 +56,10 @@ def test_scores_are_added_within_each_sequence(scores: Scores, scale: float | No
     context = attend(qkv, layout, dropout=0.0, scores=scores, scale=scale)
     factor = 3**-0.5 if scale is None else scale
     parts = torch.split(qkv, sorted(RAGGED))
-    expected = torch.cat([plain(part, scores, factor) for part in parts])
+    expected = torch.cat([plain(sequence, scores, factor) for sequence in parts])
     torch.testing.assert_close(context, expected, rtol=0, atol=1e-12)
     weights = random_qkv(sum(RAGGED))[:, 0].flatten(1)
-    gradients = [torch.autograd.grad((one * weights).sum(), qkv)[0] for one in (context, expected)]
+    gradients = [torch.autograd.grad((value * weights).sum(), qkv)[0] for value in (context, expected)]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
 
 
@@ -162,7 +162,7 @@ def test_checkpointed_layers_get_the_positions_too() -> None:
         encoder.gradient_checkpointing = checkpointing
         torch.manual_seed(0)
         gradients.append(torch.autograd.grad(run(encoder, batch).square().sum(), list(encoder.parameters())))
-    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert all(torch.equal(gradient, other) for gradient, other in zip(*gradients, strict=True))
 
 
 def test_embeddings_without_a_table_of_positions() -> None:

@@ -51,7 +51,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for state, scores in (("complete", (0.5, 0.75)), ("pruned", (0.5,)), ("failed", ())):
         number, values = store.suggest()
         score = 0.75 if state == "complete" else None
-        store.add(Trial(number=number, values=values, score=score, scores=scores, state=state, note="n", seconds=1.5))  # type: ignore[arg-type]
+        fields: dict[str, Any] = {"scores": scores, "state": state}
+        store.add(Trial(number=number, values=values, score=score, note="n", seconds=1.5, **fields))
     store.close()
     return path
 

@@ -121,7 +121,7 @@ def test_metrics_are_those_of_the_written_predictions(name: str, checkpoint: Pat
     stored = json.loads((out / "folds.json").read_text("utf-8"))["metrics"]
     assert {key: stored[key]["pooled"] for key in expected} == pytest.approx(expected)
     report = make_report(out, tmp_path / "page.html")
-    estimates = {key: one.value for key, one in report.results[0][""].estimates.items() if key in expected}
+    estimates = {key: estimate.value for key, estimate in report.results[0][""].estimates.items() if key in expected}
     assert estimates
     assert estimates == pytest.approx({key: expected[key] for key in estimates})
     page = report.output.read_text("utf-8")

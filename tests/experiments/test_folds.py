@@ -101,7 +101,7 @@ def test_the_mean_of_the_folds_has_the_temperature_of_all_rows(tmp_path: Path, c
     assert temperature not in [model.task.temperature for model in models]
     (prediction,) = predict(folder, ["a sunny day"])
     each = [torch.tensor(model.predict("a sunny day", logits=True)[0].logits) / temperature for model in models]
-    expected = torch.stack([one.softmax(0) for one in each]).mean(0)
+    expected = torch.stack([fold_logits.softmax(0) for fold_logits in each]).mean(0)
     assert list(prediction.scores.values()) == pytest.approx(expected.tolist(), abs=1e-6)
     assert "ece" in result.metrics
     assert predict(folder, ["a sunny day"], abstain_below=1.0)[0].label is None
@@ -123,8 +123,8 @@ def test_rows_of_several_files_name_their_file(tmp_path: Path) -> None:
     whole = RowTable.joined(files)
     prediction = SequencePrediction(label="positive", score=1.0, scores={"negative": 0.0, "positive": 1.0})
     parts = [
-        FoldPredictions(fold=fold, table=whole.select_part(chosen), predictions=[prediction] * len(chosen))
-        for fold, chosen in enumerate(([0, 3], [1, 2, 4]), start=1)
+        FoldPredictions(fold=fold, table=whole.select_part(indices), predictions=[prediction] * len(indices))
+        for fold, indices in enumerate(([0, 3], [1, 2, 4]), start=1)
     ]
     rows, folds, predictions = out_of_fold(parts)
     assert [(row["file"], row["line"]) for row in rows] == [
@@ -159,7 +159,8 @@ def test_metrics_are_of_all_rows_and_of_each_fold(finished: tuple[FoldsResult, R
     rows = lines_of(result.output_dir / "out_of_fold.jsonl")
     right = [row["label"] == row["input.label"] for row in rows]
     each = [
-        statistics.fmean(one for one, row in zip(right, rows, strict=True) if row["fold"] == fold) for fold in (1, 2, 3)
+        statistics.fmean(is_right for is_right, row in zip(right, rows, strict=True) if row["fold"] == fold)
+        for fold in (1, 2, 3)
     ]
     accuracy = result.metrics["accuracy"]
     assert accuracy.out_of_fold == pytest.approx(statistics.fmean(right))
@@ -206,8 +207,8 @@ def test_the_report_is_of_all_rows(finished: tuple[FoldsResult, Recipe], tmp_pat
     report = make_report(result.output_dir, tmp_path / "page.html", mistakes=tmp_path / "wrong.jsonl")
     assert report.results[0][""].rows == ROWS
     assert report.results[0][""].estimates["accuracy"].value == pytest.approx(result.metrics["accuracy"].out_of_fold)
-    shown = [one.score for one in report.runs[0].predicted[0].predictions]
-    assert shown == pytest.approx([one.score for one in result.predictions], abs=1e-5)
+    shown = [prediction.score for prediction in report.runs[0].predicted[0].predictions]
+    assert shown == pytest.approx([prediction.score for prediction in result.predictions], abs=1e-5)
     assert max(shown) - min(shown) > 1e-3  # so that another order would be noticed
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "labels are spread evenly" in page
@@ -227,12 +228,12 @@ def test_slices_are_of_the_predictions_for_all_rows(finished: tuple[FoldsResult,
     (slices,) = report.results[0][""].slices
     predicted = lines_of(result.output_dir / "out_of_fold.jsonl")
     for number, channel in enumerate(CHANNELS):
-        (group,) = (one for one in slices.slices if one.name == channel)
+        (group,) = (row_slice for row_slice in slices.slices if row_slice.name == channel)
         is_right = [row["label"] == row["input.label"] for row in predicted[number::3]]
         assert (group.count, group.scores["accuracy"].value) == (8, pytest.approx(statistics.fmean(is_right)))
     single = make_report(result.output_dir / "fold-2", tmp_path / "page.html", by=["channel"]).results[0][""]
-    assert {one.name for one in single.slices[0].slices} <= {*CHANNELS}
-    assert sum(one.count for one in single.slices[0].slices) == single.rows
+    assert {row_slice.name for row_slice in single.slices[0].slices} <= {*CHANNELS}
+    assert sum(row_slice.count for row_slice in single.slices[0].slices) == single.rows
 
 
 def test_rows_that_changed_have_no_slices(finished: tuple[FoldsResult, Recipe]) -> None:
@@ -386,10 +387,14 @@ def test_the_folder_predicts_with_the_mean(
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
     assert command(monkeypatch, "predict", ensemble, data, "--output", output) == 0
     each = [TaskModel.from_pretrained(ensemble / f"fold-{fold}").predict(rows) for fold in (1, 2, 3)]
-    scores = [statistics.fmean(one.scores["positive"] for one in models) for models in zip(*each, strict=True)]
+    scores = [
+        statistics.fmean(prediction.scores["positive"] for prediction in models) for models in zip(*each, strict=True)
+    ]
     written = lines_of(output)
     assert [row["scores"]["positive"] for row in written] == pytest.approx(scores, abs=1e-6)  # type: ignore[index]  # JSON
-    assert [one.score for one in predict(ensemble, rows)] == pytest.approx([row["score"] for row in written])
+    assert [prediction.score for prediction in predict(ensemble, rows)] == pytest.approx(
+        [row["score"] for row in written]
+    )
     capsys.readouterr()
     labelled = tmp_path / "train.csv"
     labelled.write_text("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in make_rows(9)), "utf-8")

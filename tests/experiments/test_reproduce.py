@@ -210,5 +210,5 @@ def test_two_processes(dropout_checkpoint: Path, tmp_path: Path) -> None:
     assert again.code == 0, again.err
     assert again.out.count("equal, bit for bit") == 1
     alone = reproduce(tmp_path / "run", output_dir=tmp_path / "one", progress=False)
-    assert [str(one) for one in alone.surroundings] == ["processes: 2 before, 1 now"]
+    assert [str(change) for change in alone.surroundings] == ["processes: 2 before, 1 now"]
     assert not alone.equal

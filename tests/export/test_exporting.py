@@ -136,13 +136,13 @@ def test_the_sizes_of_a_batch_are_free(case: Case) -> None:
 
 def test_the_folder_predicts_and_evaluates_as_the_model(case: Case) -> None:
     expected, predictions = predict(case.model, SENTENCES), predict(case.exported.folder, SENTENCES)
-    assert [one.tags for one in predictions] == [one.tags for one in expected]
-    assert len({tag for one in predictions for tag in one.tags}) > 1
+    assert [prediction.tags for prediction in predictions] == [prediction.tags for prediction in expected]
+    assert len({tag for prediction in predictions for tag in prediction.tags}) > 1
     for prediction, other in zip(predictions, expected, strict=True):
         assert prediction.scores == pytest.approx(other.scores, abs=1e-5)
     assert evaluate(case.exported.folder, SENTENCES) == pytest.approx(evaluate(case.source, SENTENCES), rel=1e-4)
     changed = predict(case.exported.folder, SENTENCES, settings={"max_length": 8, "doc_stride": 2})
-    assert [len(one.tags) for one in changed] == [len(one.tags) for one in expected]
+    assert [len(prediction.tags) for prediction in changed] == [len(prediction.tags) for prediction in expected]
 
 
 def test_the_transitions_are_those_of_the_folder(case: Case, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_the_transitions_are_those_of_the_folder(case: Case, tmp_path: Path) -> 
     held = load_file(folder / "task_head.safetensors")
     held["head.transitions"] += torch.tensor([9.0, 0.0, 0.0])
     save_file(held, folder / "task_head.safetensors")
-    assert {tag for one in predict(folder, SENTENCES) for tag in one.tags} == {"O"}
+    assert {tag for prediction in predict(folder, SENTENCES) for tag in prediction.tags} == {"O"}
     (folder / "task_head.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"task_head\.safetensors is missing or does not belong"):
         predict(folder, SENTENCES)
@@ -169,7 +169,9 @@ def test_an_exported_model_is_nothing_else(case: Case, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"exported, which fixes {next(iter(setting))}"):
             predict(folder, SENTENCES, settings=setting)
     model = ExportedModel.from_pretrained(folder)
-    assert [one.tags for one in model.predict(SENTENCES[:2])] == [one.tags for one in case.model.predict(SENTENCES[:2])]
+    assert [prediction.tags for prediction in model.predict(SENTENCES[:2])] == [
+        prediction.tags for prediction in case.model.predict(SENTENCES[:2])
+    ]
     with pytest.raises(UsageError, match="cannot be trained, because the model is already exported"):
         fit(model, train=SENTENCES, validation=SENTENCES, output_dir=tmp_path / "run")
     with pytest.raises(UsageError, match="neither trained nor saved, because the model is already exported"):
@@ -295,8 +297,8 @@ def test_int8_is_verified_by_its_predictions(
     assert result.record["parity"]["max_difference"] < 1e-4 < int8["max_difference"] < 1
     assert any(line.startswith("int8 graph: ") for line in result.lines())
     assert [path.name for path in (result.folder / "onnx").iterdir()] == ["model_quantized.onnx"]
-    same = [one.tags for one in predict(result.folder, SENTENCES)]
-    expected = [one.tags for one in predict(case.model, SENTENCES)]
+    same = [prediction.tags for prediction in predict(result.folder, SENTENCES)]
+    expected = [prediction.tags for prediction in predict(case.model, SENTENCES)]
     equal = [a == b for x, y in zip(same, expected, strict=True) for a, b in zip(x, y, strict=True)]
     assert sum(equal) / len(equal) == int8["kept"]
     monkeypatch.setattr(exporting, "REQUIRED_AGREEMENT", 1.01)
@@ -467,7 +469,7 @@ class TestCommand:
             ("export", case.source, "--to", "onnx"): (2, "--output"),
             ("export", case.source, "--to", "int8", *output): (2, "--data"),
             ("export", tmp_path / "absent", "--to", "onnx", *output): (4, "no such folder"),
-            ("export", headless, "--to", "onnx", *output): (4, "no task head"),
+            ("export", headless, "--to", "onnx", *output): (4, "Pass --task sequence-classification (or another)"),
             ("export", headless, "--to", "onnx", "--task", "span-extraction", *output): (4, "no trained head"),
             ("export", damaged, "--to", "onnx", *output): (4, "classifier.bias holds NaN"),
             ("export", case.source, "--to", "onnx", "--data", tmp_path / "absent.csv", *output): (3, "absent.csv"),

@@ -84,7 +84,7 @@ def check(exported: Export, model: TaskModel) -> None:
     names = [node.name for node in session.get_inputs()]
     for batch in rectangles(model):
         feed = dict(zip(("input_ids", "attention_mask", "token_type_ids"), batch, strict=True))
-        outputs = [torch.from_numpy(part) for part in session.run(None, {name: feed[name].numpy() for name in names})]
+        outputs = [torch.from_numpy(array) for array in session.run(None, {name: feed[name].numpy() for name in names})]
         with torch.inference_mode():
             expected = model(*batch)
         logits = outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=-1)

@@ -77,7 +77,7 @@ def test_labels(saved: Any, tmp_path: Path, to: Any, dtype: str, allowed: float)
     exported = export(model, to=to, output=tmp_path / "exported", data=rows)
     answers = answers_of("text-classification", exported.folder, [[text] for text in TEXTS], dtype, top_k=3)
     for text, answer, prediction in zip(TEXTS, answers, predict(exported.folder, TEXTS), strict=True):
-        scores = {one["label"]: one["score"] for one in answer}
+        scores = {entry["label"]: entry["score"] for entry in answer}
         assert scores == pytest.approx(prediction.scores, abs=allowed), text
 
 
@@ -85,9 +85,9 @@ def test_tags_of_words(saved: Any, tmp_path: Path) -> None:
     exported = export(saved(EXAMPLES["token"].task), to="onnx", output=tmp_path / "exported")
     (answer,) = answers_of("token-classification", exported.folder, [[TEXTS[1]]], ignore_labels=[])
     (prediction,) = predict(exported.folder, [{"words": TEXTS[1].split()}])
-    firsts = [one for one in answer if not one["word"].startswith("##")]
-    assert [one["entity"] for one in firsts] == list(prediction.tags)
-    assert [one["score"] for one in firsts] == pytest.approx(prediction.scores, abs=1e-4)
+    firsts = [token for token in answer if not token["word"].startswith("##")]
+    assert [token["entity"] for token in firsts] == list(prediction.tags)
+    assert [token["score"] for token in firsts] == pytest.approx(prediction.scores, abs=1e-4)
 
 
 def test_answers(saved: Any, tmp_path: Path) -> None:
@@ -104,8 +104,10 @@ def test_masks(saved: Any, tmp_path: Path) -> None:
     (answer,) = answers_of("fill-mask", exported.folder, [[text]], top_k=3)
     (prediction,) = predict(exported.folder, [{"text": text}])
     best = prediction.masks[0][:3]
-    assert [one["token"] for one in answer] == [candidate.token for candidate in best]
-    assert [one["score"] for one in answer] == pytest.approx([candidate.score for candidate in best], abs=1e-4)
+    assert [candidate["token"] for candidate in answer] == [candidate.token for candidate in best]
+    assert [candidate["score"] for candidate in answer] == pytest.approx(
+        [candidate.score for candidate in best], abs=1e-4
+    )
 
 
 def test_vectors(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ def test_predictions_and_metrics_are_the_models(checkpoint: Path, tmp_path: Path
     exported = export(model, to="onnx", output=tmp_path / "onnx", data=rows)
     assert exported.record["outputs"] == ["logits"]
     for expected, prediction in zip(model.predict(rows), predict(tmp_path / "onnx", rows), strict=True):
-        assert [one.token for one in expected.masks[0]] == [one.token for one in prediction.masks[0]]
+        assert [candidate.token for candidate in expected.masks[0]] == [
+            candidate.token for candidate in prediction.masks[0]
+        ]
         assert prediction.masks[0][0].score == pytest.approx(expected.masks[0][0].score, abs=1e-5)
     assert evaluate(tmp_path / "onnx", rows) == pytest.approx(evaluate(model, rows), rel=1e-5)
     with pytest.raises(UsageError, match="int8 is not supported for masked-language-modeling"):

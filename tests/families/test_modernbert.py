@@ -270,7 +270,7 @@ def thirds(*order: int) -> Callable[[Layer], None]:
     @torch.no_grad()
     def change(layer: Layer) -> None:
         parts = layer.attention.qkv.weight.chunk(3)
-        layer.attention.qkv.weight.copy_(torch.cat([parts[place] for place in order]))
+        layer.attention.qkv.weight.copy_(torch.cat([parts[index] for index in order]))
 
     return change
 
@@ -406,7 +406,7 @@ def test_long_texts_give_what_a_mask_of_all_distances_gives() -> None:
     ours = ours_from(hf_model("modernbert", "sequence", config=config), "sequence")
     ids = torch.randint(3, 120, (700,), generator=torch.Generator().manual_seed(0)).tolist()
     packed = pack([ids, ids[:300]], [[0] * 700, [0] * 300], position_offset=0)
-    alone = torch.cat([ours(torch.tensor([part])) for part in (ids, ids[:300])])
+    alone = torch.cat([ours(torch.tensor([sequence])) for sequence in (ids, ids[:300])])
     torch.testing.assert_close(ours(packed), alone, rtol=0, atol=1e-10)
 
 

@@ -38,10 +38,10 @@ def family_knowledge(source: Source) -> Iterator[str]:
     for node in ast.walk(tree):
         where = f"{source.name}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Compare) and any(
-            (isinstance(part, ast.Attribute) and part.attr == "model_type")
-            or (isinstance(part, ast.Constant) and part.value == "model_type")
+            (isinstance(child, ast.Attribute) and child.attr == "model_type")
+            or (isinstance(child, ast.Constant) and child.value == "model_type")
             for side in (node.left, *node.comparators)
-            for part in ast.walk(side)
+            for child in ast.walk(side)
         ):
             yield f"{where}: tests model_type"
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
@@ -52,7 +52,7 @@ def family_knowledge(source: Source) -> Iterator[str]:
 
 
 def test_nothing_else_knows_families() -> None:
-    assert [found for source in package_sources() for found in family_knowledge(source)] == []
+    assert [message for source in package_sources() for message in family_knowledge(source)] == []
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ TASKS: dict[str, Task] = {
     "choice": MultipleChoice(max_length=16),
     "masked-lm": MaskedLanguageModeling(max_length=16),
 }
-LACKING = [(family, kind) for family in FAMILIES for kind in TASKS if kind not in SUPPORTED[family].heads]
+LACKING = [(family, head) for family in FAMILIES for head in TASKS if head not in SUPPORTED[family].heads]
 
 
 @pytest.mark.every_family

@@ -34,8 +34,8 @@ def test_two_nodes_train_the_weights_of_two_processes(recipe: Path, tmp_path: Pa
         folder.mkdir()
     output = tmp_path / "nodes"
     nodes = [
-        runs.Program(command, folder=place)
-        for command, place in zip(agents(free_port(), recipe, output), places[:2], strict=True)
+        runs.Program(command, folder=folder)
+        for command, folder in zip(agents(free_port(), recipe, output), places[:2], strict=True)
     ]
     for node in nodes:
         ended = node.wait()

@@ -96,7 +96,7 @@ def check_losses(make: Make) -> None:
     assert max(expected) - min(expected) > 1e-3 * expected[0]  # something is learned
     for precision, limit in {"no": 1e-4, "bf16": 2e-2}.items():
         values = losses(make, DEVICE, precision=precision)
-        differences = [abs(one - other) for one, other in zip(values, expected, strict=True)]
+        differences = [abs(value - other) for value, other in zip(values, expected, strict=True)]
         assert max(differences) < limit * max(expected), precision
 
 
@@ -163,7 +163,7 @@ def test_losses_of_replaced_tokens_are_those_of_the_cpu(electra_checkpoint: Path
         losses(lambda **options: electra_steps(checkpoint, **options), device)
         for device in (torch.device("cpu"), DEVICE)
     )
-    assert max(abs(one - other) for one, other in zip(values[:5], expected[:5], strict=True)) < 1e-3 * expected[0]
+    assert max(abs(value - other) for value, other in zip(values[:5], expected[:5], strict=True)) < 1e-3 * expected[0]
 
 
 @contextmanager
@@ -258,7 +258,7 @@ def test_float16_skips_steps_that_overflow(random_checkpoint: Path) -> None:
             results.append(steps.update(step, batch, steps.backward(step, batch)))
             if step == 0:
                 after = steps.optimizer.parameters
-                assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+                assert all(torch.equal(parameter, other) for parameter, other in zip(before, after, strict=True))
         skipped = [bool(result.values[2]) for result in results if result.ready.synchronize() is None]
         assert skipped[0]
         assert not skipped[-1]

@@ -46,7 +46,7 @@ def job(
 
 def expected(folder: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of ``predict``: each prediction, with the number of its row."""
-    return [{"row": number, **one.to_json()} for number, one in enumerate(predict(folder, rows))]
+    return [{"row": number, **prediction.to_json()} for number, prediction in enumerate(predict(folder, rows))]
 
 
 def close(result: Any, reference: Any) -> bool:

@@ -62,10 +62,10 @@ def without_null(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):
-        cells = {name: without_null(part) for name, part in value.items()}
-        return {name: part for name, part in cells.items() if part is not None}
+        cells = {name: without_null(cell) for name, cell in value.items()}
+        return {name: cell for name, cell in cells.items() if cell is not None}
     if isinstance(value, list):
-        return [without_null(part) for part in value]
+        return [without_null(item) for item in value]
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -88,7 +88,7 @@ def test_equals_predict_for_every_task_and_kind_of_batch(name: str, base: Path, 
     example = EXAMPLES[name]
     TaskModel.from_pretrained(base, task=example.task).save_pretrained(tmp_path)
     rows = json.loads(json.dumps(unlabelled(example)).replace("[MASK]", "<mask>"))
-    expected = [without_null(one.to_json()) for one in predict(tmp_path, rows)]
+    expected = [without_null(prediction.to_json()) for prediction in predict(tmp_path, rows)]
     predictor = batch_predictor(tmp_path, keep_columns="none")
     names = dict.fromkeys(name for row in rows for name in row)  # from_pylist would take the first row's
     table = pa.table({name: [row.get(name) for row in rows] for name in names})
@@ -164,7 +164,7 @@ def test_a_frame_keeps_its_index_and_missing_texts_are_named(folder: Path) -> No
     assert list(result.columns) == ["text", "7", "label", "score", "scores", "error"]
     assert result["error"].isna().tolist() == [True, False, True]
     assert result["score"].isna().tolist() == [False, True, False]
-    expected = [one.score for one in predict(folder, ["a", "c"])]
+    expected = [prediction.score for prediction in predict(folder, ["a", "c"])]
     assert result["score"].dropna().tolist() == pytest.approx(expected, abs=1e-6)
 
 
@@ -181,7 +181,7 @@ def test_all_rows_of_a_batch_may_be_unusable(folder: Path) -> None:
 
 
 def test_columns_are_those_stated_or_of_the_training_data(folder: Path, tmp_path: Path) -> None:
-    expected = [one.label for one in predict(folder, TEXTS)]
+    expected = [prediction.label for prediction in predict(folder, TEXTS)]
     assert batch_predictor(folder, columns={"text": "body"})({"body": TEXTS})["label"] == expected
     for column, data in (("body", {"text": TEXTS}), ("text", {"texts": TEXTS})):
         with pytest.raises(DataError, match=f"the batch: no column '{column}'"):
@@ -266,7 +266,7 @@ def test_a_model_that_changed_is_loaded_again(folder: Path, base: Path, tmp_path
         model.save_pretrained(tmp_path)
         predictor = batch_predictor(tmp_path)
         assert Hasher.hash(predictor) != Hasher.hash(first)
-        assert predictor({"text": TEXTS})["score"] == [one.score for one in predict(tmp_path, TEXTS)]
+        assert predictor({"text": TEXTS})["score"] == [prediction.score for prediction in predict(tmp_path, TEXTS)]
 
 
 def test_threads_are_those_stated_and_only_during_a_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_threads_are_those_stated_and_only_during_a_batch(folder: Path, monkeypa
 def test_map_of_datasets(folder: Path, processes: int | None) -> None:
     data = Dataset.from_dict({"text": TEXTS * 2, "label": [str(number) for number in range(10)]})
     predictor = batch_predictor(folder)
-    expected = [one.to_json() for one in predict(folder, TEXTS)] * 2
+    expected = [prediction.to_json() for prediction in predict(folder, TEXTS)] * 2
     torch.set_num_threads(2)
     predict(folder, TEXTS)  # in the parent, with threads, which a process that is forked does not have
     try:

@@ -33,7 +33,7 @@ MASKED: dict[str, dict[str, Any]] = {
     "static": {"masking": "static"},
     "sop": {"sentence_objective": "sop"},
 }
-TASKS: dict[str, Task] = {name: MaskedLanguageModeling(max_length=24, **given) for name, given in MASKED.items()}
+TASKS: dict[str, Task] = {name: MaskedLanguageModeling(max_length=24, **options) for name, options in MASKED.items()}
 TASKS["replaced"] = ReplacedTokens(max_length=24)
 TASKS["nsp"] = MaskedLanguageModeling(max_length=24, sentence_objective="nsp")  # pairs with other documents
 
@@ -92,9 +92,9 @@ def test_neither_order_nor_other_rows_change_masks_and_loss(name: str, folder: P
         order = np.random.default_rng(seed).permutation(len(ROWS)).tolist()
         check_equal(evaluated(model, [ROWS[number] for number in order]), [whole[number] for number in order])
     if name == "nsp":  # whose pairs are those of the other rows
-        assert {label for one in whole for label, _ in one.pairs} == {0, 1}
+        assert {label for prediction in whole for label, _ in prediction.pairs} == {0, 1}
         return
-    assert len({str(masks(one)) for one in whole}) == len(DOCUMENTS)
+    assert len({str(masks(prediction)) for prediction in whole}) == len(DOCUMENTS)
     check_equal([whole[3]], [whole[16]])
     check_equal(evaluated(model, [ROWS[number] for number in SUBSET]), [whole[number] for number in SUBSET])
     check_equal(evaluated(model, [ROWS[3]]), [whole[3]])
@@ -108,6 +108,6 @@ def test_models_with_and_without_smoothing_see_the_same_masks(folder: Path) -> N
 def test_the_mean_of_evaluations_of_parts_is_that_of_the_whole(folder: Path) -> None:
     model = model_of(folder, TASKS["smoothed"])
     parts = ROWS[:5], ROWS[5:]
-    counts = [sum(len(one.measured) for one in evaluated(model, part)) for part in parts]
-    losses = [evaluate(model, part)["loss"] for part in parts]
+    counts = [sum(len(prediction.measured) for prediction in evaluated(model, rows)) for rows in parts]
+    losses = [evaluate(model, rows)["loss"] for rows in parts]
     assert evaluate(model, ROWS)["loss"] == pytest.approx(np.average(losses, weights=counts), abs=1e-5)

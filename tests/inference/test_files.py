@@ -71,7 +71,7 @@ def contents(predictions: list[Prediction]) -> list[dict[str, Any]]:
 
 
 def cross_entropy(truth: list[str], answers: list[dict[str, Any]]) -> float:
-    return -sum(math.log(one["scores"][label]) for label, one in zip(truth, answers, strict=True)) / len(truth)
+    return -sum(math.log(answer["scores"][label]) for label, answer in zip(truth, answers, strict=True)) / len(truth)
 
 
 class TestEvaluate:
@@ -88,17 +88,19 @@ class TestEvaluate:
     def test_several_labels(self, several: TaskModel) -> None:
         truth = [[int(number >> bit & 1) for bit in range(3)] for number in range(len(TEXTS))]
         rows = [
-            {"text": text, "labels": [label for label, chosen in zip(LABELS, row, strict=True) if chosen]}
+            {"text": text, "labels": [label for label, is_set in zip(LABELS, row, strict=True) if is_set]}
             for text, row in zip(TEXTS, truth, strict=True)
         ]
-        guesses = [[int(label in one["labels"]) for label in LABELS] for one in contents(several.predict(rows))]
+        guesses = [
+            [int(label in prediction["labels"]) for label in LABELS] for prediction in contents(several.predict(rows))
+        ]
         metrics = evaluate(several, rows)
         assert metrics["f1"] == pytest.approx(f1_score(truth, guesses, average="macro", zero_division=0))
         assert metrics["accuracy"] == pytest.approx(accuracy_score(truth, guesses))
 
     def test_regression(self, regression: TaskModel) -> None:
         rows = [{"text": text, "label": float(len(text))} for text in TEXTS]
-        scores = [one["score"] for one in contents(regression.predict(rows))]
+        scores = [prediction["score"] for prediction in contents(regression.predict(rows))]
         targets = [row["label"] for row in rows]
         metrics = evaluate(regression, rows)
         assert metrics["pearson"] == pytest.approx(pearsonr(targets, scores).statistic, rel=1e-5)
@@ -146,7 +148,7 @@ class TestPredict:
         assert predict(single, source, output=output, keep_columns="none") == len(TEXTS)
         predictions = contents(predict(single, source))
         expected = contents(single.predict([{"text": text} for text in TEXTS]))
-        assert [one["label"] for one in predictions] == [one["label"] for one in expected]
+        assert [prediction["label"] for prediction in predictions] == [prediction["label"] for prediction in expected]
         if suffix == ".jsonl":
             assert [json.loads(line) for line in output.read_text("utf-8").splitlines()] == predictions
             return
@@ -169,7 +171,7 @@ class TestPredict:
         predict(several, rows, output=tmp_path / "several.csv", keep_columns="none")
         written = read_csv(tmp_path / "several.csv")
         assert list(written[0]) == ["label", "labels", "score", *(f"scores.{name}" for name in LABELS)]
-        expected = [one["labels"] for one in contents(several.predict(rows))]
+        expected = [prediction["labels"] for prediction in contents(several.predict(rows))]
         assert [json.loads(row["labels"]) for row in written] == expected
         predict(regression, rows, output=tmp_path / "numbers.csv", keep_columns="none")
         numbers = read_csv(tmp_path / "numbers.csv")

@@ -92,7 +92,7 @@ def test_logits_are_those_that_the_scores_were_made_of(case: str, model_of: Mode
             model.predict(rows, logits=True)
         return
     plain, asked = model.predict(rows), model.predict(rows, logits=True)
-    assert not any("logits" in one for one in contents(plain))
+    assert not any("logits" in prediction for prediction in contents(plain))
     for before, after in zip(contents(plain), contents(asked), strict=True):
         logits = torch.tensor(after.pop("logits", []), dtype=torch.float64)
         assert after == before
@@ -121,7 +121,7 @@ def test_logits_and_explanations_are_written(name: str, field: str, model_of: Mo
     model, texts, path = model_of("single"), ["a fine film", "what a bore"], tmp_path / name
     options: dict[str, Any] = {"logits": field == "logits", "explain": field == "explanation"}
     predict(model, texts, output=path, **options)
-    expected = [one.to_json()[field] for one in model.predict(texts, **options)]
+    expected = [prediction.to_json()[field] for prediction in model.predict(texts, **options)]
     if name.endswith("jsonl"):
         values = [json.loads(line)[field] for line in path.read_text("utf-8").splitlines()]
     elif name.endswith("csv"):
@@ -160,7 +160,7 @@ def test_a_format_without_a_place_for_logits_is_refused(model_of: ModelOf, tmp_p
         predict(model_of("token"), rows, output=tmp_path / "out.conll", logits=True)
 
 
-@pytest.mark.parametrize("case", [kind for kind, one in EXAMPLES.items() if not Explainable.has(one.task)])
+@pytest.mark.parametrize("case", [case for case, example in EXAMPLES.items() if not Explainable.has(example.task)])
 def test_tasks_without_explanations_say_so(case: str, model_of: ModelOf, tmp_path: Path) -> None:
     model, rows = model_of(case), unlabelled(EXAMPLES[case])[:2]
     for output in (None, tmp_path / "out.jsonl"):
@@ -296,7 +296,7 @@ def test_tags_are_written_as_universal_dependencies(model_of: ModelOf, tmp_path:
     predict(model, rows, output=output)
     table = read_table(output, columns=model.task.columns)
     assert [row["words"] for row in table] == [["Ada", "met", "Bob"], ["a_b", "_"]]
-    assert [row["tags"] for row in table] == [list(one.tags) for one in model.predict(rows)]
+    assert [row["tags"] for row in table] == [list(prediction.tags) for prediction in model.predict(rows)]
 
 
 class _Terminal(io.StringIO):
@@ -327,7 +327,7 @@ def test_progress_is_shown_on_a_terminal_unless_quiet(
 TEXT = "  Nobody told the  baker's wife: \U0001f600 the ferry, at seven."
 
 
-@pytest.mark.parametrize("case", [kind for kind in EXAMPLES if kind.startswith("token")])
+@pytest.mark.parametrize("case", [case for case in EXAMPLES if case.startswith("token")])
 def test_a_tagger_takes_a_text_and_says_where_in_it_entities_are(case: str, model_of: ModelOf, tmp_path: Path) -> None:
     model = model_of(case)
     (prediction,) = contents(model.predict(TEXT))

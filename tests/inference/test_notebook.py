@@ -70,7 +70,7 @@ def test_entities_are_shaded_by_type() -> None:
     shown = TokenPrediction(words=words, tags=tags, scores=(0.9, 0.9, 1.0, 0.5), entities=entities)
     html = Predictions([shown])._repr_html_()
     assert cells(html) == [["words", "entities"], ["Ada <3 in Rome", "Ada <3 (PER)"]]
-    colours = [part.split(";")[0] for part in html.split("background: ")[1:]]
+    colours = [style.split(";")[0] for style in html.split("background: ")[1:]]
     assert len(colours) == 3  # the word outside has none
     assert colours[0] == colours[1] != colours[2]
     assert 'title="B-LOC 0.500"' in html

@@ -51,7 +51,7 @@ def names(folder: Path) -> list[str]:
 
 class TestColumns:
     def test_the_inputs_columns_stand_before_the_prediction(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
-        bare = [one.to_json() for one in predict(model, data)]
+        bare = [answer.to_json() for answer in predict(model, data)]
         assert predict(model, data, output=tmp_path / "a.jsonl") == 10
         rows = read(tmp_path / "a.jsonl")
         assert list(rows[0]) == ["id", "text", "input.label", "note", "label", "score", "scores"]
@@ -99,7 +99,7 @@ class TestColumns:
         assert read(tmp_path / "b.jsonl")[0]["1"] == ["B-x", "O"]
         predict(tagger, tmp_path / "s.conll", output=tmp_path / "a.csv", keep_columns="none")
         again = predict(tagger, tmp_path / "a.csv")  # what a tagger writes is what it reads
-        assert [list(one.to_json()["words"]) for one in again] == [row["words"] for row in rows]
+        assert [list(answer.to_json()["words"]) for answer in again] == [row["words"] for row in rows]
 
 
 class TestFormats:
@@ -111,10 +111,10 @@ class TestFormats:
         for form, delimiter in (("csv", ","), ("tsv", "\t")):
             with (tmp_path / f"a.{form}").open(newline="") as file:
                 cells = list(csv.DictReader(file, delimiter=delimiter))
-            assert [(one["id"], one["label"], float(one["scores.calm"])) for one in cells] == [
+            assert [(row["id"], row["label"], float(row["scores.calm"])) for row in cells] == [
                 (row["id"], row["label"], row["scores"]["calm"]) for row in rows
             ]
-            assert {one["note"] for one in cells} == {"'=x"}
+            assert {row["note"] for row in cells} == {"'=x"}
         predict(model, data, output=tmp_path / "raw.csv", csv_raw=True)
         assert "'=x" not in (tmp_path / "raw.csv").read_text()
         predict(model, tmp_path / "a.parquet", output=tmp_path / "b.jsonl", keep_columns=["id"])
@@ -204,7 +204,7 @@ class TestSkipping:
         assert "1 cell where the header has 2" in rejects[0]["reason"]
         assert "invalid byte 0xFF in column 'text'" in rejects[2]["reason"]
         alone = predict(model, [{"text": row["text"]} for row in read(tmp_path / "a.jsonl")])
-        assert [one.to_json()["label"] for one in alone] == [row["label"] for row in read(tmp_path / "a.jsonl")]
+        assert [answer.to_json()["label"] for answer in alone] == [row["label"] for row in read(tmp_path / "a.jsonl")]
 
     def test_every_kind_of_bad_line(self, model: TaskModel, tmp_path: Path) -> None:
         source = tmp_path / "bad.jsonl"
@@ -412,5 +412,5 @@ def test_rows_that_read_their_neighbours_are_one_part(base: Path, tmp_path: Path
     tagger = TaskModel.from_pretrained(base, task=task)
     rows: Sequence[dict[str, Any]] = [{"words": row["text"].split(), "document": "d"} for row in make_rows(11)]
     predict(tagger, rows, output=tmp_path / "a.jsonl")
-    expected = [one.to_json()["scores"] for one in tagger.predict(rows)]
+    expected = [answer.to_json()["scores"] for answer in tagger.predict(rows)]
     assert [row["scores"] for row in read(tmp_path / "a.jsonl")] == expected

@@ -124,8 +124,8 @@ def test_the_command_line_takes_the_folder_of_a_run(run: Path, data: Path, tmp_p
     shown = runner.invoke(app, ["evaluate", str(run), str(data), "--json"])
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout) == evaluate(run / "model", data)
-    inspected = [runner.invoke(app, ["inspect", str(place), "--json"]) for place in (run, run / "model")]
-    assert {one.exit_code for one in inspected} == {0}
+    inspected = [runner.invoke(app, ["inspect", str(folder), "--json"]) for folder in (run, run / "model")]
+    assert {result.exit_code for result in inspected} == {0}
     pushed = runner.invoke(app, ["push", str(run), "me/model", "--dry-run", "--json"])
     assert json.loads(pushed.stdout)["folder"] == str(run / "model")
     assert Encoder.from_pretrained(run).config == Encoder.from_pretrained(run / "model").config
@@ -152,6 +152,6 @@ def test_exported_folders_remember_too(run: Path, data: Path, tmp_path: Path) ->
     from bert_tasks.export import export
 
     export(run, to="onnx", output=tmp_path / "onnx", data=data)
-    assert [one["label"] for one in contents(predict(tmp_path / "onnx", data))] == [
-        one["label"] for one in contents(predict(run, data))
+    assert [prediction["label"] for prediction in contents(predict(tmp_path / "onnx", data))] == [
+        prediction["label"] for prediction in contents(predict(run, data))
     ]

@@ -139,7 +139,7 @@ def test_wrong_columns_are_named(
 ) -> None:
     rows = [{**row, "many": ["a|b", "a", "b|c", "c", "a|c"][i % 5]} for i, row in enumerate(TICKETS)]
     path = write(rows, tmp_path)
-    options = [part for label in labels for part in ("--label", label)]
+    options = [argument for label in labels for argument in ("--label", label)]
     target = tmp_path / "recipe.toml"
     monkeypatch.setattr(sys, "argv", ["bert-tasks", "init", str(path), "-o", str(target), "--model", base, *options])
     with pytest.raises(SystemExit) as stopped:

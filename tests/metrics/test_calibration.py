@@ -57,6 +57,6 @@ def test_accuracy_by_coverage_is_the_accuracy_of_the_most_confident() -> None:
         assert answered.sum() >= coverage * 57 - 1e-9
         assert (scores > score).sum() < coverage * 57
         assert accuracy == pytest.approx(correct[answered].mean(), abs=1e-12)
-    assert all(one[0] >= other[0] for one, other in pairwise(curve))
+    assert all(point[0] >= other[0] for point, other in pairwise(curve))
     assert curve[-1] == (scores.min(), pytest.approx(correct.mean()))
     assert coverage_curve([], []) == ()

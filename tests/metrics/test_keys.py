@@ -24,8 +24,10 @@ METRICS = st.dictionaries(st.text(max_size=6) | st.sampled_from(["loss", "strict
 
 @given(SETS, METRICS)
 def test_named_sets_keep_their_metrics_apart(sets: list[str], metrics: dict[str, float]) -> None:
-    each = {name: {metric: value + place for metric, value in metrics.items()} for place, name in enumerate(sets)}
-    keyed = [{metric_key(name, metric): value for metric, value in found.items()} for name, found in each.items()]
+    each = {name: {metric: value + offset for metric, value in metrics.items()} for offset, name in enumerate(sets)}
+    keyed = [
+        {metric_key(name, metric): value for metric, value in set_metrics.items()} for name, set_metrics in each.items()
+    ]
     recorded = merged(*keyed)
     assert len(recorded) == len(sets) * len(metrics)
     assert metrics_by_set(recorded, sets) == each == {name: metrics_of_set(recorded, name) for name in sets}

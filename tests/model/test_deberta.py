@@ -192,7 +192,7 @@ def test_gradients_are_the_same_bits_twice(threads: int) -> None:
             return torch.autograd.grad(ours(batch).square().sum(), list(ours.parameters()))
 
         first = gradients()
-        assert all(torch.equal(one, other) for one, other in zip(first, gradients(), strict=True))
+        assert all(torch.equal(gradient, other) for gradient, other in zip(first, gradients(), strict=True))
     finally:
         torch.set_num_threads(1)
 
@@ -372,7 +372,7 @@ def test_files_as_they_are_published(tmp_path: Path, deberta_tokenizer: PreTrain
     assert ours.load_report.ignored == ("deberta.embeddings.position_ids",)
     assert [name.rpartition(".")[0] for name in ours.load_report.dropped] == [
         "deberta.embeddings.position_embeddings",
-        *(f"mask_predictions.{part}" for part in ("LayerNorm", "classifier", "dense")),
+        *(f"mask_predictions.{module}" for module in ("LayerNorm", "classifier", "dense")),
     ]
     expected = theirs(ids).logits
     torch.testing.assert_close(ours(ids), expected, rtol=0, atol=1e-3)

@@ -75,8 +75,11 @@ def means(models: Sequence[TaskModel], rows: Sequence[Mapping[str, Any]]) -> lis
     """For each row the mean of the scores of every class, label or choice, or of the numbers."""
     averages = []
     for each in zip(*(model.predict(rows) for model in models), strict=True):
-        values = [list(one.scores.values()) if isinstance(one.scores, Mapping) else list(one.scores) for one in each]
-        values = [numbers if numbers else [one.score] for numbers, one in zip(values, each, strict=True)]
+        values = [
+            list(prediction.scores.values()) if isinstance(prediction.scores, Mapping) else list(prediction.scores)
+            for prediction in each
+        ]
+        values = [numbers if numbers else [prediction.score] for numbers, prediction in zip(values, each, strict=True)]
         averages.append([sum(places) / len(each) for places in zip(*values, strict=True)])
     return averages
 
@@ -103,17 +106,17 @@ def test_the_models_differ(make: Callable[..., list[TaskModel]]) -> None:
     models, rows = make(EXAMPLES["single"].task), inputs("single")
     expected = torch.tensor(means(models, rows))
     assert (torch.tensor(means(models[:2], rows)) - expected).abs().max() > 0.05
-    logits = [torch.tensor([one.logits for one in model.predict(rows, logits=True)]) for model in models]
+    logits = [torch.tensor([prediction.logits for prediction in model.predict(rows, logits=True)]) for model in models]
     assert (torch.stack(logits).mean(0).softmax(-1) - expected).abs().max() > 0.02
 
 
 def test_thresholds_are_means(make: Callable[..., list[TaskModel]]) -> None:
     task, rows = EXAMPLES["several"].task, inputs("several")
     limits = [(0.2, 0.9, 0.1), (0.8, 0.5, 0.1), (0.5, 0.1, 0.1)]
-    models = make(*(replace(task, thresholds=one) for one in limits))
+    models = make(*(replace(task, thresholds=thresholds) for thresholds in limits))
     whole = ensemble(models)
     assert whole.task.thresholds == pytest.approx((0.5, 0.5, 0.1))
-    label_sets = [one.labels for one in whole.predict(rows)]
+    label_sets = [prediction.labels for prediction in whole.predict(rows)]
     expected = means(models, rows)
     assert label_sets == [
         tuple(label for label, score, limit in zip("xyz", scores, (0.5, 0.5, 0.1), strict=True) if score >= limit)
@@ -180,7 +183,7 @@ def test_tags_have_the_largest_mean_probability(make: Callable[..., list[TaskMod
     rows.append({"words": [word for row in rows for word in row["words"]]})  # several windows
     alone = [model.predict(rows, logits=True) for model in models]
     for number, prediction in enumerate(ensemble(models).predict(rows)):
-        mean = torch.stack([torch.tensor(found[number].logits).softmax(-1) for found in alone]).mean(0)
+        mean = torch.stack([torch.tensor(predictions[number].logits).softmax(-1) for predictions in alone]).mean(0)
         assert prediction.tags == tuple(LABELS[index] for index in mean.argmax(-1).tolist())
         assert prediction.scores == pytest.approx(mean.amax(-1).tolist(), abs=1e-6)
 
@@ -201,7 +204,7 @@ def test_sequences_of_tags_have_the_best_mean_score(make: Callable[..., list[Tas
     models, rows = make(EXAMPLES["token crf"].task), inputs("token crf")
     for row, prediction in zip(rows, ensemble(models).predict(rows), strict=True):
         scores = torch.stack([member_logits(model, row) for model in models]).double().mean(0)
-        ends = [LABELS.index(f"I-{kind}") for kind in ("THING", "WHO")]
+        ends = [LABELS.index(f"I-{entity_type}") for entity_type in ("THING", "WHO")]
         for end in ends:  # I-X only after B-X and I-X
             others = [number + 1 for number in range(len(LABELS)) if number not in (end, end - 1)]
             scores[:, [0, *others], end] += crf.FORBIDDEN
@@ -247,7 +250,7 @@ def test_long_contexts_have_several_windows(make: Callable[..., list[TaskModel]]
         row = {"question": question, "context": context}
         features = task.features([row], whole.require_tokenizer())
         assert len(features) > 1
-        means = [torch.stack([window_logits(model, one) for model in models]).mean(0) for one in features]
+        means = [torch.stack([window_logits(model, feature) for model in models]).mean(0) for feature in features]
         score, start, end = max(best_span(task, *window) for window in zip(features, means, strict=True))
         (prediction,) = whole.predict([row])
         assert prediction.answer == context[start:end]
@@ -262,7 +265,9 @@ def test_evaluation_is_that_of_the_predictions(name: str, make: Callable[..., li
     loss = metrics.pop("loss")
     assert metrics == pytest.approx(whole.task.metrics(whole.predict(example.rows), example.rows), abs=1e-6)
     if name == "single":
-        probabilities = [one.scores[row["label"]] for one, row in zip(whole.predict(CLASSES), CLASSES, strict=True)]
+        probabilities = [
+            prediction.scores[row["label"]] for prediction, row in zip(whole.predict(CLASSES), CLASSES, strict=True)
+        ]
         assert loss == pytest.approx(-sum(map(math.log, probabilities)) / len(CLASSES), abs=1e-5)
 
 

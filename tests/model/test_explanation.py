@@ -54,7 +54,7 @@ TOKENIZERS = ("wordpiece", "bpe", "unigram", "multilingual", "french", "mpnet", 
 
 
 def explanations(model: TaskModel, rows: Sequence[Any]) -> list[Explanation]:
-    return [one.explanation for one in model.predict(rows, explain=True)]
+    return [prediction.explanation for prediction in model.predict(rows, explain=True)]
 
 
 def direct(
@@ -130,7 +130,9 @@ def encoded_spans(tokenizer: Any, *texts: str) -> tuple[Any, list[TokenSpan | No
     """The ids of texts, and where each token is in them."""
     encoded = tokenizer(*texts, return_offsets_mapping=True, return_token_type_ids=True)
     pairs = zip(encoded.sequence_ids(0), encoded["offset_mapping"], strict=True)
-    return encoded, [None if side is None else TokenSpan(("text", "text_pair")[side], *place) for side, place in pairs]
+    return encoded, [
+        None if side is None else TokenSpan(("text", "text_pair")[side], *offsets) for side, offsets in pairs
+    ]
 
 
 def visible(spans: Sequence[TokenSpan | None], texts: Any) -> list[TokenSpan | None]:
@@ -411,7 +413,7 @@ def test_words_that_were_cut_have_contributed_nothing(folder: Any) -> None:
     model = TaskModel.from_pretrained(folder("bert", labels=LABELS), task=SequenceClassification, max_length=12)
     (result,) = explanations(model, [LINES[0]])
     read = [word.contribution != 0 for word in result.words]
-    assert [kind for kind, _ in groupby(read)] == [True, False]
+    assert [is_read for is_read, _ in groupby(read)] == [True, False]
     assert len(read) == len(word_spans(LINES[0]))
 
 
@@ -461,9 +463,9 @@ def test_what_does_not_add_up_is_told(
     )
     with caplog.at_level(logging.WARNING, "bert_tasks"):
         results = explanations(model, TEXTS)
-    missed = [one for one in results if not one.is_complete]
+    missed = [result for result in results if not result.is_complete]
     assert missed
-    assert all(one.steps == 2 for one in missed)
+    assert all(result.steps == 2 for result in missed)
     assert f"{len(missed)} of 4 explanations do not add up" in caplog.text
 
 
@@ -486,7 +488,7 @@ def test_contexts_of_the_caller_change_nothing(context: Any, loads_inside: bool,
         result = prediction.explanation
     assert result.is_complete
     assert result.label == expected[0].label
-    numbers = [[word.contribution for word in one.words] for one in (result, expected[0])]
+    numbers = [[word.contribution for word in attribution.words] for attribution in (result, expected[0])]
     assert numbers[0] == pytest.approx(numbers[1], abs=1e-6)
 
 
@@ -560,12 +562,12 @@ def test_each_token_is_counted_once_in_a_word_of_the_text(
     assert sum(word.contribution for word in words) == len(tokens)
     assert all(text[word.start : word.end] == word.word for word in words)
     assert all(left.end <= right.start for left, right in pairwise(words))
-    outside = set(range(len(text))) - {place for word in words for place in range(word.start, word.end)}
-    assert all(text[place].isspace() for place in outside)
+    outside = set(range(len(text))) - {position for word in words for position in range(word.start, word.end)}
+    assert all(text[position].isspace() for position in outside)
     text_words = TextWords(text, [(span.start, span.end) for span, _ in tokens])
     for span, _ in tokens:
         start, end = text_words.spans[text_words.word_of(span.start, span.end)]
-        visible = {place for place in range(span.start, span.end) if not text[place].isspace()}
+        visible = {position for position in range(span.start, span.end) if not text[position].isspace()}
         assert visible <= set(range(start, end))
 
 
@@ -584,7 +586,7 @@ def test_published_weights_add_up_within_one_percent(embedded_model: Path) -> No
         rows = [row["sentence"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][:30]
     model = TaskModel.from_pretrained(embedded_model, task="sequence-classification", labels=["negative", "positive"])
     results = explanations(model, rows)
-    assert max(one.completeness_error for one in results) <= 0.01
+    assert max(result.completeness_error for result in results) <= 0.01
     for result in results:
         total = sum(word.contribution for word in result.words)
         assert total == pytest.approx(result.logit - result.baseline_logit, rel=0.0101, abs=1e-5)
@@ -592,7 +594,9 @@ def test_published_weights_add_up_within_one_percent(embedded_model: Path) -> No
 
 def test_published_weights_add_up(embedded_model: Path) -> None:
     model = TaskModel.from_pretrained(embedded_model, task="sequence-classification", labels=["negative", "positive"])
-    assert [one.is_complete for one in explanations(model, ["a fine film", "what a bore, and so long"])] == [True] * 2
+    assert [result.is_complete for result in explanations(model, ["a fine film", "what a bore, and so long"])] == [
+        True
+    ] * 2
 
 
 def test_captum_computes_the_same(folder: Any) -> None:

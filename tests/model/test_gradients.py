@@ -117,7 +117,7 @@ def test_every_parameter_gets_a_gradient(family: str, head: Head) -> None:
     assert by_name.keys() == dict(ours.named_parameters()).keys()
     for name, gradient in by_name.items():
         parts = gradient.chunk(3) if name.endswith("qkv.bias") else (gradient,)
-        sizes = [float(part.abs().max()) for part in parts]
+        sizes = [float(chunk.abs().max()) for chunk in parts]
         without = [] if family in ("deberta-v2", "gte", "roformer") else sizes[1:2]
         assert all(size > 1e-8 for i, size in enumerate(sizes) if i != 1 or not without), name
         assert all(size < 1e-12 for size in without), name
@@ -180,5 +180,5 @@ def test_a_hundred_steps_give_transformers_loss_curve(family: str) -> None:
         theirs, lambda step: hf_loss(theirs, batches[step % 5], "sequence", labels[step % 5]), steps=100
     )
     curve = loss_curve(ours, lambda step: our_loss(ours, batches[step % 5], "sequence", labels[step % 5]), steps=100)
-    assert max(abs(one - other) for one, other in zip(expected, curve, strict=True)) <= TOLERANCE
+    assert max(abs(loss - other) for loss, other in zip(expected, curve, strict=True)) <= TOLERANCE
     assert sum(expected[-5:]) < 0.5 * sum(expected[:5])

@@ -128,7 +128,7 @@ def test_int8_graph_is_close(model: TaskModel, graph: Any, weight_bits: Literal[
     initializers = type(graph).FromString(content).graph.initializer
     stored = {weights.name for weights in initializers}
     to_array = pytest.importorskip("onnx.numpy_helper").to_array
-    quantized = [to_array(one) for one in initializers if one.name.endswith("_quantized")]
+    quantized = [to_array(weights) for weights in initializers if weights.name.endswith("_quantized")]
     largest = max(np.abs(weights.astype(int)).max() for weights in quantized)
     assert largest == {7: 64, 8: 127}[weight_bits]
     assert not [name for name in stored if name.startswith("model.head.") and name.endswith("_quantized")]
@@ -266,7 +266,7 @@ def test_another_graph_is_another_model(model: TaskModel, graph: Any) -> None:
     other = type(graph).FromString(graph.SerializeToString())
     other.doc_string = "another"
     key, same, changed = (
-        model_fingerprint(_exported(model, made.SerializeToString())) for made in (graph, graph, other)
+        model_fingerprint(_exported(model, version.SerializeToString())) for version in (graph, graph, other)
     )
     assert key == same != changed
 

@@ -58,7 +58,9 @@ def test_chunks_do_not_change_predictions(model: TaskModel, monkeypatch: pytest.
     whole = model.predict(rows)
     monkeypatch.setattr(task_model, "CHUNK_ROWS", 3)
     parts = model.predict(rows)
-    assert [part.to_json()["label"] for part in parts] == [one.to_json()["label"] for one in whole]
+    assert [prediction.to_json()["label"] for prediction in parts] == [
+        prediction.to_json()["label"] for prediction in whole
+    ]
     for left, right in zip(parts, whole, strict=True):
         assert left.to_json()["scores"] == pytest.approx(right.to_json()["scores"], abs=1e-6)
 

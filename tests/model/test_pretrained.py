@@ -39,14 +39,18 @@ HEAD_KEYS = {
         family: {name.replace("bert.", f"{family}.") for name in _BERT}
         for family in ("nomic_bert", "gte", "ernie", "rembert")
     },
-    "distilbert": {f"{name}.{part}" for name in ("pre_classifier", "classifier") for part in ("weight", "bias")},
+    "distilbert": {
+        f"{name}.{parameter}" for name in ("pre_classifier", "classifier") for parameter in ("weight", "bias")
+    },
     "albert": {"albert.pooler.weight", "albert.pooler.bias", "classifier.weight", "classifier.bias"},
-    "deberta-v2": {f"{name}.{part}" for name in ("pooler.dense", "classifier") for part in ("weight", "bias")},
-    "eurobert": {f"{name}.{part}" for name in ("dense", "classifier") for part in ("weight", "bias")},
+    "deberta-v2": {
+        f"{name}.{parameter}" for name in ("pooler.dense", "classifier") for parameter in ("weight", "bias")
+    },
+    "eurobert": {f"{name}.{parameter}" for name in ("dense", "classifier") for parameter in ("weight", "bias")},
     "ultrabert": {"classifier.weight", "classifier.bias"},
     "modernbert": {"head.dense.weight", "head.norm.weight", "classifier.weight", "classifier.bias"},
     **{
-        family: {f"classifier.{name}.{part}" for name in ("dense", "out_proj") for part in ("weight", "bias")}
+        family: {f"classifier.{name}.{parameter}" for name in ("dense", "out_proj") for parameter in ("weight", "bias")}
         for family in ("electra", "roformer", *AFTER_PADDING)
     },
 }
@@ -91,7 +95,7 @@ def our_logits(model: TaskModel, folder: Path) -> Tensor:
 
 def stock_model(folder: Path) -> PreTrainedModel:
     model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
-    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return model.eval()
 
 
@@ -351,8 +355,10 @@ def test_pipeline_of_transformers_gives_the_same_answers(family: str, stock: Sav
     classify = pipeline("text-classification", model=str(tmp_path / "saved"), device="cpu")
     answers = classify(list(TEXTS), truncation=True, max_length=40)
     ours = [prediction.to_json() for prediction in model.predict([{"text": text} for text in TEXTS])]
-    assert [answer["label"] for answer in answers] == [one["label"] for one in ours]
-    assert [answer["score"] for answer in answers] == pytest.approx([one["score"] for one in ours], abs=1e-5)
+    assert [answer["label"] for answer in answers] == [prediction["label"] for prediction in ours]
+    assert [answer["score"] for answer in answers] == pytest.approx(
+        [prediction["score"] for prediction in ours], abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("case", ["single", "several", "token", "pair"])
@@ -376,7 +382,9 @@ def test_labels_that_nobody_named_are_those_of_the_training_rows(
     assert len(labels) > 1
     told = TaskModel.from_pretrained(tmp_path / "base", labels=labels, **options)
     fit(told, rows, rows, output_dir=tmp_path / "told", **settings)
-    assert all(torch.equal(one, other) for one, other in zip(waiting.parameters(), told.parameters(), strict=True))
+    assert all(
+        torch.equal(parameter, other) for parameter, other in zip(waiting.parameters(), told.parameters(), strict=True)
+    )
     assert TaskModel.from_pretrained(tmp_path / "waiting").task == told.task
 
 

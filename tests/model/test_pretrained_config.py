@@ -99,8 +99,8 @@ def test_what_belongs_to_a_label_follows_it(order: tuple[str, ...], folder: Path
     model.save_pretrained(tmp_path)
     loaded = TaskModel.from_pretrained(tmp_path, labels=order)
     places = [LABELS.index(label) for label in order]
-    assert loaded.task.thresholds == tuple(task.thresholds[place] for place in places)
-    assert loaded.task.balanced_weights == tuple(task.balanced_weights[place] for place in places)
+    assert loaded.task.thresholds == tuple(task.thresholds[index] for index in places)
+    assert loaded.task.balanced_weights == tuple(task.balanced_weights[index] for index in places)
     torch.testing.assert_close(logits_of(loaded), logits_of(model)[:, places])
     others = TaskModel.from_pretrained(tmp_path, task="text-classification", labels=("a", "b", "c")).task
     assert others == SequenceClassification(**Fitting.of(task).settings(), labels=("a", "b", "c"))

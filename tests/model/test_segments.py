@@ -134,7 +134,7 @@ def test_no_segment_is_beyond_the_models_table(width: int, family: str, fresh: A
     model = TaskModel.from_pretrained(tmp_path, task=task)
     rows = [{"text": LINES[0], "text_pair": LINES[1]}]
     second = 1 if family not in ROBERTAS and width > 1 else 0
-    segments = {kind for feature in task.features(rows, model.tokenizer) for kind in feature["token_type_ids"]}
+    segments = {segment for feature in task.features(rows, model.tokenizer) for segment in feature["token_type_ids"]}
     assert segments == {0, second}
     assert len(model.predict(rows)) == 1
 

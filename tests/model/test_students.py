@@ -47,7 +47,7 @@ def task_model(folder, task_class=SequenceClassification, **settings):
 
 
 def features(model):
-    rows = [{"text": text} if "text" in [one.name for one in model.task.columns] else {} for text in TEXTS]
+    rows = [{"text": text} if "text" in [column.name for column in model.task.columns] else {} for text in TEXTS]
     if isinstance(model.task, TokenClassification):
         rows = [{"words": text.split() or ["x"]} for text in TEXTS]
     return model.task.features(rows, model.tokenizer)

@@ -92,8 +92,8 @@ def masked(batch: HFBatch, *, seed: int = 0) -> tuple[Tensor, list[list[int]]]:
 def packed(model: TaskModel, batch: HFBatch, positions: list[list[int]] | None) -> PackedBatch:
     lengths = batch.attention_mask.sum(1).tolist()
     cut = [
-        [ids[:length].tolist() for ids, length in zip(part, lengths, strict=True)]
-        for part in (batch.input_ids, batch.token_type_ids)
+        [ids[:length].tolist() for ids, length in zip(tensor, lengths, strict=True)]
+        for tensor in (batch.input_ids, batch.token_type_ids)
     ]
     return pack(*cut, position_offset=model.config.position_offset, gather_positions=positions)
 
@@ -215,7 +215,7 @@ def test_a_hundred_steps_give_transformers_loss_curve_and_files(family: str, hea
         theirs, lambda step: hf_loss(theirs, head, batches[step % 5], seed=step % 5), steps=100
     )
     curve = parity.loss_curve(ours, lambda step: our_loss(ours, head, batches[step % 5], seed=step % 5), steps=100)
-    assert max(abs(one - other) for one, other in zip(expected, curve, strict=True)) <= 1e-9
+    assert max(abs(loss - other) for loss, other in zip(expected, curve, strict=True)) <= 1e-9
     assert sum(expected[-5:]) < 0.9 * sum(expected[:5])
     same_as_stock(ours.eval(), head, tmp_path)
 

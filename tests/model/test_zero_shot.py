@@ -96,11 +96,13 @@ def test_a_folder_of_ours_opens_in_the_pipeline(
         predictions = loaded.zero_shot(labels, multi_label=multi_label).predict(TEXTS)
         assert_equal_scores(predictions, stock_scores(tmp_path / "saved", TEXTS, labels, multi_label=multi_label))
         if multi_label or len(labels) == 1:
-            decided = [tuple(label for label in labels if one.scores[label] >= 0.5) for one in predictions]
-            assert [one.labels for one in predictions] == decided
+            decided = [
+                tuple(label for label in labels if prediction.scores[label] >= 0.5) for prediction in predictions
+            ]
+            assert [prediction.labels for prediction in predictions] == decided
         else:
-            assert {one.labels for one in predictions} == {None}
-            assert all(sum(one.scores.values()) == pytest.approx(1) for one in predictions)
+            assert {prediction.labels for prediction in predictions} == {None}
+            assert all(sum(prediction.scores.values()) == pytest.approx(1) for prediction in predictions)
 
 
 def test_files_and_columns_are_read_as_by_other_models(model: TaskModel, tmp_path: Path) -> None:
@@ -113,7 +115,9 @@ def test_files_and_columns_are_read_as_by_other_models(model: TaskModel, tmp_pat
     for name in ("out.jsonl", "out.csv", "out.parquet"):
         assert predict(zero_shot, tmp_path / "rows.csv", output=tmp_path / name) == len(many)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [(row["id"], row["label"]) for row in rows] == [(str(i), one.label) for i, one in enumerate(expected)]
+    assert [(row["id"], row["label"]) for row in rows] == [
+        (str(i), prediction.label) for i, prediction in enumerate(expected)
+    ]
     assert [list(row) for row in rows[:1]] == [["id", "text", "label", "score", "scores"]]
     assert model.predict([("a", "b")])[0].label in NLI  # the model itself is as before
     trained = model.zero_shot(LABELS)
@@ -143,20 +147,20 @@ def test_logits_are_the_logits_of_the_scores(model: TaskModel) -> None:
 def test_labelled_rows_are_evaluated(model: TaskModel, multi_label: bool) -> None:
     zero_shot = model.zero_shot(LABELS, multi_label=multi_label)
     predictions = zero_shot.predict(LINES)
-    assert len({one.label for one in predictions}) > 1
+    assert len({prediction.label for prediction in predictions}) > 1
     if multi_label:
         rows: list[dict[str, Any]] = [
-            {"text": line, "labels": one.labels} for line, one in zip(LINES, predictions, strict=True)
+            {"text": line, "labels": prediction.labels} for line, prediction in zip(LINES, predictions, strict=True)
         ]
         metrics = evaluate(zero_shot, rows)
         assert metrics["micro_f1"] == 1
-        scores = torch.tensor([list(one.scores.values()) for one in predictions], dtype=torch.double)
+        scores = torch.tensor([list(prediction.scores.values()) for prediction in predictions], dtype=torch.double)
         loss = -torch.maximum(scores, 1 - scores).log().mean().item()
     else:
-        rows = [{"text": line, "label": one.label} for line, one in zip(LINES, predictions, strict=True)]
+        rows = [{"text": line, "label": prediction.label} for line, prediction in zip(LINES, predictions, strict=True)]
         metrics = evaluate(zero_shot, rows)
         assert metrics["accuracy"] == 1
-        loss = -sum(torch.tensor(one.score).log().item() for one in predictions) / len(predictions)
+        loss = -sum(torch.tensor(prediction.score).log().item() for prediction in predictions) / len(predictions)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-4)
 
 
@@ -175,11 +179,11 @@ def test_graphs_and_low_precision(model: TaskModel, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     export(tmp_path / "model", to="onnx", output=tmp_path / "graph")
     zero_shot = model.zero_shot(LABELS)
-    expected = [one.scores for one in zero_shot.predict(LINES)]
+    expected = [prediction.scores for prediction in zero_shot.predict(LINES)]
     for name in LABELS:
         names = [scores[name] for scores in expected]
         rows = predict(zero_shot, LINES, dtype="bf16")
-        assert [one.scores[name] for one in rows] == pytest.approx(names, abs=0.3)
+        assert [prediction.scores[name] for prediction in rows] == pytest.approx(names, abs=0.3)
     exported = predict_exported(tmp_path / "graph")
     for prediction, scores in zip(exported, expected, strict=True):
         assert prediction.scores == pytest.approx(scores, abs=1e-4)
@@ -276,4 +280,4 @@ def test_real_texts(embedded_model: Path, tmp_path: Path) -> None:
     for multi_label in (False, True):
         predictions = pair.zero_shot(LABELS, multi_label=multi_label).predict(texts)
         assert_equal_scores(predictions, stock_scores(tmp_path, texts, LABELS, multi_label=multi_label))
-        assert len({one.label for one in predictions}) > 1
+        assert len({prediction.label for prediction in predictions}) > 1

@@ -57,7 +57,7 @@ def task_and_rows(recipe: Recipe) -> tuple[Task, Sequence[Row]]:
     alone = {name: {"task": head["task"], "settings": dict(head)} for name, head in recipe.settings["heads"].items()}
     by_task = {name: rows_of(recipe.model_copy(update=update)) for name, update in alone.items()}
     columns = [[{task_row(name): row} for row in rows] for name, (rows, _) in by_task.items()]
-    joined = [{name: row for part in parts for name, row in part.items()} for parts in zip(*columns, strict=True)]
+    joined = [{name: row for cell in parts for name, row in cell.items()} for parts in zip(*columns, strict=True)]
     return task.with_labels({name: labels for name, (_, labels) in by_task.items()}), joined
 
 
@@ -81,7 +81,7 @@ def rows_of(recipe: Recipe) -> tuple[Sequence[Row], tuple[str, ...]]:
         case "multiple-choice":
             return CHOICES, ()
         case "masked-language-modeling" if "sentence_objective" in recipe.settings:
-            documents = [LINES[place : place + 2] for place in range(0, 16, 2)]
+            documents = [LINES[start : start + 2] for start in range(0, 16, 2)]
             return [{"text": "\n".join(lines), "sentences": lines} for lines in documents], ()
     return MASKED, ()
 

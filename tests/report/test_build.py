@@ -43,7 +43,7 @@ def test_figures_are_those_of_the_run(run_of, tmp_path, name):
     report = make_report(run_of(name), tmp_path / "page.html")
     (run,), (results,) = report.runs, report.results
     assert run.missing == ()
-    values = {metric: one.value for metric, one in results[""].estimates.items() if metric in run.metrics}
+    values = {metric: estimate.value for metric, estimate in results[""].estimates.items() if metric in run.metrics}
     assert values
     assert values == pytest.approx({metric: run.metrics[metric] for metric in values}, abs=1e-4)
     json.dumps(report.to_json(), allow_nan=False)
@@ -138,7 +138,13 @@ def test_an_interval_without_width_is_none(run_of):
 
 
 def page_of(run):
-    return run_page(run, {one.name: results_of(run.task, one.predictions, one.rows) for one in run.predicted})
+    return run_page(
+        run,
+        {
+            predicted_set.name: results_of(run.task, predicted_set.predictions, predicted_set.rows)
+            for predicted_set in run.predicted
+        },
+    )
 
 
 def test_an_unfinished_run_says_what_each_figure_is_about(copy_of):
@@ -150,7 +156,7 @@ def test_an_unfinished_run_says_what_each_figure_is_about(copy_of):
     assert "The run is unfinished" in missing[0]
     assert "has no recipe" in missing[1]
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-    assert report.runs[0].metrics == [one["metrics"] for one in events if one["event"] == "evaluation"][-1]
+    assert report.runs[0].metrics == [event["metrics"] for event in events if event["event"] == "evaluation"][-1]
     html = report.output.read_text("utf-8")
     assert "The run is unfinished. Metrics are of the latest evaluation, all else is of the best model so far." in html
     assert "The latest evaluation on the validation rows" in html
@@ -251,7 +257,7 @@ def scores_of(lines):
 def test_commands_and_page_show_each_number_once_and_the_same_classes(copy_of, name):
     run, home = copy_of(name)
     report = make_report(run)
-    (metrics,) = (one.metrics for one in report.runs)
+    (metrics,) = (run_report.metrics for run_report in report.runs)
     evaluated = call("evaluate", run / "model", home / "dev.jsonl").stdout.splitlines()
     done = call("train", run / "recipe.toml", "--quiet", "--output-dir", run)
     assert done.exit_code == 0, done.stderr
@@ -264,8 +270,8 @@ def test_commands_and_page_show_each_number_once_and_the_same_classes(copy_of, n
     assert {key: recorded_overall[key] for key in overall} == overall
     assert recorded_overall.keys() - overall.keys() <= {"untuned_f1"}
     kept = {"HasAns": ("with", "an", "answer"), "NoAns": ("without", "an", "answer")}
-    scores_by_name = {kept.get(*one, one) if len(one) == 1 else one: scores for one, scores in rows.items()}
-    assert {one: scores_by_name[one] for one in scores_of(reported)[2]} == scores_of(reported)[2]
+    scores_by_name = {kept.get(*words, words) if len(words) == 1 else words: scores for words, scores in rows.items()}
+    assert {words: scores_by_name[words] for words in scores_of(reported)[2]} == scores_of(reported)[2]
     shown = set(overall)
     assert not {"f1", "macro_f1"} <= shown or len(report.runs[0].task.labels) == 2
     assert overall.items() <= {key: format_number(value) for key, value in metrics.items()}.items()

@@ -43,7 +43,7 @@ def test_ticks_are_few_round_steps_that_hold_the_values(low, high):
 )
 def test_the_name_of_a_rule_is_above_all_that_is_drawn(points, share, is_round):
     """Whatever the lines do, and wherever the rule is: also where a line runs along the top of the plot."""
-    across, up = ([values[place] for values in points] for place in (0, 1))
+    across, up = ([values[axis] for values in points] for axis in (0, 1))
     chart = Chart(
         title="",
         description="",

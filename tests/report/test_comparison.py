@@ -21,7 +21,7 @@ LABELS = ["a", "b"] * 30
 
 def with_mistakes(*places):
     """Predictions for the rows, wrong at these places."""
-    return [{"a": "b", "b": "a"}[label] if place in places else label for place, label in enumerate(LABELS)]
+    return [{"a": "b", "b": "a"}[label] if index in places else label for index, label in enumerate(LABELS)]
 
 
 def results_of(predictions, *, names=("a", "b"), metric="accuracy"):
@@ -38,7 +38,7 @@ def results_of(predictions, *, names=("a", "b"), metric="accuracy"):
 
 def compare(*results):
     names = [SimpleNamespace(name=f"run-{number}") for number in range(len(results))]
-    (comparison,) = compare_runs(names, [{"": one} for one in results])
+    (comparison,) = compare_runs(names, [{"": result} for result in results])
     return comparison
 
 
@@ -73,9 +73,9 @@ def test_other_metrics_are_compared_by_swapping():
 def test_p_values_are_adjusted_for_their_number_and_keep_their_runs():
     wrong = [range(12), (0, 1, 50), range(11), ()]
     runs = compare(*(results_of(with_mistakes(*places)) for places in wrong)).runs
-    p = [one.p for one in runs[1:]]
+    p = [run.p for run in runs[1:]]
     assert p[2] < p[0] < p[1] == 1.0
-    assert [one.p_adjusted for one in runs] == [None, pytest.approx(2 * p[0]), 1.0, pytest.approx(3 * p[2])]
+    assert [run.p_adjusted for run in runs] == [None, pytest.approx(2 * p[0]), 1.0, pytest.approx(3 * p[2])]
 
 
 def test_runs_with_other_labels_have_no_p_and_it_is_said_why():
@@ -118,8 +118,10 @@ def test_scores_in_other_bins_are_not_exchanged():
     draw = np.random.default_rng(5)
     replaced = draw.random(40) < 0.4
     scores = [draw.normal(size=40) + replaced for _ in range(2)]
-    measures = [replaced_token_measure([4] * 10, one, replaced, replaced) for one in (*scores, scores[0])]
-    sections = [ReportSections(measure=one, unit="texts", headline=("auc",), results=()) for one in measures]
+    measures = [
+        replaced_token_measure([4] * 10, model_scores, replaced, replaced) for model_scores in (*scores, scores[0])
+    ]
+    sections = [ReportSections(measure=measure, unit="texts", headline=("auc",), results=()) for measure in measures]
     _, other, same = compare(*map(Results.of, sections)).runs
     assert (other.p, other.no_p) == (None, "its labels differ from the labels of the first run")
     assert (same.p, same.difference.value) == (1.0, 0.0)
@@ -133,17 +135,22 @@ def test_the_accuracy_of_masked_tokens_is_not_that_of_texts():
     def masks(correct):
         tokens = [0] * correct + [1] * (3 - correct)
         return tuple(
-            MaskedToken(candidates=(Candidate(score=0.5, token=one, token_str="", sequence=""),), label=0)
-            for one in tokens
+            MaskedToken(candidates=(Candidate(score=0.5, token=token, token_str="", sequence=""),), label=0)
+            for token in tokens
         )
 
     predictions = [[MaskPrediction(masks=(), measured=masks(count)) for count in model] for model in counts]
-    comparison = compare(*(Results.of(Report.of(task).sections(one, rows), first="accuracy") for one in predictions))
+    comparison = compare(
+        *(
+            Results.of(Report.of(task).sections(model_predictions, rows), first="accuracy")
+            for model_predictions in predictions
+        )
+    )
     assert (comparison.test, comparison.metric) == (RANDOMISATION, "accuracy")
     gaps = [b - a for a, b in zip(*counts, strict=True)]
     swapped = [
         abs(sum(sign * gap for sign, gap in zip(signs, gaps, strict=True))) for signs in product((1, -1), repeat=6)
     ]
-    exact = sum(one >= sum(gaps) for one in swapped) / len(swapped)
+    exact = sum(difference >= sum(gaps) for difference in swapped) / len(swapped)
     assert comparison.runs[1].p == pytest.approx(exact, abs=0.01)
     assert comparison.runs[1].only_first is None

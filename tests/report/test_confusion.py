@@ -29,7 +29,7 @@ def drawn(classes, rows, *, wrong=0.3, name="class number {}"):
 def test_every_row_is_in_the_matrix(classes, data):
     numbers = st.integers(0, classes - 1)
     pairs = data.draw(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=80))
-    true, predicted = [str(one) for one, _ in pairs], [str(two) for _, two in pairs]
+    true, predicted = [str(label) for label, _ in pairs], [str(prediction) for _, prediction in pairs]
     labels = [str(number) for number in range(classes)]
     confusion = Confusion.of(true, predicted, labels, "rows")
     counted, matrix = Counter(zip(true, predicted, strict=True)), confusion.matrix

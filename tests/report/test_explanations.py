@@ -20,8 +20,10 @@ def test_the_first_examples_are_explained(run_of, tmp_path, name):
     asked = make_report(run_of(name), tmp_path / "page.html", explain=2)
     assert 'class="shading"' not in plain.output.read_text("utf-8")
     before, after = (report.results[0][""].sections.examples.items for report in (plain, asked))
-    assert [one.shading is not None for one in after] == [place < 2 for place in range(len(after))]
-    assert [(one.line, one.remarks) for one in after] == [(one.line, one.remarks) for one in before]
+    assert [example.shading is not None for example in after] == [index < 2 for index in range(len(after))]
+    assert [(example.line, example.remarks) for example in after] == [
+        (example.line, example.remarks) for example in before
+    ]
     model = TaskModel.from_pretrained(run_of(name) / "model")
     page = asked.output.read_text("utf-8")
     for example in after[:2]:

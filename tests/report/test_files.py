@@ -25,7 +25,7 @@ def call(*arguments):
 
 def with_columns(rows):
     """The rows with two columns that no task reads."""
-    return [{**row, "channel": EXTRA[place % len(EXTRA)], "number": place} for place, row in enumerate(rows)]
+    return [{**row, "channel": EXTRA[index % len(EXTRA)], "number": index} for index, row in enumerate(rows)]
 
 
 @pytest.fixture
@@ -46,12 +46,14 @@ def test_figures_are_those_of_evaluate(run_of, file_of, tmp_path, name):
     on_file = make_report(run_of(name), tmp_path / "page.html", data=data, by=["channel"]).on_file
     metrics = evaluate(run_of(name) / "model", data)
     assert on_file.metrics == metrics
-    values = {metric: one.value for metric, one in on_file.results.estimates.items() if metric in metrics}
+    values = {metric: estimate.value for metric, estimate in on_file.results.estimates.items() if metric in metrics}
     assert values == pytest.approx({metric: metrics[metric] for metric in values}, abs=1e-6)
     assert values
     (channels,) = on_file.slices
     counted = {value: sum(row["channel"] == value for row in rows) for value in EXTRA}
-    assert {one.name: one.count for one in channels.slices} == {EMPTY if v is None else v: counted[v] for v in EXTRA}
+    assert {row_slice.name: row_slice.count for row_slice in channels.slices} == {
+        EMPTY if v is None else v: counted[v] for v in EXTRA
+    }
     for row_slice in channels.slices if name != "masks" else ():  # where a part of the rows has other masks
         subset = [row for row in rows if (EMPTY if row["channel"] is None else row["channel"]) == row_slice.name]
         expected = evaluate(run_of(name) / "model", subset)
@@ -72,7 +74,7 @@ def test_page_about_a_file_is_sound(browser, run_of, file_of, tmp_path, name, sc
     assert browser.overflowing() == []
     assert browser.unreachable() == []
     assert browser.find_all("script, img, #broken") == []
-    ids = [one.get_attribute("id") for one in browser.find_all("[id]")]
+    ids = [element.get_attribute("id") for element in browser.find_all("[id]")]
     assert len(ids) == len(set(ids))
 
 
@@ -104,7 +106,9 @@ def test_mistakes_are_the_rows_that_are_wrong(run_of, file_of, tmp_path, name, e
     if name in ("classes", "pairs"):
         predictions = model.predict(rows)
         assert sorted(lines) == [
-            n for n, (row, one) in enumerate(zip(rows, predictions, strict=True), 1) if row["label"] != one.label
+            n
+            for n, (row, prediction) in enumerate(zip(rows, predictions, strict=True), 1)
+            if row["label"] != prediction.label
         ]
         assert all(row["label"] != row["prediction"] for row in written)
         assert all(row["label"] == rows[line - 1]["label"] for row, line in zip(written, lines, strict=True))

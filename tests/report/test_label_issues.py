@@ -39,7 +39,7 @@ def test_rows_are_those_of_the_rule(classes: int, count: int, seed: int) -> None
         for n, (label, row) in enumerate(zip(labels, scores, strict=True))
     ]
     issues = find_issues(pairs, "label", names)
-    thresholds = np.array([scores[labels == one, one].mean() for one in range(classes)])
+    thresholds = np.array([scores[labels == label, label].mean() for label in range(classes)])
     confident = scores >= thresholds  # [rows, classes]; of several such classes the most probable one counts
     counted_as = np.where(confident.sum(axis=1) > 1, scores.argmax(axis=1), confident.argmax(axis=1))
     wrong = confident.any(axis=1) & (counted_as != labels) & (scores.argmax(axis=1) != labels)
@@ -66,7 +66,10 @@ def test_they_are_listed_with_a_file_to_correct(folder: Path, tmp_path: Path) ->
     assert report.to_json()["label_issues"] == {"file": str(tmp_path / "labels.csv"), "rows": len(rows)}
     assert list(rows[0]) == ["line", "text", "label", "suggested", "probability", "suggested_probability"]
     predictions = [json.loads(line) for line in (folder / "out_of_fold.jsonl").read_text("utf-8").splitlines()]
-    pairs = [({"line": one["line"], "label": one["input.label"]}, one["scores"]) for one in predictions]
+    pairs = [
+        ({"line": prediction["line"], "label": prediction["input.label"]}, prediction["scores"])
+        for prediction in predictions
+    ]
     expected = find_issues(pairs, "label", ("negative", "positive"))
     assert {row["line"] for row in rows} == {str(issue.row["line"]) for issue in expected}
     assert all(row["label"] != row["suggested"] for row in rows)
@@ -125,7 +128,7 @@ def test_the_corrections_of_the_page_reach_their_rows(
 ) -> None:
     """The code of the page, on texts of several lines between blank lines."""
     page = (repository / "docs" / "how_to" / "folds.md").read_text("utf-8")
-    (block,) = (one for one in blocks(page) if one.language == "python" and "corrected.csv" in one.text)
+    (block,) = (block for block in blocks(page) if block.language == "python" and "corrected.csv" in block.text)
     source = tmp_path / "recipes" / "data" / "feedback" / "train.csv"
     source.parent.mkdir(parents=True)
     (tmp_path / "runs").mkdir()

@@ -16,7 +16,7 @@ from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 from support.report_runs import HOSTILE, KINDS, MARK, kinds
 
-CASES = [(name, ("light", "dark")[place % 2]) for place, name in enumerate((*KINDS, "classes"))]
+CASES = [(name, ("light", "dark")[index % 2]) for index, name in enumerate((*KINDS, "classes"))]
 
 
 @pytest.fixture(scope="session")

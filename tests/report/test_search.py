@@ -17,7 +17,7 @@ def trial(number, score, note="", state="complete"):
 
 
 def study(sampler, trials):
-    scored = [one for one in trials if one["score"] is not None]
+    scored = [entry for entry in trials if entry["score"] is not None]
     best = max(scored, key=lambda entry: entry["score"])["number"] if scored else None
     fresh = None if best is None else {"mean": 0.7, "std": 0.01, "runs": 2}
     importance = {RATE: 0.75, LENGTH: 0.25} if len(scored) > 1 else {}

@@ -35,7 +35,7 @@ def test_validation_rows_are_scored_as_evaluate_scores_them(run_of, tmp_path):
     assert "By label" in page
     assert "Fewer than 30 rows" in page
     for row in slices.slices:
-        subset = [one for one in KINDS["classes"].rows if one["label"] == row.name]
+        subset = [example for example in KINDS["classes"].rows if example["label"] == row.name]
         assert len(subset) == row.count
         expected = evaluate(run_of("classes") / "model", subset)
         for metric, score in row.scores.items():
@@ -57,13 +57,13 @@ def test_every_row_is_in_one_group(values):
 
 
 def test_rows_without_a_label_are_in_no_slice():
-    rows = [{"text": "x", "label": None if place < 4 else "a", "line": place} for place in range(8)]
+    rows = [{"text": "x", "label": None if index < 4 else "a", "line": index} for index in range(8)]
     (slices,) = slices_of(TASK, classified(8), rows, columns=["label"], names=["accuracy"])
     assert [(row.name, row.count, row.scores["accuracy"].value) for row in slices.slices] == [("a", 4, 1.0)]
 
 
 def test_a_warning_names_small_slices_only():
-    rows = [{"text": "x" if place < FEW_ROWS else "y", "label": "a"} for place in range(FEW_ROWS + 3)]
+    rows = [{"text": "x" if index < FEW_ROWS else "y", "label": "a"} for index in range(FEW_ROWS + 3)]
 
     def slices(count):
         (result,) = slices_of(TASK, classified(count), rows[:count], columns=["text"], names=["accuracy"])
@@ -79,7 +79,7 @@ def test_the_command_shows_slices_of_the_validation_rows(run_of, tmp_path):
     done = CliRunner().invoke(app, [str(option) for option in options])
     assert done.exit_code == 0, done.stderr
     (validation,) = json.loads(done.stdout)["runs"][0]["validation"].values()
-    assert [one["column"] for one in validation["by"]] == ["label"]
+    assert [slices["column"] for slices in validation["by"]] == ["label"]
 
 
 def test_rows_that_change_while_the_report_is_made_are_not_mixed(checkpoint, tmp_path):

@@ -67,7 +67,7 @@ def test_holm_multiplies_the_smallest_by_their_number_and_never_reverses_the_ord
 
 def test_calibration_error_by_hand():
     result = calibration([0.95, 0.85, 0.85, 1.0], [True, True, False, True])
-    assert [(one.count, one.accuracy) for one in result.bins] == [(2, 0.5), (2, 1.0)]
+    assert [(score_bin.count, score_bin.accuracy) for score_bin in result.bins] == [(2, 0.5), (2, 1.0)]
     assert result.ece == pytest.approx((2 * 0.35 + 2 * 0.025) / 4)
     assert calibration([], []) is None
 

@@ -52,17 +52,17 @@ def numbers(labels: Rows, predictions: Rows) -> dict[str, float]:
 
 
 def classes(names: Sequence[str]) -> Callable[[Rows, Rows], dict[str, float]]:
-    return lambda a, b: classification_metrics(*([names.index(one) for one in side] for side in (a, b)), names)
+    return lambda a, b: classification_metrics(*([names.index(label) for label in side] for side in (a, b)), names)
 
 
 def sets(labels: Rows, predictions: Rows) -> dict[str, float]:
     return multilabel_metrics(
-        *([[one in row for one in NAMES] for row in side] for side in (labels, predictions)), NAMES
+        *([[name in row for name in NAMES] for row in side] for side in (labels, predictions)), NAMES
     )
 
 
 def spans(side: Rows) -> list[set[Span]]:
-    return [{Span(one.start, one.end, one.type) for one in entities(tags)} for tags in side]
+    return [{Span(entity.start, entity.end, entity.type) for entity in entities(tags)} for tags in side]
 
 
 def answers(version_2: bool, exact_name: str) -> Callable[[Rows, Rows], MetricFormula]:
@@ -76,7 +76,7 @@ def masks(_: Rows, predictions: Rows) -> dict[str, float]:
 
 def drawn(make: Callable[[], Any], labels: Rows, shares: tuple[float, float]) -> tuple[Rows, Rows]:
     """The predictions of two models, right in so many rows."""
-    first, second = ([one if DRAW.random() < share else make() for one in labels] for share in shares)
+    first, second = ([label if DRAW.random() < share else make() for label in labels] for share in shares)
     return first, second
 
 
@@ -147,14 +147,16 @@ def test_each_swap_gives_the_difference_of_the_metrics_of_the_swapped_prediction
     mixed = [
         [[pair[swap ^ side] for *pair, swap in zip(*models, swap, strict=True)] for side in (0, 1)] for swap in swaps
     ]
-    expected = [(naive(labels, one), naive(labels, other)) for one, other in mixed]
-    compared_names = [one for one in first.names if "\0" not in one]
+    expected = [(naive(labels, predictions), naive(labels, other)) for predictions, other in mixed]
+    compared_names = [metric for metric in first.names if "\0" not in metric]
     assert compared_names
     for metric in compared_names:
         pair = paired(first, second, metric)
         groups, count = pair.statistics.group_of_row, len(pair.statistics.sizes)
         gaps = swapped_differences(pair, np.stack([np.bincount(groups[swap], minlength=count) for swap in swaps]))
-        assert gaps == pytest.approx([other[metric] - one[metric] for one, other in expected], rel=1e-9, abs=1e-11)
+        assert gaps == pytest.approx(
+            [other[metric] - metrics[metric] for metrics, other in expected], rel=1e-9, abs=1e-11
+        )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -163,13 +165,13 @@ def test_each_replicate_gives_the_metrics_of_the_rows_that_were_drawn(name: str)
     whole = measure(labels, predictions)
     rows = DRAW.integers(ROWS, size=(20, ROWS))
     counts = np.stack(
-        [np.bincount(whole.statistics.group_of_row[one], minlength=len(whole.statistics.sizes)) for one in rows]
+        [np.bincount(whole.statistics.group_of_row[sample], minlength=len(whole.statistics.sizes)) for sample in rows]
     )
     sums = whole.statistics.sums(counts)
-    expected = [naive([labels[place] for place in one], [predictions[place] for place in one]) for one in rows]
-    for metric in (one for one in whole.names if "\0" not in one):
+    expected = [naive([labels[index] for index in sample], [predictions[index] for index in sample]) for sample in rows]
+    for metric in (metric_name for metric_name in whole.names if "\0" not in metric_name):
         values = whole.number(metric, sums)
-        assert values == pytest.approx([one[metric] for one in expected], rel=1e-9, abs=1e-11)
+        assert values == pytest.approx([metrics[metric] for metrics in expected], rel=1e-9, abs=1e-11)
 
 
 @pytest.mark.parametrize("shift", [0.0, 3.0])
@@ -190,7 +192,7 @@ def test_p_of_pearson_is_that_of_scipy(shift: float) -> None:
 def test_equal_differences_count_at_any_size_of_the_metric() -> None:
     """Three rows differ by 0.6 and two by -0.6: no swap gives a smaller difference than the observed one."""
     losses = [77.1, 61.6, 67.7, 63.3, 67.6], [77.7, 62.2, 68.3, 62.7, 67.0]
-    first, second = (masked_token_measure([7] * 5, one, [0] * 5) for one in losses)
+    first, second = (masked_token_measure([7] * 5, model_losses, [0] * 5) for model_losses in losses)
     assert randomisation_test(first, second, "perplexity") == (1.0, 10_000)
 
 

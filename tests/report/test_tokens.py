@@ -30,7 +30,7 @@ def test_a_calibrated_tagger_has_no_calibration_error(scheme: Scheme, labels: tu
             tag if chance.random() < score else chance.choice([label for label in labels if label != tag])
             for tag, score in zip(true, sure, strict=True)
         ]
-        swapped = [_other_prefix(tag, wanted, labels) for tag, wanted in zip(tags, true, strict=True)]
+        swapped = [_other_prefix(tag, true_tag, labels) for tag, true_tag in zip(tags, true, strict=True)]
         words = ("w",) * len(true)
         predictions.append(TokenPrediction(words=words, tags=tuple(swapped), scores=tuple(sure), entities=()))
         scores += sure
@@ -52,4 +52,4 @@ def test_raw_tags_are_compared_as_they_are() -> None:
     predictions = [TokenPrediction(words=("a", "b"), tags=("noun", "noun"), scores=(0.95, 0.95), entities=())]
     rows = [{"words": ["a", "b"], "tags": ["noun", "verb"]}]
     sections = Report.of(task).sections(predictions, rows)
-    assert [(one.count, one.accuracy) for one in sections.calibration.bins] == [(2, 0.5)]
+    assert [(score_bin.count, score_bin.accuracy) for score_bin in sections.calibration.bins] == [(2, 0.5)]

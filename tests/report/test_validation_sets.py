@@ -38,7 +38,7 @@ def with_sets(run, names, best="accuracy"):
 def test_each_set_has_its_own_figures_and_name(run, names):
     shown = with_sets(run, names)
     assert shown.best_metric == (names[-1], "accuracy")
-    assert [shown.metrics_of(name)["accuracy"] for name in names] == [place / 100 for place in range(len(names))]
+    assert [shown.metrics_of(name)["accuracy"] for name in names] == [index / 100 for index in range(len(names))]
     drawn = drawn_metrics(shown)
     assert sorted(drawn) == sorted(f"{name}/accuracy" for name in names)
     assert {line.name for line in metric_chart(shown).lines} == {f"accuracy on {name}" for name in names}

@@ -397,12 +397,18 @@ def test_headers_forbid_what_a_page_does_not_need(model_of: ModelOf) -> None:
 
 def test_rows_may_have_the_names_of_the_training_data(model_of: ModelOf) -> None:
     model = model_of("single")
-    (expected,) = (one.to_json() for one in model.predict([TEXT]))
+    (expected,) = (prediction.to_json() for prediction in model.predict([TEXT]))
 
     renamed = {"review": TEXT["text"], "stars": 3}
     bodies = (renamed, TEXT, {**TEXT, "review": "something else"}, {"inputs": [renamed]}, {"reviews": "x"})
     alone, task_names, both, several, unknown = posted(model, *bodies, columns={"text": "review", "label": "stars"})
-    assert [one.status_code for one in (alone, task_names, both, several, unknown)] == [200, 200, 200, 200, 422]
+    assert [response.status_code for response in (alone, task_names, both, several, unknown)] == [
+        200,
+        200,
+        200,
+        200,
+        422,
+    ]
     assert alone.json() == task_names.json() == both.json() == rounded(expected)
     assert several.json() == {"predictions": [rounded(expected)]}
     assert errors_of(unknown) == {"body.text": "missing text. The row has 'reviews'."}
@@ -410,7 +416,7 @@ def test_rows_may_have_the_names_of_the_training_data(model_of: ModelOf) -> None
 
 def test_a_tagger_takes_a_text(model_of: ModelOf) -> None:
     model, text = model_of("token"), "Nobody told the baker's wife, and the ferry left."
-    (expected,) = (one.to_json() for one in model.predict([text]))
+    (expected,) = (prediction.to_json() for prediction in model.predict([text]))
 
     bodies = ({"text": text}, {"inputs": [{"text": text}]}, {}, {"text": "x" * 51})
     response, many, empty, long = posted(model, *bodies, limits=SMALL)

@@ -258,7 +258,7 @@ def test_rows_of_one_request_are_not_context_of_another(base: Path) -> None:
     task = replace(EXAMPLES["token"].task, context_tokens=6)
     model = TaskModel.from_pretrained(base / "bert", task=task)
     rows = [{"words": text.split(), "document": "one"} for text in ("a cold wind", "brought rain", "to the baker")]
-    assert not same(model.predict(rows), [found for row in rows for found in model.predict([row])])
+    assert not same(model.predict(rows), [prediction for row in rows for prediction in model.predict([row])])
 
     async def ask() -> Any:
         async with batcher(Gauge(model)) as opened:

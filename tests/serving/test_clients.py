@@ -91,7 +91,7 @@ def test_the_client_of_the_hub(
         (prediction,) = models[0].predict(TEXTS[:1])
         scores = sorted(prediction.scores.items(), key=lambda item: -item[1])
         answer = single.text_classification(TEXTS[0])
-        assert [(one.label, one.score) for one in answer] == [
+        assert [(element.label, element.score) for element in answer] == [
             (name, pytest.approx(score, abs=1e-4)) for name, score in scores
         ]
         assert len(single.text_classification(TEXTS[0], top_k=2)) == 2
@@ -105,9 +105,11 @@ def test_the_client_of_the_hub(
         for text in TEXTS:
             (tags,) = models[1].predict([text])
             entities = token.token_classification(text, aggregation_strategy="simple")
-            expected = [(one.entity_group, one.word, one.start, one.end) for one in tags.entities]
-            assert [(one.entity_group, one.word, one.start, one.end) for one in entities] == expected
-            assert [one.score for one in entities] == pytest.approx([one.score for one in tags.entities], abs=1e-4)
+            expected = [(entity.entity_group, entity.word, entity.start, entity.end) for entity in tags.entities]
+            assert [(entity.entity_group, entity.word, entity.start, entity.end) for entity in entities] == expected
+            assert [entity.score for entity in entities] == pytest.approx(
+                [entity.score for entity in tags.entities], abs=1e-4
+            )
 
         row = {"question": "who was told", "context": TEXTS[1]}
         (best,) = models[2].predict([row])
@@ -115,11 +117,11 @@ def test_the_client_of_the_hub(
         assert (span_answer.answer, span_answer.start, span_answer.end) == (best.answer, best.start, best.end)
         assert span_answer.score == pytest.approx(best.score, abs=1e-4)
         several: Any = span.question_answering(**row, top_k=2)
-        assert [one.answer for one in several] == [one.text for one in best.n_best[:2]]
+        assert [element.answer for element in several] == [candidate.text for candidate in best.n_best[:2]]
 
         (masks,) = models[3].predict(["a cold [MASK] brought rain"])
         filled = masked.fill_mask("a cold [MASK] brought rain", top_k=3)
-        assert [one.token_str for one in filled] == [one.token_str for one in masks.masks[0][:3]]
+        assert [element.token_str for element in filled] == [candidate.token_str for candidate in masks.masks[0][:3]]
 
         assert embedding.feature_extraction(TEXTS[0]) == pytest.approx(vectors[:1], abs=1e-5)
         longer = embedding.feature_extraction(TEXTS[0], normalize=False)
@@ -134,7 +136,7 @@ def test_the_client_of_the_hub(
         elements = pairs.zero_shot_classification(
             TEXTS[2], labels, multi_label=True, hypothesis_template="It is about {}."
         )
-        assert {one.label: one.score for one in elements} == pytest.approx(zero_shot, abs=1e-4)
+        assert {element.label: element.score for element in elements} == pytest.approx(zero_shot, abs=1e-4)
 
         with pytest.raises(HfHubHTTPError, match="top_k: Input should be greater than or equal to 1"):
             single.text_classification(TEXTS[0], top_k=0)
@@ -149,7 +151,11 @@ def test_lists_of_inputs_have_lists_of_answers(model_of: ModelOf) -> None:
     )
     assert single.json() == rows.json()
     first, second = several.json()
-    assert [one["word"] for one in first] == [one["word"] for one in second] == [one["word"] for one in single.json()]
+    assert (
+        [token["word"] for token in first]
+        == [token["word"] for token in second]
+        == [token["word"] for token in single.json()]
+    )
     (two,) = posted(model_of("masked"), ("/", {"inputs": "a [MASK] wind brought [MASK]"}))
     assert [len(candidates) for candidates in two.json()] == [5, 5]
 
@@ -162,7 +168,7 @@ def test_the_openai_library(embedder: TaskModel, vectors: Any) -> None:
     with listening([embedder]) as (url,):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         response = client.embeddings.create(model="any", input=list(TEXTS))  # the library asks for base64
-        assert np.array([one.embedding for one in response.data]) == pytest.approx(vectors, abs=1e-5)
+        assert np.array([item.embedding for item in response.data]) == pytest.approx(vectors, abs=1e-5)
         single = client.embeddings.create(model="any", input=TEXTS[0], encoding_format="float")
         assert single.data[0].embedding == pytest.approx(list(vectors[0]), abs=1e-5)
         with pytest.raises(openai.UnprocessableEntityError, match="expected a list of 1 to 64 rows"):
@@ -181,11 +187,13 @@ def test_embeddings_in_the_forms_of_openai_and_tei(embedder: TaskModel, vectors:
     )
     content = numbers.json()
     assert (content["object"], content["model"]) == ("list", "tests/model")
-    assert [(one["object"], one["index"]) for one in content["data"]] == [("embedding", i) for i in range(len(TEXTS))]
-    assert np.array([one["embedding"] for one in content["data"]]) == pytest.approx(vectors, abs=1e-5)
+    assert [(item["object"], item["index"]) for item in content["data"]] == [
+        ("embedding", i) for i in range(len(TEXTS))
+    ]
+    assert np.array([item["embedding"] for item in content["data"]]) == pytest.approx(vectors, abs=1e-5)
     tokens = sum(len(embedder.require_tokenizer()(text)["input_ids"]) for text in TEXTS)
     assert content["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
-    decoded = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in encoded.json()["data"]]
+    decoded = [np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in encoded.json()["data"]]
     assert np.stack(decoded) == pytest.approx(vectors, abs=1e-5)
     assert np.array(single.json()) == pytest.approx(vectors[:1], abs=1e-5)
     assert np.array(tei.json()) == pytest.approx(vectors, abs=1e-5)
@@ -227,8 +235,10 @@ def test_texts_are_sorted_by_their_scores(model_of: ModelOf) -> None:
         )
         predictions = model.predict(rows)
         logits = [
-            one.score if case == "pair regression" else np.log(one.scores["yes"] / one.scores["no"])
-            for one in predictions
+            prediction.score
+            if case == "pair regression"
+            else np.log(prediction.scores["yes"] / prediction.scores["no"])
+            for prediction in predictions
         ]
         order = sorted(range(len(texts)), key=lambda index: -logits[index])
         assert [rank["index"] for rank in plain.json()] == [rank["index"] for rank in raw.json()] == order
@@ -247,11 +257,11 @@ def test_predict_in_the_form_of_tei(model_of: ModelOf) -> None:
         ("/predict", {"inputs": [[TEXTS[0]], [TEXTS[1]]], "raw_scores": False, "truncate": True}),
     )
     (prediction,) = model_of("single").predict(TEXTS[:1])
-    assert {one["label"]: one["score"] for one in text.json()} == pytest.approx(prediction.scores, abs=1e-4)
-    assert [one["score"] for one in text.json()] == pytest.approx(
+    assert {element["label"]: element["score"] for element in text.json()} == pytest.approx(prediction.scores, abs=1e-4)
+    assert [element["score"] for element in text.json()] == pytest.approx(
         sorted(prediction.scores.values(), reverse=True), abs=1e-4
     )
-    assert [one["label"] for one in listed.json()] == [one["label"] for one in text.json()]
+    assert [element["label"] for element in listed.json()] == [element["label"] for element in text.json()]
     assert [len(answer) for answer in batch.json()] == [3, 3]
     pair, pairs = posted(
         model_of("pair"),
@@ -259,8 +269,8 @@ def test_predict_in_the_form_of_tei(model_of: ModelOf) -> None:
         ("/predict", {"inputs": [[TEXTS[0], TEXTS[1]]]}),
     )
     (expected,) = model_of("pair").predict([(TEXTS[0], TEXTS[1])])
-    assert {one["label"]: one["score"] for one in pair.json()} == pytest.approx(expected.scores, abs=1e-4)
-    assert [one["label"] for one in pairs.json()[0]] == [one["label"] for one in pair.json()]
+    assert {element["label"]: element["score"] for element in pair.json()} == pytest.approx(expected.scores, abs=1e-4)
+    assert [element["label"] for element in pairs.json()[0]] == [element["label"] for element in pair.json()]
 
 
 # Errors.

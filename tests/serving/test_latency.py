@@ -92,11 +92,11 @@ def slowest_answer(address: tuple[str, int], body: bytes) -> tuple[float, list[i
 def addresses(model_of: Callable[[str], TaskModel]) -> Iterator[dict[str, tuple[str, int]]]:
     """Objects of earlier tests are kept out of the collections of garbage, which would pass over them each time."""
     kinds = ("single", "pair", "token", "span")
-    with listening([model_of(kind) for kind in kinds]) as urls:
+    with listening([model_of(case) for case in kinds]) as urls:
         ports = [int(url.rpartition(":")[2]) for url in urls]
         gc.collect()
         gc.freeze()
-        yield {kind: ("127.0.0.1", port) for kind, port in zip(kinds, ports, strict=True)}
+        yield {case: ("127.0.0.1", port) for case, port in zip(kinds, ports, strict=True)}
         gc.unfreeze()
 
 
@@ -107,7 +107,7 @@ def test_the_bodies_are_json_of_nearly_the_largest_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["token", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("single", "pair", "span"))]
+    "case", ["token", *(pytest.param(case, marks=pytest.mark.slow) for case in ("single", "pair", "span"))]
 )
 def test_the_worst_bodies_do_not_hold_up_the_event_loop(addresses: dict[str, tuple[str, int]], case: str) -> None:
     """The best of some tries: a collection of garbage may come between."""

@@ -69,8 +69,8 @@ def test_a_bad_value_has_one_message(
     case: str, column: str, values: st.SearchStrategy[Any], data: st.DataObject, model_of: ModelOf, tmp_path: Path
 ) -> None:
     model, value = model_of(case), data.draw(values)
-    inputs = [one for one in model.task.columns if not one.is_label]
-    row = {one.name: "a text" for one in inputs if one.required} | {column: value}
+    inputs = [input_column for input_column in model.task.columns if not input_column.is_label]
+    row = {input_column.name: "a text" for input_column in inputs if input_column.required} | {column: value}
     (error,) = RowValidator(inputs).validate(row)[1]
     assert error.column == column
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", "utf-8")

@@ -30,7 +30,7 @@ TITLES = {
 
 @pytest.fixture(scope="module")
 def pages(model_of: ModelOf) -> Iterator[dict[str, str]]:
-    with listening([model_of(kind) for kind in KINDS], limits=Limits(characters=400, timeout=PATIENCE)) as urls:
+    with listening([model_of(case) for case in KINDS], limits=Limits(characters=400, timeout=PATIENCE)) as urls:
         yield dict(zip(KINDS, urls, strict=True))
 
 
@@ -47,7 +47,7 @@ def write(browser: "Browser", field: str, text: str) -> None:
     browser.run("document.getElementById(arguments[0]).value = arguments[1]", f"field-{field}", text)
 
 
-@pytest.mark.parametrize(("case", "dark"), [(kind, place % 2 == 0) for place, kind in enumerate(KINDS)])
+@pytest.mark.parametrize(("case", "dark"), [(case, index % 2 == 0) for index, case in enumerate(KINDS)])
 def test_every_task_is_predicted_and_shown(browser: "Browser", pages: dict[str, str], case: str, dark: bool) -> None:
     opened(browser, pages[case], dark=dark)
     if case in TITLES:
@@ -100,7 +100,7 @@ def test_entities_stand_in_the_text_with_their_type(browser: "Browser", pages: d
     assert plain == text
     assert browser.run("return document.querySelectorAll('#marked b').length") == 0
     legend = browser.text(".legend")
-    assert all(f"{kind} \u00d7 {types.count(kind)}" in legend for kind in set(types))
+    assert all(f"{entity_type} \u00d7 {types.count(entity_type)}" in legend for entity_type in set(types))
     assert not browser.find("#explain").is_displayed()  # each entity has its own explanation
 
 

@@ -60,7 +60,7 @@ def test_answers_equal_the_models_beside_requests_of_pairs(model: TaskModel) -> 
     ]
     several, first, multi, single, pairs = posted(model, contents, max_wait=0.2)
     zero_shot = model.zero_shot(LABELS, hypothesis=HYPOTHESIS)
-    assert several.json() == {"predictions": [rounded(one.to_json()) for one in zero_shot.predict(rows)]}
+    assert several.json() == {"predictions": [rounded(prediction.to_json()) for prediction in zero_shot.predict(rows)]}
     (expected,) = model.predict([pair])
     assert first.json() == rounded(expected.to_json())
     assert pairs.json() == {"predictions": [rounded(expected.to_json())] * 2}
@@ -150,7 +150,7 @@ def test_the_document_describes_labels(model: TaskModel) -> None:
     document = asyncio.run(run())
     schema = document["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     validator = jsonschema.Draft202012Validator({**schema, "paths": document["paths"]})
-    properties = {name for part in schema["$defs"].values() for name in part["properties"]}
+    properties = {name for definition in schema["$defs"].values() for name in definition["properties"]}
     assert {"text", "text_pair", "inputs", "labels", "hypothesis", "multi_label"} <= properties
     for content in (ROW | OPTIONS, {"inputs": [ROW], **OPTIONS, "multi_label": True}, {**ROW, "text_pair": "b"}):
         validator.validate(content)

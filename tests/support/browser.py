@@ -89,8 +89,8 @@ class Browser:
     def low_contrast(self, minimum: float = 4.5) -> list[LowContrast]:
         """Every visible text, in SVG and form fields too, below a contrast ratio of WCAG; alpha is blended."""
         return [
-            LowContrast(found["text"], found["element"], found["ratio"], tuple(found["colour"]), tuple(found["behind"]))
-            for found in self.run(CONTRAST, minimum)
+            LowContrast(entry["text"], entry["element"], entry["ratio"], tuple(entry["colour"]), tuple(entry["behind"]))
+            for entry in self.run(CONTRAST, minimum)
         ]
 
     def overflowing(self) -> list[str]:
@@ -175,7 +175,7 @@ def _colours(png: bytes) -> set[bytes]:
     lines, colours, above = zlib.decompress(data), set[bytes](), bytearray(width * size)
     for start in range(0, len(lines), width * size + 1):
         above = _line(lines[start], lines[start + 1 : start + 1 + width * size], above, size)
-        colours |= {bytes(above[place : place + size]) for place in range(0, len(above), size)}
+        colours |= {bytes(above[position : position + size]) for position in range(0, len(above), size)}
     return colours
 
 

@@ -70,7 +70,7 @@ def agrees(printed: str, expected: str) -> bool:
     Three dots stand for anything: on a line of their own for any lines, else for the rest of a word or line.
     """
     parts = re.split(r"^\.\.\.\n", expected.strip() + "\n", flags=re.MULTILINE)
-    pattern = r"(?:.*\n)*?".join(_pattern(part) for part in parts)
+    pattern = r"(?:.*\n)*?".join(_pattern(section) for section in parts)
     match = re.fullmatch(pattern, printed.strip() + "\n")
     if match is None:
         return False
@@ -88,7 +88,7 @@ def shows(block: Block, printed: str) -> bool:
 
 def _pattern(text: str) -> str:
     """The text as a pattern in which every decimal number is a group; blanks may be wider or narrower."""
-    plain = [re.sub(r"(?:\\[ \t])+", r"[ \\t]+", re.escape(part)) for part in NUMBER.split(text)]
+    plain = [re.sub(r"(?:\\[ \t])+", r"[ \\t]+", re.escape(piece)) for piece in NUMBER.split(text)]
     return f"({NUMBER.pattern})".join(plain).replace(re.escape("..."), ".*")
 
 

@@ -231,12 +231,12 @@ def lift_float32_roundings() -> None:
 
     def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-        return tuple(part * cos + modeling_modernbert.rotate_half(part) * sin for part in (q, k))
+        return tuple(tensor * cos + modeling_modernbert.rotate_half(tensor) * sin for tensor in (q, k))
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
+        key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1) for tensor in (key, value))
         scores = query @ key.transpose(2, 3) * scaling
         weights = (scores if mask is None else scores + mask).softmax(dim=-1)
         return (weights @ value).transpose(1, 2).contiguous(), weights

@@ -44,7 +44,9 @@ class HubServer:
         self.folders = dict(folders)
         kinds = {"model": self.folders, "dataset": {} if datasets is None else datasets}
         self.repositories = {
-            (kind, name): from_folder(kind, name, path) for kind, paths in kinds.items() for name, path in paths.items()
+            (repo_type, name): from_folder(repo_type, name, path)
+            for repo_type, paths in kinds.items()
+            for name, path in paths.items()
         }
         for name in gated:
             self.repositories["model", name] = Repository(repo_type="model", name=name, gated=True)

@@ -33,7 +33,7 @@ class NoWaiting(TorchDispatchMode):
         if func is torch.ops.aten.copy_.default:
             assert args[0].device == args[1].device or any(args[2:]), "the host waits for a copy"
             return func(*args, **kwargs)
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor) and one.dim() > 0]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
         assert len({tensor.device for tensor in tensors}) <= 1, f"{func}: tensors on the host and on the device"
         return func(*args, **kwargs)
 

@@ -132,7 +132,7 @@ CONTRACT: Mapping[str, tuple[Any, ...]] = {
     "bert_tasks.encoder.heads": (PerTokenHead,),
     "bert_tasks.metrics.classification": (pearson,),
     "bert_tasks.tasks.shared.windows": (WindowRules, split_words, document_windows, Windows),
-    **{part.__module__: (part,) for part in PARTS if part is not Windows},
+    **{component.__module__: (component,) for component in PARTS if component is not Windows},
     "bert_tasks.tasks.shared.hf_config": (HFConfig, label_config),
 }
 WRITTEN = "Written by `make docs` from the package; change the docstrings, not this page."
@@ -191,7 +191,7 @@ def spelt(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " or ".join(f'"{value}"' for value in get_args(annotation))
     if get_origin(annotation) in (Union, types.UnionType):
-        return " or ".join(spelt(part) for part in get_args(annotation) if part is not type(None))
+        return " or ".join(spelt(member) for member in get_args(annotation) if member is not type(None))
     if hasattr(annotation, "__metadata__"):
         return spelt(annotation.__origin__)
     if get_origin(annotation) is tuple:
@@ -508,7 +508,7 @@ def meaning_of(task: type[Task], name: str) -> str:
 
 def arguments_module() -> str:
     """The source of bert_tasks/recipe/arguments.py: the types of the arguments of `fit` that are keys of a recipe."""
-    hints = {section: get_type_hints(kind) for section, kind in SECTIONS.items()}
+    hints = {section: get_type_hints(section_class) for section, section_class in SECTIONS.items()}
     lines = [
         f"    {name}: {_type_text(hints[section][key])}"
         for name, (section, key) in fit_keys().items()
@@ -522,7 +522,7 @@ def _type_text(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return "Literal[" + ", ".join(f'"{value}"' for value in get_args(annotation)) + "]"
     if get_origin(annotation) in (Union, types.UnionType):
-        return " | ".join(_type_text(part) for part in get_args(annotation))
+        return " | ".join(_type_text(member) for member in get_args(annotation))
     if get_origin(annotation) is tuple:
         return f"tuple[{', '.join(map(_type_text, get_args(annotation)))}]"
     return {type(None): "None", Ellipsis: "..."}.get(annotation, getattr(annotation, "__name__", str(annotation)))

@@ -241,7 +241,7 @@ def sentencepiece_model(pieces: Sequence[tuple[str, float]], replaced: Mapping[s
         return number(field << 3 | 2) + number(len(value)) + value
 
     written = b""
-    unknown = next(place for place, (text, _) in enumerate(pieces) if text in ("<unk>", "[UNK]"))
+    unknown = next(index for index, (text, _) in enumerate(pieces) if text in ("<unk>", "[UNK]"))
     for index, (text, score) in enumerate(pieces):
         code = 2 if index == unknown else 4 if text == "<user>" else 3 if score == 0.0 else 1
         written += content(1, content(1, text.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + number(code))

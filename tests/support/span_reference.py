@@ -71,7 +71,7 @@ def expected_answers(
         LoadedCheckpoint(context[entry.start : entry.end], *entry[1:5], weight / total)
         for entry, weight in zip(kept, weights, strict=True)
     ]
-    with_text = [place for place, span in enumerate(candidates) if span.text]
+    with_text = [index for index, span in enumerate(candidates) if span.text]
     if not with_null:
         return Expected(candidates, with_text[0] if with_text else 0, None, None)
     null_at = kept.index(null)

@@ -251,8 +251,8 @@ class TestTokens:
 NO_CLASSES = {"problem_type": "regression"}
 REFUSED: tuple[tuple[type[Any], dict[str, Any], str], ...] = (
     *(
-        (kind, {"focal_gamma": -1.0}, "focal_gamma is -1.0, expected 0")
-        for kind in (TokenClassification, MultipleChoice)
+        (task_class, {"focal_gamma": -1.0}, "focal_gamma is -1.0, expected 0")
+        for task_class in (TokenClassification, MultipleChoice)
     ),
     (SequenceClassification, {"focal_gamma": float("nan")}, "focal_gamma is nan, expected 0 .cross entropy. or more"),
     (PairClassification, {"focal_gamma": float("inf")}, "focal_gamma is inf"),

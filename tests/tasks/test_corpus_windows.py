@@ -37,13 +37,15 @@ def test_windows_hold_every_token_once_and_in_order(lengths: Sequence[Sequence[i
     documents = documents_of(lengths)
     windows = list(cut_documents(documents, room=room, separator=SEP if across else None))
     held = [window.ids for window in windows]
-    assert [token for ids in held for token in ids if token != SEP] == [token for one in documents for token in one.ids]
+    assert [token for ids in held for token in ids if token != SEP] == [
+        token for document in documents for token in document.ids
+    ]
     assert all(len(ids) <= room for ids in held)
     # Words are whole where they fit, and a window has no room for the first word of the next one.
     word_of = {
         token: (number, word)
-        for number, one in enumerate(documents)
-        for token, word in zip(one.ids, one.words, strict=True)
+        for number, document in enumerate(documents)
+        for token, word in zip(document.ids, document.words, strict=True)
     }
     for before, after in pairwise(held):
         if not (before and after) or (not across and word_of[before[0]][0] != word_of[after[0]][0]):
@@ -123,15 +125,17 @@ def test_windows_across_documents_hold_all_tokens_and_masked_texts_stay_alone(
     features = across.features(rows_of(TEXTS), bpe_tokenizer)
     plain = MaskedLanguageModeling(max_length=40).features(rows_of(TEXTS), bpe_tokenizer)
     added = {bpe_tokenizer.cls_token_id, bpe_tokenizer.sep_token_id}
-    held, expected = ([t for one in many for t in one["input_ids"] if t not in added] for many in (features, plain))
+    held, expected = (
+        [t for feature in many for t in feature["input_ids"] if t not in added] for many in (features, plain)
+    )
     assert held == expected
     assert len(features) < len(plain)
-    assert [one["row"] for one in features] == sorted(one["row"] for one in features)
-    alone = [one for one in features if bpe_tokenizer.mask_token_id in one["input_ids"]]
-    assert alone == [one for one in plain if one["row"] == 7]
+    assert [feature["row"] for feature in features] == sorted(feature["row"] for feature in features)
+    alone = [feature for feature in features if bpe_tokenizer.mask_token_id in feature["input_ids"]]
+    assert alone == [feature for feature in plain if feature["row"] == 7]
     (position,) = alone[0]["gather_positions"]
     assert alone[0]["word_ids"][position] == NO_WORD  # training masks no mask
-    assert all(len(one["input_ids"]) <= 40 for one in features)
+    assert all(len(feature["input_ids"]) <= 40 for feature in features)
 
 
 def test_a_model_is_trained_and_evaluated_with_windows_across_documents(
@@ -155,5 +159,5 @@ def test_a_model_is_trained_and_evaluated_with_windows_across_documents(
     assert evaluate(saved, rows_of([*LINES[5:9], "", ""])) == result.metrics
     masked = "We <mask> the film."
     together = saved.predict([LINES[0], masked, LINES[1]])
-    assert [len(one.masks) for one in together] == [0, 1, 0]
+    assert [len(prediction.masks) for prediction in together] == [0, 1, 0]
     assert together[1].masks[0][0].token == saved.predict(masked)[0].masks[0][0].token

@@ -72,7 +72,9 @@ def test_loss_is_that_of_each_window_as_a_chain() -> None:
     logits = torch.randn(6, 7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     (loss,) = TASK.loss(logits, batch)
     chains = [(logits[:2], [1, 2]), (logits[5:], [4])]
-    expected = -sum(float(log_likelihood(part, torch.tensor(path), [len(path)])) for part, path in chains)
+    expected = -sum(
+        float(log_likelihood(sequence_logits, torch.tensor(path), [len(path)])) for sequence_logits, path in chains
+    )
     assert loss.total.item() == pytest.approx(expected, rel=1e-12)
     assert loss.count == 3
     (nothing,) = TASK.loss(logits, pack(ids, ids, position_offset=0, gather_positions=words))

@@ -70,7 +70,7 @@ def test_windows_of_a_row_have_one_mean():
     task = SequenceClassification(labels=("a", "b", "c"), long_texts="windows", pooling="mean", doc_stride=2)
     term = term_of(task, student, teacher, batch_of(rows=(0, 0, 1, 2, 2)), 2.0)
     groups = [slice(0, 2), slice(2, 3), slice(3, 5)]
-    agrees(term, [kl(teacher[one].mean(0), student[one].mean(0), 2.0) for one in groups], 3)
+    agrees(term, [kl(teacher[group].mean(0), student[group].mean(0), 2.0) for group in groups], 3)
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)

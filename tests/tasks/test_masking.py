@@ -66,7 +66,7 @@ def masked(all_words, rule, ids=IDS, epoch=0):
 @pytest.fixture(scope="module")
 def words():
     result = windows(9000)
-    assert sum((one >= 0).sum() for one in result) > 1_000_000
+    assert sum((window >= 0).sum() for window in result) > 1_000_000
     return result
 
 
@@ -77,10 +77,12 @@ class TestShares:
     def test_of_single_tokens(self, words, rate, mask, random):
         rule = MaskingRule(mlm_probability=rate, mask_replace_prob=mask, random_replace_prob=random)
         features = masked(words, rule)
-        sizes = np.array([(one >= 0).sum() for one in words])
+        sizes = np.array([(window >= 0).sum() for window in words])
         mask_counts = np.array([len(feature["gather_positions"]) for feature in features])
         assert mask_counts.min() >= 1
-        assert all(np.all(one[made["gather_positions"]] >= 0) for one, made in zip(words, features, strict=True))
+        assert all(
+            np.all(window[feature["gather_positions"]] >= 0) for window, feature in zip(words, features, strict=True)
+        )
         expected = rate * sizes
         rest = expected - np.floor(expected)
         assert np.all(np.abs(mask_counts - np.maximum(expected, 1)) < 1)
@@ -98,7 +100,7 @@ class TestShares:
     @staticmethod
     def replaced(features, *, mask, random):
         """What is read in place of the chosen tokens, of which these shares are masks and random tokens."""
-        tokens = np.concatenate([np.take(one["input_ids"], one["gather_positions"]) for one in features])
+        tokens = np.concatenate([np.take(feature["input_ids"], feature["gather_positions"]) for feature in features])
         total = len(tokens)
         for share, expected in (
             ((tokens == MASK).sum(), mask),
@@ -110,11 +112,11 @@ class TestShares:
 
     def test_of_whole_words(self, words):
         words = words[:2000]
-        sizes = np.array([(one >= 0).sum() for one in words])
+        sizes = np.array([(window >= 0).sum() for window in words])
         features = masked(words, MaskingRule(whole_word_mask=True))
         self.replaced(features, mask=0.8, random=0.1)
         masks = [np.array(feature["gather_positions"]) for feature in features]
-        counts = np.array([len(one) for one in masks])
+        counts = np.array([len(positions) for positions in masks])
         assert counts.min() >= 1
         large = sizes >= 40  # in shorter windows the one word that is always masked counts
         # The two words at the ends of the arc have up to 5 tokens each.
@@ -122,7 +124,7 @@ class TestShares:
         assert np.abs(counts - np.maximum(0.15 * sizes, 1)).max() <= 6
         for positions, numbers in zip(masks, words, strict=True):
             parts = np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(numbers)) + 1)
-            assert {len(set(part) & set(positions.tolist())) in (0, len(part)) for part in parts} == {True}
+            assert {len(set(word) & set(positions.tolist())) in (0, len(word)) for word in parts} == {True}
             assert np.all(numbers[positions] >= 0)
 
 
@@ -170,7 +172,7 @@ def test_every_word_is_as_likely_whatever_its_length():
     assert max(together) - min(together) <= 4 * (2 * max(together) / draws) ** 0.5
     tokens = is_masked @ sizes
     within(tokens.sum(), draws * count, ((tokens - count) ** 2).sum())
-    assert {int(one) for one in select_units(np.array([2, 3]), 5, chance)} == {1}
+    assert {int(unit) for unit in select_units(np.array([2, 3]), 5, chance)} == {1}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -276,7 +278,7 @@ class TestPreparing:
             return {feature["row"]: feature for feature in result}
 
         whole = masked_in(range(20))
-        assert whole == {row: made for number in range(20) for row, made in masked_in([number]).items()}
+        assert whole == {row: feature for number in range(20) for row, feature in masked_in([number]).items()}
         assert whole == masked_in([*range(19, 9, -1)]) | masked_in([4, 2, 0, 9, 1, 3, 8, 6, 5, 7])
         for other in (masked_in(range(20), epoch=4), masked_in(range(20), seed=6)):
             assert sum(other[row] == whole[row] for row in range(20)) <= 2

@@ -112,7 +112,7 @@ def test_rows_with_different_numbers_of_choices_have_the_softmax_of_their_own(mo
         {"context": "", "question": "", "choices": ["", "a cold wind brought rain and the sound"]},
     ]
     predictions = model.predict([{k: v for k, v in row.items() if k != "label"} for row in rows], logits=True)
-    assert [len(one.scores) for one in predictions] == [2, 5, 2]
+    assert [len(prediction.scores) for prediction in predictions] == [2, 5, 2]
     losses = []
     for row, prediction in zip(rows, predictions, strict=True):
         scores = torch.tensor(prediction.logits).softmax(0)
@@ -240,7 +240,7 @@ def read_written(rows: list[dict[str, Any]], suffix: str, folder: Path, names: d
 
 def winogrande(labels: list[Any], count: int = 2) -> list[dict[str, Any]]:
     options = {f"option{number}": f"text {number}" for number in range(1, count + 1)}
-    return [{"sentence": f"The _ was {place}.", **options, "answer": label} for place, label in enumerate(labels)]
+    return [{"sentence": f"The _ was {number}.", **options, "answer": label} for number, label in enumerate(labels)]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "memory"])
@@ -412,7 +412,7 @@ def test_init_finds_the_columns_of_published_data_sets(row: dict[str, Any], colu
 )
 def test_init_takes_no_other_rows_for_choices(row: dict[str, Any]) -> None:
     rows = [{k: v.replace("{n}", str(n)) if isinstance(v, str) else v for k, v in row.items()} for n in range(8)]
-    rows = [*rows, *({**one, "label": 0 if one["label"] == 1 else "b"} for one in rows)]
+    rows = [*rows, *({**example, "label": 0 if example["label"] == 1 else "b"} for example in rows)]
     assert guess_task(rows).task != TASK.name
 
 

@@ -375,7 +375,7 @@ def test_wrong_input_is_one_short_message(
     Path("data.csv").write_text(data, "utf-8")
     Path("dev.csv").write_text(GOOD, "utf-8")
     Path("recipe.toml").write_text(RECIPE.format(checkpoint=checkpoint), "utf-8")
-    settings = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+    settings = [argument for key, value in changes.items() for argument in ("--set", f"{key}={value}")]
     monkeypatch.setattr(sys, "argv", ["bert-tasks", "check", "recipe.toml", *settings])
     with pytest.raises(SystemExit) as end:
         main()

@@ -15,7 +15,7 @@ def test_a_number_is_correct_if_it_is_the_label() -> None:
     predictions = [SequencePrediction(label=None, score=number, scores={}) for number in (2.0, 3.5)]
     sections = Report.of(SequenceClassification(problem_type="regression")).sections(predictions, rows)
     assert sections is not None
-    assert [(one.is_correct, one.score) for one in sections.results] == [(True, 0.0), (False, 1.5)]
+    assert [(result.is_correct, result.score) for result in sections.results] == [(True, 0.0), (False, 1.5)]
 
 
 def test_two_models_agree_on_a_mask_if_their_best_tokens_are_the_same() -> None:
@@ -49,6 +49,6 @@ def test_an_excerpt_of_a_sentence_marks_the_entities_that_reach_into_it(edge: st
     shown = [word for word in words[first : first + 2] if word in words[start:end]]
     for name, segments in example.sides:
         assert [segments[0].text, segments[-1].text] == ["…", "…"]
-        assert " ".join(one.text for one in segments[1:-1]) == " ".join(words[start:end])
-        marked = [one.text.split() for one in segments if one.label or one.prediction]
+        assert " ".join(segment.text for segment in segments[1:-1]) == " ".join(words[start:end])
+        marked = [segment.text.split() for segment in segments if segment.label or segment.prediction]
         assert sorted(marked) == sorted([*([shown] if shown else []), *([[words[mistake]]] if name == "label" else [])])

@@ -40,9 +40,9 @@ def violations(source: Source) -> Iterator[str]:
         if name in CLASSES:
             yield f"{source.name}:{node.lineno}: names {name}"
         if isinstance(node, ast.Compare) and any(
-            isinstance(part, ast.Name) and part.id in ("TASKS", "TASK_NAMES")
+            isinstance(child, ast.Name) and child.id in ("TASKS", "TASK_NAMES")
             for operand in (node.left, *node.comparators)
-            for part in ast.walk(operand)
+            for child in ast.walk(operand)
         ):
             yield f"{source.name}:{node.lineno}: asks whether a task is in the registry"
         text = node.value if isinstance(node, ast.Constant) and id(node) not in documentation else None

@@ -59,7 +59,7 @@ def prepared(model: TaskModel, *, epoch: int = 0, rows: Sequence[dict[str, objec
 
 def hf_loss(theirs: PreTrainedModel, features: list[dict[str, object]], family: str) -> torch.Tensor:
     """The loss of transformers' class, on the same features with padding."""
-    longest = max(len(one["input_ids"]) for one in features)
+    longest = max(len(feature["input_ids"]) for feature in features)
     ids, types, mask, labels = (torch.full((len(features), longest), fill) for fill in (0, 0, 0, -100))
     for row, feature in enumerate(features):
         size = len(feature["input_ids"])
@@ -67,7 +67,7 @@ def hf_loss(theirs: PreTrainedModel, features: list[dict[str, object]], family: 
         mask[row, :size] = 1
         labels[row, feature["gather_positions"]] = torch.tensor(feature["labels"]).long()
     name = "sentence_order_label" if family == "albert" else "next_sentence_label"
-    pairs = torch.tensor([int(one["fields"]["pair"][0]) for one in features])
+    pairs = torch.tensor([int(feature["fields"]["pair"][0]) for feature in features])
     arguments = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask, "labels": labels, name: pairs}
     return theirs(**arguments).loss
 
@@ -92,11 +92,11 @@ def test_the_loss_is_that_of_transformers(folders: dict[str, Path], family: str,
         ours.backward()
         expected.backward()
         norms = [
-            math.sqrt(sum(float(p.grad.to_dense().square().sum()) for p in one.parameters() if p.grad is not None))
-            for one in (model, theirs)
+            math.sqrt(sum(float(p.grad.to_dense().square().sum()) for p in module.parameters() if p.grad is not None))
+            for module in (model, theirs)
         ]
         assert norms[0] == pytest.approx(norms[1], rel=1e-9)
-        labels |= {one["fields"]["pair"][0] for one in features}
+        labels |= {feature["fields"]["pair"][0] for feature in features}
     assert labels == {0.0, 1.0}
 
 
@@ -121,7 +121,9 @@ def test_a_model_with_pairs_trains_is_evaluated_saved_and_predicts(folders: dict
 def test_a_teacher_may_have_learnt_other_pairs(
     folders: dict[str, Path], tmp_path: Path, teaches: str, learns: str
 ) -> None:
-    teacher, student = (TaskModel.from_pretrained(folders["bert"], task=task_of(one)) for one in (teaches, learns))
+    teacher, student = (
+        TaskModel.from_pretrained(folders["bert"], task=task_of(objective)) for objective in (teaches, learns)
+    )
     result = fit(student, ROWS, ROWS, teacher=teacher, output_dir=tmp_path, max_steps=1, progress=False)
     assert ("sentence_order_accuracy" in result.metrics) == (learns == "sop")
     (agreement,) = (event for event in events(tmp_path) if event["event"] == "agreement")
@@ -158,10 +160,12 @@ class TestSplitting:
         joined = [{"text": " ".join(LINES[:3]) + "\n" + " ".join(LINES[3:6])}, rows[1]]
         whole = task_of("nsp").features(rows, tokenizer)
         split = model.task.features(joined, tokenizer)
-        starts = [[one["sentence_starts"] for one in features if one["row"] == 0] for features in (whole, split)]
+        starts = [
+            [feature["sentence_starts"] for feature in features if feature["row"] == 0] for features in (whole, split)
+        ]
         assert starts[0] == starts[1]
         assert sum(map(len, starts[0])) == 6
-        assert [one["input_ids"] for one in whole] == [one["input_ids"] for one in split]
+        assert [feature["input_ids"] for feature in whole] == [feature["input_ids"] for feature in split]
         assert [len(features[-1]["sentence_starts"]) for features in (whole, split)] == [1, 2]
 
     def test_run_json_names_the_library(self, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def segments(feature, template):
     assert ids[-1] == template.after[0]
     assert types == [0] * second + [1] * (len(ids) - second)
     words = feature["word_ids"]
-    assert [place for place, word in enumerate(words) if word == NO_WORD] == [0, second - 1, len(ids) - 1]
+    assert [position for position, word in enumerate(words) if word == NO_WORD] == [0, second - 1, len(ids) - 1]
     return ids[1 : second - 1], ids[second:-1]
 
 
@@ -105,8 +105,8 @@ def test_templates_are_those_of_the_tokenizers(by_kind):
         template = PairFrame.of(tokenizer)
         encoding = tokenizer("a map", "the street", return_token_type_ids=True)
         parts = [template.before, first, template.between, other, template.after]
-        assert [token for part in parts for token in part] == encoding["input_ids"]
-        types = [kind for part, kind in zip(parts, template.types, strict=True) for _ in part]
+        assert [token for piece in parts for token in piece] == encoding["input_ids"]
+        types = [token_type for piece, token_type in zip(parts, template.types, strict=True) for _ in piece]
         assert types == encoding["token_type_ids"]
         assert template.size == len(encoding["input_ids"]) - len(first) - len(other)
         assert template.size == tokenizer.num_special_tokens_to_add(pair=True)
@@ -121,10 +121,10 @@ def test_windows_hold_every_token_once_in_whole_sentences():
     for sentences in documents:
         windows = list(sentence_windows(sentences, document=0, room=30))
         assert [token for window in windows for token in window.ids] == [
-            token for one in sentences for token in one.ids
+            token for sentence in sentences for token in sentence.ids
         ]
         assert max(len(window.ids) for window in windows) <= 30
-        begins = {one.ids[0] for one in sentences}
+        begins = {sentence.ids[0] for sentence in sentences}
         for window in windows:
             assert window.words == sorted(window.words)
             assert window.starts[:1] in ([0], [])
@@ -136,7 +136,7 @@ def test_windows_hold_every_token_once_in_whole_sentences():
     long = list(sentence_windows(documents[1], document=0, room=30))
     assert [len(window.ids) for window in long] == [30, 30, 30, 12]
     words = [word for window in long for word in window.words]
-    assert all(one.words[-1] != other.words[0] for one, other in pairwise(long))
+    assert all(window.words[-1] != other.words[0] for window, other in pairwise(long))
     assert len(set(words)) == 67 + 1
     full = list(sentence_windows(numbered([[10, 20, 5]])[0], document=0, room=30))  # what fits exactly is in
     assert [len(window.ids) for window in full] == [30, 5]
@@ -215,7 +215,7 @@ class TestNext:
 
     def test_negatives_begin_and_end_as_the_others_do(self, corpus, template):
         """Otherwise a broken sentence would tell the label."""
-        begins = {inner(one)[start - 1] for one in corpus for start in one["sentence_starts"]}
+        begins = {inner(feature)[start - 1] for feature in corpus for start in feature["sentence_starts"]}
         broken = negatives = within = 0
         for feature, pair in zip(corpus, drawn(corpus, template, "nsp"), strict=True):
             if label_of(pair) == NOT_IN_ORDER:
@@ -224,13 +224,16 @@ class TestNext:
                 within += len(feature["sentence_starts"]) == 1 and second[0] not in begins
                 if len(feature["sentence_starts"]) > 1:
                     assert second[0] in begins
-                    broken += second[-1] + 1 not in begins | {inner(one)[-1] + 1 for one in corpus if inner(one)}
+                    broken += second[-1] + 1 not in begins | {
+                        inner(window)[-1] + 1 for window in corpus if inner(window)
+                    }
         assert broken < negatives / 3
         assert within > 3  # a window of one sentence is cut within it
 
     def test_negatives_are_whole_sentences_of_the_length_of_what_they_replace(self, corpus, template):
         windows = [
-            (inner(one), [start - 1 for start in one["sentence_starts"]], one["word_ids"][1:-1]) for one in corpus
+            (inner(feature), [start - 1 for start in feature["sentence_starts"]], feature["word_ids"][1:-1])
+            for feature in corpus
         ]
         places, checked, cut = Counter(), 0, 0
         for epoch in range(6):
@@ -273,7 +276,7 @@ def test_pairs_follow_the_feature_and_the_epoch(corpus, template):
     alone = pair_feature(corpus[3], keys.generator(1), corpus, template, objective="nsp", max_length=MAX_LENGTH)
     assert alone == whole[3]
     other = drawn(corpus, template, "nsp", epoch=1)
-    assert sum(one == two for one, two in zip(whole, other, strict=True)) < len(corpus) / 2
+    assert sum(pair == other_pair for pair, other_pair in zip(whole, other, strict=True)) < len(corpus) / 2
 
 
 def test_a_split_of_one_document_is_refused_before_training():

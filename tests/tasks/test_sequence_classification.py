@@ -134,7 +134,7 @@ class TestLoss:
     def test_windows_of_a_sample_are_averaged_first(self) -> None:
         logits = logits_of(6, 3)
         windows = [3, 1, 2]
-        means = torch.stack([part.mean(0) for part in logits.split(windows)])
+        means = torch.stack([chunk.mean(0) for chunk in logits.split(windows)])
         assert torch.allclose(sample_logits(logits, windows), means)
         (loss,) = SINGLE.loss(logits, batch_of([[2.0], None, [0.0]], windows))
         labelled = means[[0, 2]]

@@ -74,7 +74,7 @@ def windows_of(lengths: Sequence[int], labels: Sequence[tuple[int, int] | None])
             row=number,
             input_ids=[2] * length,
             token_type_ids=[0] * length,
-            labels=None if label is None else [float(place) for place in label],
+            labels=None if label is None else [float(position) for position in label],
         )
         for number, (length, label) in enumerate(zip(lengths, labels, strict=True))
     ]
@@ -141,7 +141,7 @@ class TestLoss:
             return loss.total / loss.count
 
         expected, curve = loss_curve(theirs, hf_loss), loss_curve(ours, our_loss)
-        assert max(abs(one - other) for one, other in zip(expected, curve, strict=True)) <= 1e-9
+        assert max(abs(loss - other) for loss, other in zip(expected, curve, strict=True)) <= 1e-9
         assert sum(expected[-5:]) < 0.5 * sum(expected[:5])
 
 

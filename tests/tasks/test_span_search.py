@@ -112,7 +112,7 @@ class Maker:
     def window(self, places: Sequence[tuple[int, int]]) -> list[Token]:
         first, last = sorted(self.random.choices(range(len(places) + 1), k=2))
         around = [None] * self.random.randint(1, 3)
-        return [self.token(place) for place in (*around, *places[first:last], None)]
+        return [self.token(offsets) for offsets in (*around, *places[first:last], None)]
 
 
 LIMITS = st.builds(Limits, st.integers(1, 30), st.integers(1, 30), st.booleans())

@@ -253,7 +253,7 @@ class TestLabels:
     @pytest.mark.parametrize("doc_stride", [0, 9, 20])
     def test_are_those_of_transformers_example(self, tokenizer: PreTrainedTokenizerBase, doc_stride: int) -> None:
         task = SpanExtraction(max_length=40, doc_stride=doc_stride, max_query_length=12)
-        words = [(word, place) for place, word in _words(LONG)]
+        words = [(word, start) for start, word in _words(LONG)]
         answers = [
             *words[::3],
             (LONG[words[4][1] : words[9][1] - 1], words[4][1]),
@@ -288,7 +288,7 @@ class TestLabels:
                 continue
             start = data.draw(st.sampled_from(spans))[0]
             end = data.draw(st.sampled_from([last for _, last in spans if last > start]))
-            covered = {place for first, last in spans for place in range(first, last)}
+            covered = {position for first, last in spans for position in range(first, last)}
             wide_start, wide_end = start, end
             while wide_start > 0 and wide_start - 1 not in covered:
                 wide_start -= 1
@@ -296,7 +296,9 @@ class TestLabels:
                 wide_end += 1
             rows = [row("who", context, (context[a:b], a)) for a, b in ((start, end), (wide_start, wide_end))]
             features = SpanExtraction(max_length=24, max_query_length=4, doc_stride=6).features(rows, tokenizer)
-            tight, wide = ([one["labels"] for one in features if one["row"] == number] for number in range(2))
+            tight, wide = (
+                [feature["labels"] for feature in features if feature["row"] == number] for number in range(2)
+            )
             assert tight == wide
 
     @settings(max_examples=60, deadline=None)

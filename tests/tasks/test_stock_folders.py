@@ -112,7 +112,11 @@ def test_two_texts_are_read_where_there_are_two(
     answers = predict(tmp_path, path if as_file else rows)
     pairs = TaskModel.from_pretrained(tmp_path, task=PairClassification).predict(rows)
     singles = predict(tmp_path, rows, task="sequence-classification")
-    assert [one.to_json() for one in answers] == [one.to_json() for one in pairs] != [one.to_json() for one in singles]
+    assert (
+        [prediction.to_json() for prediction in answers]
+        == [prediction.to_json() for prediction in pairs]
+        != [prediction.to_json() for prediction in singles]
+    )
 
 
 @pytest.mark.parametrize("task", [None, "sequence-classification", "text-classification", "pair-classification"])

@@ -71,7 +71,7 @@ def test_masking_the_rest_of_a_word_changes_the_score(folder: Path) -> None:
         model = TaskModel.from_pretrained(folder, task="fill-mask", score=score, max_length=80)
         values[score] = [prediction.score for prediction in model.predict(TEXTS)]
     sums = [math.exp(-total) for total in values["pll-word-l2r"]]
-    assert all(one != pytest.approx(other) for one, other in zip(values["pppl"], sums, strict=True))
+    assert all(value != pytest.approx(other) for value, other in zip(values["pppl"], sums, strict=True))
 
 
 def test_each_token_of_a_long_text_is_scored_once(folder: Path, unigram_tokenizer: PreTrainedTokenizerBase) -> None:
@@ -79,7 +79,7 @@ def test_each_token_of_a_long_text_is_scored_once(folder: Path, unigram_tokenize
     model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling(score="pppl", max_length=20))
     (whole,) = model.predict(text)
     assert whole.tokens == len(unigram_tokenizer(text, add_special_tokens=False)["input_ids"])
-    assert [json.loads(json.dumps(one.to_json())) for one in model.predict(["", "[MASK]"])] == [
+    assert [json.loads(json.dumps(prediction.to_json())) for prediction in model.predict(["", "[MASK]"])] == [
         {"score": None, "tokens": 0}
     ] * 2
 
@@ -103,17 +103,19 @@ def test_batches_bound_the_copies_that_exist_at_once(folder: Path, monkeypatch: 
         nonlocal run_copies
         run_copies += len(features)
         assert copy_count <= run_copies + 4 * (50 // 6)  # copies are made for the next four batches at most
-        sizes.append(sum(len(one["input_ids"]) for one in features))
+        sizes.append(sum(len(feature["input_ids"]) for feature in features))
         return run(features, **options)
 
     monkeypatch.setattr(task_module, "scored_copies", counted)
     monkeypatch.setattr(model, "batch_logits", recorded)
     monkeypatch.setattr(TaskModel, "batch_tokens", 50)
     predictions = model.predict(texts)
-    assert [one.tokens for one in predictions] == [one.tokens for one in expected]
-    assert [one.score for one in predictions] == pytest.approx([one.score for one in expected], rel=1e-5)
+    assert [prediction.tokens for prediction in predictions] == [prediction.tokens for prediction in expected]
+    assert [prediction.score for prediction in predictions] == pytest.approx(
+        [prediction.score for prediction in expected], rel=1e-5
+    )
     assert max(sizes) <= 50
-    assert copy_count == sum(one.tokens for one in predictions)
+    assert copy_count == sum(prediction.tokens for prediction in predictions)
 
 
 def test_scores_are_for_predictions_only(folder: Path) -> None:

@@ -139,7 +139,7 @@ class TestMetrics:
         }
         f1 = []
         for labels, predicted in tags.items():
-            answers = [answer("abc", found) for found in [*predicted, ["O"] * 3, ["O"] * 3]]
+            answers = [answer("abc", row_tags) for row_tags in [*predicted, ["O"] * 3, ["O"] * 3]]
             metrics = TokenClassification(labels=labels).metrics(answers, rows)
             f1.append(metrics["overall_f1"])
             assert metrics["A_number"] == 3

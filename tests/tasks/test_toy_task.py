@@ -101,7 +101,7 @@ class WordRegression(Task[WordNumbers]):
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         parts = torch.split(logits.squeeze(1), list(batch.layout.gather_counts))
-        labelled = [part for part, count in zip(parts, batch.label_counts, strict=True) if count]
+        labelled = [row_logits for row_logits, count in zip(parts, batch.label_counts, strict=True) if count]
         if not labelled:
             return (LossTerm(name="words", total=logits.sum() * 0.0, count=logits.new_zeros(())),)
         guesses = torch.cat(labelled)
@@ -191,7 +191,7 @@ def test_trains_through_the_command_line(
     assert run(monkeypatch, "predict", folder, dev, "--output", output, "--keep-columns", "none", *options) == 0
     written = [json.loads(line) for line in output.read_text().splitlines()]
     rows = [row(line) for line in LINES]
-    assert [answer["words"] for answer in written] == [given["words"] for given in rows]
+    assert [answer["words"] for answer in written] == [example["words"] for example in rows]
     model = TaskModel.from_pretrained(folder, task=WordRegression)
     assert model.task == WordRegression(max_length=32, scale=0.5)
     assert [answer.to_json() for answer in model.predict(rows)] == written
@@ -214,7 +214,9 @@ def test_trains_through_the_command_line(
         examples = httpx2.get(f"{served.url}/model", timeout=PATIENCE).json()["examples"]
         assert examples == list(Card.of(model.task).example_rows)
         answer = httpx2.post(f"{served.url}/predict", json={"inputs": examples}, timeout=PATIENCE)
-        assert [len(one["numbers"]) for one in answer.json()["predictions"]] == [len(one["words"]) for one in examples]
+        assert [len(prediction["numbers"]) for prediction in answer.json()["predictions"]] == [
+            len(example["words"]) for example in examples
+        ]
     finally:
         served.program.send(signal.SIGTERM)
         ended = served.program.wait()

@@ -131,7 +131,7 @@ def test_a_data_file_that_is_missing_is_named(tmp_path: Path) -> None:
 
 def varint(number: int) -> bytes:
     rest = [number >> shift & 127 for shift in range(0, max(number.bit_length(), 1), 7)]
-    return bytes([*(part | 128 for part in rest[:-1]), rest[-1]])
+    return bytes([*(group | 128 for group in rest[:-1]), rest[-1]])
 
 
 def field(number: int, value: int | bytes) -> bytes:

@@ -55,7 +55,7 @@ def test_the_saved_model_is_an_ordinary_one_with_changes_in_the_targets_alone(
     for name in (name for name in targets if "qkv" in name):
         of_query, of_key, of_value = (after[name] - before[name]).chunk(3)
         assert of_key.count_nonzero() == 0
-        ranks = [int(torch.linalg.matrix_rank(part, atol=1e-6)) for part in (of_query, of_value)]
+        ranks = [int(torch.linalg.matrix_rank(change, atol=1e-6)) for change in (of_query, of_value)]
         assert max(ranks) <= ADAPTERS["lora_rank"]
 
 

@@ -147,7 +147,9 @@ def test_the_formula_would_show_the_usual_mistakes(wide_checkpoint, monkeypatch,
 
 
 def test_the_teacher_has_no_dropout_and_the_student_has(dropout_checkpoint):
-    objective, faulty = (pair(dropout_checkpoint, kind).train() for kind in (Distillation, TrainingTeacher))
+    objective, faulty = (
+        pair(dropout_checkpoint, objective_class).train() for objective_class in (Distillation, TrainingTeacher)
+    )
     batch = batch_of(objective.model, make_rows(4))
 
     def differs(objective):
@@ -254,11 +256,13 @@ def test_a_student_without_segments_leaves_them_to_the_teacher(wordpiece_tokeniz
     student = teacher.with_layers(family="distilbert")
     rows = [{"text": "a b", "text_pair": "c"}, {"text": "", "text_pair": "d e f"}]
     (expected, ours) = (model.task.features(rows, model.tokenizer) for model in (teacher, student))
-    assert any(one["token_type_ids"] != other["token_type_ids"] for one, other in zip(expected, ours, strict=True))
+    assert any(
+        feature["token_type_ids"] != other["token_type_ids"] for feature, other in zip(expected, ours, strict=True)
+    )
     objective = Distillation(student, teacher)
     keys = FeatureKeys(seed=0, epoch=0, numbers=(0, 1))
     features = objective.prepare(ours, keys, ours)
-    assert [one["token_type_ids"] for one in features] == [one["token_type_ids"] for one in expected]
+    assert [feature["token_type_ids"] for feature in features] == [feature["token_type_ids"] for feature in expected]
     assert (
         Distillation(teacher, TaskModel.from_pretrained(tmp_path, task=task)).prepare(expected, keys, ours) == expected
     )
@@ -366,7 +370,7 @@ def plain_relations(student, teacher, row, heads):
         projections.append((query, key, value))
     for states, targets in zip(*projections, strict=True):
         for state, other in zip(states.chunk(heads, dim=-1), targets.chunk(heads, dim=-1), strict=True):
-            q, p = ((part @ part.T / part.shape[1] ** 0.5).softmax(-1) for part in (state, other))
+            q, p = ((vectors @ vectors.T / vectors.shape[1] ** 0.5).softmax(-1) for vectors in (state, other))
             total += (p * (p.log() - q.log())).sum(-1).mean() / (3 * heads)
     return total
 
@@ -407,7 +411,7 @@ def test_hidden_states_of_all_tokens_are_compared(wide_checkpoint, loss_type):
     batch = batch_of(objective.model, rows)
     term = objective(batch)[-1]
     states = [[states_of(model, row)[-1] for row in rows] for model in (objective.model, objective.teacher)]
-    student, teacher = (torch.cat(one) for one in states)
+    student, teacher = (torch.cat(model_states) for model_states in states)
     cosine = (student * teacher).sum(-1) / student.norm(dim=-1) / teacher.norm(dim=-1)
     expected = (1 - cosine).sum() if loss_type == "cosine" else (student - teacher).square().sum() / student.shape[1]
     assert (term.name, term.weight, term.count.item()) == ("hidden", 0.3, len(student))
@@ -420,7 +424,7 @@ def test_reading_all_states_changes_no_logit(wide_checkpoint):
     batch = batch_of(model, make_rows(9))
     logits, states = model.logits_and_states(batch)
     torch.testing.assert_close(logits, model(batch), rtol=0, atol=1e-12)
-    assert [tuple(one.shape) for one in states] == [(len(batch.input_ids), 36)] * 3
+    assert [tuple(state.shape) for state in states] == [(len(batch.input_ids), 36)] * 3
 
 
 @pytest.mark.parametrize("relations", [False, 3])
@@ -431,7 +435,7 @@ def test_checkpointed_layers_give_the_same_gradients(dropout_checkpoint, relatio
         objective.model.encoder.gradient_checkpointing = checkpointing
         steps.append(first_step(objective, rows))
     assert steps[0][0] == steps[1][0]
-    assert all(torch.equal(one, steps[1][1][name]) for name, one in steps[0][1].items())
+    assert all(torch.equal(gradient, steps[1][1][name]) for name, gradient in steps[0][1].items())
 
 
 @pytest.mark.parametrize(

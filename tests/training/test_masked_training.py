@@ -82,6 +82,6 @@ def test_neither_batches_nor_micro_batches_change_a_mask(folder, settings, maski
         walk(make_steps(objective.model, ROWS, objective=objective, **sizes))
         seen.append(objective.seen)
     assert seen[0] == seen[1]
-    epochs = [{number: one for (epoch, number), one in seen[0].items() if epoch == wanted} for wanted in (0, 1)]
+    epochs = [{number: content for (epoch, number), content in seen[0].items() if epoch == index} for index in (0, 1)]
     assert len(epochs[0]) == len(epochs[1]) >= len(ROWS)
     assert (epochs[0] == epochs[1]) == (masking == "static")

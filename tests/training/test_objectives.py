@@ -75,7 +75,7 @@ def test_the_gradient_is_that_of_the_weighted_sum_of_means(wide_checkpoint, unla
 def trainer(checkpoint, folder, objective_class=LengthAndLabel, *, head_seed=0, **changes):
     model = load_model(checkpoint, WEIGHTED_TASK, seed=head_seed)
     rows = make_rows(8, unlabelled=(2,))
-    tables = [RowTable.from_rows(one, columns=model.task.columns) for one in (rows, make_rows(6, seed=1))]
+    tables = [RowTable.from_rows(split_rows, columns=model.task.columns) for split_rows in (rows, make_rows(6, seed=1))]
     optim = {"epochs": 2, "batch_size": 3, "learning_rate": 1e-3, "micro_batch_tokens": 30, **changes}
     return Trainer(
         objective=objective_class(model),

@@ -73,8 +73,8 @@ def test_losses_and_gradients_are_those_of_transformers_classes(folder: Path, tm
     output = objective.output_of(batch)
     terms = {term.name: term for term in objective(batch)}
     assert {name: (term.weight, term.count.item()) for name, term in terms.items()} == {
-        "generator": (1.0, sum(len(one["labels"]) for one in prepared)),
-        "discriminator": (50.0, sum(len(one["input_ids"]) for one in prepared)),
+        "generator": (1.0, sum(len(feature["labels"]) for feature in prepared)),
+        "discriminator": (50.0, sum(len(feature["input_ids"]) for feature in prepared)),
     }
     assert objective.counts(prepared) == {name: term.count.item() for name, term in terms.items()}
     objective.model.save_pretrained(tmp_path / "model")
@@ -90,8 +90,8 @@ def test_losses_and_gradients_are_those_of_transformers_classes(folder: Path, tm
     generator.eval()
     discriminator.eval()
 
-    ids, mask = padded([one["input_ids"] for one in prepared])
-    original, _ = padded([one["input_ids"] for one in features])
+    ids, mask = padded([feature["input_ids"] for feature in prepared])
+    original, _ = padded([feature["input_ids"] for feature in features])
     labels = torch.full_like(ids, -100)
     for row, feature in enumerate(prepared):
         labels[row, feature["gather_positions"]] = torch.tensor(feature["labels"]).long()
@@ -118,9 +118,9 @@ def test_losses_and_gradients_are_those_of_transformers_classes(folder: Path, tm
     tables = objective.model.encoder.embeddings
     for name, ours in (("word", tables.word), ("position", tables.position), ("token_type", tables.token_type)):
         theirs = [
-            getattr(one.electra.embeddings, f"{name}_embeddings").weight.grad for one in (generator, discriminator)
+            getattr(model.electra.embeddings, f"{name}_embeddings").weight.grad for model in (generator, discriminator)
         ]
-        size = max(float(part.abs().max()) for part in theirs)
+        size = max(float(gradient.abs().max()) for gradient in theirs)
         torch.testing.assert_close(ours.weight.grad, theirs[0] + theirs[1], rtol=0, atol=1e-9 * size)
     for ours, theirs in (
         (objective.model.head.dense, discriminator.discriminator_predictions.dense),
@@ -177,12 +177,12 @@ def test_tokens_do_not_depend_on_the_batch(folder: Path) -> None:
     objective = objective_of(folder).double().eval()
     _, prepared, batch = batch_of(objective)
     whole = objective.output_of(batch)
-    alone = [objective.output_of(collate([one], position_offset=0)) for one in prepared]
-    assert torch.equal(whole.replaced, torch.cat([one.replaced for one in alone]))
-    torch.testing.assert_close(whole.logits, torch.cat([one.logits for one in alone]), rtol=0, atol=1e-12)
+    alone = [objective.output_of(collate([feature], position_offset=0)) for feature in prepared]
+    assert torch.equal(whole.replaced, torch.cat([output.replaced for output in alone]))
+    torch.testing.assert_close(whole.logits, torch.cat([output.logits for output in alone]), rtol=0, atol=1e-12)
     _, later, _ = batch_of(objective, epoch=1)
     # Each window of each epoch has numbers of its own.
-    assert len({one["fields"]["uniform"][0] for one in (*prepared, *later)}) == 2 * len(prepared)
+    assert len({feature["fields"]["uniform"][0] for feature in (*prepared, *later)}) == 2 * len(prepared)
 
 
 def test_a_step_never_waits_for_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_a_run_saves_both_models_and_resumes_exactly(folder: Path, tmp_path: Pat
     resumed = run(folder, tmp_path / "parts")
     assert resumed.metrics == whole.metrics
     for name in ("model", "generator"):
-        both = [(tmp_path / part / name / "model.safetensors").read_bytes() for part in ("whole", "parts")]
+        both = [(tmp_path / run_name / name / "model.safetensors").read_bytes() for run_name in ("whole", "parts")]
         assert both[0] == both[1]
     config = json.loads((tmp_path / "whole" / "generator" / "config.json").read_text())
     assert (config["architectures"], config["hidden_size"]) == (["ElectraForMaskedLM"], 9)
@@ -243,7 +243,7 @@ def test_a_report_shows_replaced_tokens(folder: Path, tmp_path: Path) -> None:
     predictions = evaluated_predictions(model, table)
     sections = Report.of(task).sections(predictions, list(table))
     assert sections.measure.values() == pytest.approx(task.metrics(predictions, ROWS), abs=1e-12)
-    seen = np.array([token for one in predictions for token in one.measured])
+    seen = np.array([token for prediction in predictions for token in prediction.measured])
     assert task.metrics(predictions, ROWS)["auc"] == pytest.approx(roc_auc_score(seen[:, 1], seen[:, 0]), abs=1e-12)
     assert sections.figures == {"tokens": len(seen), "masked": seen[:, 2].sum(), "replaced": seen[:, 1].sum()}
     tokenizer = model.require_tokenizer()
@@ -307,15 +307,17 @@ def test_area_under_the_curve_is_scikit_learns() -> None:
 
 def plain_step(generator: Any, discriminator: Any, prepared: Any, features: Any) -> Tensor:
     """The loss of a step of ELECTRA with transformers' classes, on a padded batch."""
-    ids, mask = padded([one["input_ids"] for one in prepared])
-    inputs, _ = padded([one["input_ids"] for one in features])
+    ids, mask = padded([feature["input_ids"] for feature in prepared])
+    inputs, _ = padded([feature["input_ids"] for feature in features])
     labels = torch.full_like(ids, -100)
     for row, feature in enumerate(prepared):
         labels[row, feature["gather_positions"]] = torch.tensor(feature["labels"]).long()
     output = generator(input_ids=ids, attention_mask=mask, labels=labels)
     is_masked, original = labels != -100, inputs.clone()
     sums = output.logits.detach()[is_masked].softmax(1).cumsum(1)  # [R, V]
-    uniforms = torch.tensor([number for one in prepared for number in one["fields"]["uniform"]], dtype=torch.float64)
+    uniforms = torch.tensor(
+        [number for feature in prepared for number in feature["fields"]["uniform"]], dtype=torch.float64
+    )
     inputs[is_masked] = torch.searchsorted(sums, uniforms[:, None] * sums[:, -1:], right=True).squeeze(1)
     logits = discriminator(input_ids=inputs, attention_mask=mask).logits[mask.bool()]
     replaced = (inputs != original)[mask.bool()].to(logits.dtype)

@@ -89,7 +89,9 @@ def test_batches_of_tokens_hold_every_sample_once_and_as_many_as_fit(lengths, to
 def test_the_order_of_a_run_is_that_of_its_epochs_from_any_step(lengths, size, first):
     """Epochs of a number of tokens differ in their number of steps."""
     epochs = [sampling.SampleOrder(lengths, **size, seed=3).epoch(epoch) for epoch in range(40)]
-    steps = [(epoch, place, batch) for epoch, batches in enumerate(epochs) for place, batch in enumerate(batches)][:40]
+    steps = [
+        (epoch, position, batch) for epoch, batches in enumerate(epochs) for position, batch in enumerate(batches)
+    ][:40]
     order = sampling.SampleOrder(lengths, **size, seed=3)
     assert list(order.batches(first, 36)) == [(step, steps[step][2]) for step in range(first, 36)]
     for step, (epoch, position, _) in enumerate(steps[:36]):

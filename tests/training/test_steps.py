@@ -70,7 +70,7 @@ def test_gradients_of_two_threads_are_the_same_bits_each_time(by_kind, two_threa
         return [sums, *(parameter.grad.to_dense() for parameter in model.parameters())]
 
     first = gradients()
-    assert all(torch.equal(one, other) for one, other in zip(first, gradients(), strict=True))
+    assert all(torch.equal(gradient, other) for gradient, other in zip(first, gradients(), strict=True))
     assert not torch.equal(first[0], gradients(seed=1)[0])
 
 
@@ -232,13 +232,15 @@ def test_steps_are_those_of_adamw_by_its_formula(wide_checkpoint, bias_correctio
         vocabulary_rows="all",
     )
     decays = {
-        id(one): group["weight_decay"] for group in steps.optimizer.accelerated.param_groups for one in group["params"]
+        id(parameter): group["weight_decay"]
+        for group in steps.optimizer.accelerated.param_groups
+        for parameter in group["params"]
     }
     expected = weights_of(model)
-    first, second = ({name: torch.zeros_like(one) for name, one in expected.items()} for _ in range(2))
+    first, second = ({name: torch.zeros_like(weight) for name, weight in expected.items()} for _ in range(2))
     for step, batch in enumerate(batches(steps)):
         sums = steps.backward(step, batch)
-        gradients = {name: one.grad for name, one in model.named_parameters()}
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
         steps.update(step, batch, sums)  # scales the gradients in place before the optimizer drops them
         rate = steps.optimizer.accelerated.param_groups[0]["lr"]
         correction = [1 - beta ** (step + 1) if bias_correction else 1.0 for beta in (0.9, 0.999)]

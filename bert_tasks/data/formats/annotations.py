@@ -81,8 +81,8 @@ class LabelStudioFormat(AnnotatedJson):
         if used is None:
             return "not annotated"
         regions = [(region["type"], region["value"]) for region in used["result"] if "value" in region]
-        choices = [name for kind, value in regions if kind == "choices" for name in value["choices"]]
-        spans = {"entities": [value for kind, value in regions if kind == "labels"]}
+        choices = [name for region_type, value in regions if region_type == "choices" for name in value["choices"]]
+        spans = {"entities": [value for region_type, value in regions if region_type == "labels"]}
         return {"id": item.get("id"), **item["data"], **(_label_cells(choices) if choices else spans)}
 
 

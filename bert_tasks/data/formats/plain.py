@@ -215,8 +215,8 @@ def _glue(name: str, columns: str, hub_columns: str, labels: Sequence[str]) -> T
         columns=dict(zip(ours, names, strict=True)),
         hub_columns=dict(zip(ours, hub_names, strict=True)),
         label_names={str(number): label for number, label in enumerate(labels)},
-        validation={part: f"dev_{part}.tsv" for part in sets},
-        hub_validation={part: f"validation_{part}" for part in sets},
+        validation={subset: f"dev_{subset}.tsv" for subset in sets},
+        hub_validation={subset: f"validation_{subset}" for subset in sets},
     )
 
 

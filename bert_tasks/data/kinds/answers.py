@@ -52,7 +52,7 @@ class Answers(ColumnKind):
                 raise RowError("not JSON", self._example) from None
         if not isinstance(value, Mapping | list | tuple):
             raise RowError("not a list of answers", self._example)
-        pairs = [pair for part in ([value] if isinstance(value, Mapping) else value) for pair in self._pairs(part)]
+        pairs = [pair for answer in ([value] if isinstance(value, Mapping) else value) for pair in self._pairs(answer)]
         if [text for text, _ in pairs] == [""]:
             pairs = []
         for number, (text, start) in enumerate(pairs, start=1):
@@ -163,7 +163,7 @@ class Choices(TextList):
         return {**cells, name: choices} if choices["text"] else cells
 
     def join(self, cells: Mapping[str, Any]) -> dict[str, list[Any]]:
-        filled = [place for place, value in enumerate(cells.values(), start=1) if value not in (None, "")]
+        filled = [number for number, value in enumerate(cells.values(), start=1) if value not in (None, "")]
         names = list(cells)[: max(filled, default=0)]
         return {"text": [cells[name] for name in names], "label": names}
 
@@ -219,18 +219,18 @@ class Choice(ColumnKind):
             text = value.strip()
             if re.fullmatch(r"-?[0-9]+\.0", text) and text not in {*names, *map(str.strip, choices)}:
                 text = text.removesuffix(".0")  # how pandas writes whole numbers of a column with empty cells
-            places = {place for place, name in enumerate(names[:count]) if name == text}
+            places = {index for index, name in enumerate(names[:count]) if name == text}
             if not places and len(text) == 1 and text.upper() in _LETTERS[:count]:
                 places = {_LETTERS.index(text.upper())}
             elif not places and re.fullmatch(r"-?[0-9]{1,3}", text):
                 places = {int(text) - self.base}
-            places |= {place for place, choice in enumerate(choices) if choice.strip() == text}
+            places |= {index for index, choice in enumerate(choices) if choice.strip() == text}
         inside = sorted(places.intersection(range(count)))
         if len(inside) == 1:
             return inside[0]
         last = self.base + count - 1
         if inside:
-            meanings = " or ".join(str(place + self.base) for place in inside)
+            meanings = " or ".join(str(index + self.base) for index in inside)
             hint = f"Write the number without quotes, or the letter (A is {self.base})."
             raise RowError(f"ambiguous choice ({meanings})", hint)
         raise RowError("no such choice", f"Write a number from {self.base} to {last}, or the text of a choice.")

@@ -29,7 +29,7 @@ class Label(ColumnKind):
 
     def remark(self, cell: Any) -> str | None:
         parts = cell if isinstance(cell, list | tuple) else [cell]
-        has_spaces = any(part != part.strip() for part in parts if isinstance(part, str))
+        has_spaces = any(name != name.strip() for name in parts if isinstance(name, str))
         return "had white space around a label, which was removed" if has_spaces else None
 
     def labels_of(self, value: Any) -> Sequence[str]:
@@ -66,7 +66,7 @@ class Labels(Label):
             value = [value]
         if not isinstance(value, list | tuple):
             raise RowError("not a list of label names", f"Write names with {separator!r} between them.")
-        names = [label_name(part) for part in value if part is not None and part != ""]
+        names = [label_name(name) for name in value if name is not None and name != ""]
         if len(names) < len(value):
             raise RowError("empty label name", f"Write one {separator!r} between two names.")
         if len(set(names)) < len(names):
@@ -111,7 +111,7 @@ class Tags(TextList, Labels):
             return None
         parts = self._list_or_names(value)
         # A class id below 0 means "hidden" on the hub. Readers pass it on as None if the ids have names.
-        hidden = [part is None or (isinstance(part, int) and part < 0) for part in parts]
+        hidden = [label is None or (isinstance(label, int) and label < 0) for label in parts]
         if len(parts) > 0 and all(hidden):
             return None
         if any(hidden):
@@ -250,4 +250,4 @@ def known_tags(labels: Sequence[str]) -> tuple[str, ...]:
     if not all(map(is_chunk_tag, labels)):
         return tuple(labels)
     types = dict.fromkeys(label.partition("-")[2] for label in labels if "-" in label)
-    return tuple(dict.fromkeys([*labels, *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]))
+    return tuple(dict.fromkeys([*labels, *(f"{prefix}-{entity}" for entity in types for prefix in "BI")]))

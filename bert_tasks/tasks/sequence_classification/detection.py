@@ -33,7 +33,7 @@ _PAIR_NAMES = (
     ("text_a", "text_b"),
     ("text1", "text2"),
     ("#1 string", "#2 string"),
-    *((one, other) for one in QUESTION_NAMES for other in ("candidate", "passage", "sentence", "document", "answer")),
+    *((name, other) for name in QUESTION_NAMES for other in ("candidate", "passage", "sentence", "document", "answer")),
 )
 
 

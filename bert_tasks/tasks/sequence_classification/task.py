@@ -390,7 +390,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """Counts labelled samples, times several labels, or sums class weights."""
-        firsts = (features[own[0]] for own in windows_by_row(features))
+        firsts = (features[numbers[0]] for numbers in windows_by_row(features))
         labels = [row_labels for first in firsts if (row_labels := first.get("labels"))]
         weights = self.label_weights()
         if self.problem_type == "single_label_classification" and weights is not None:
@@ -428,10 +428,10 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
     def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
         pairs = self._labelled_pairs(predictions, rows)
         if self.problem_type == _REGRESSION:
-            return regression_metrics([float(value) for _, value in pairs], [one.score for one, _ in pairs])
+            return regression_metrics([float(value) for _, value in pairs], [result.score for result, _ in pairs])
         if self.problem_type == _MULTI_LABEL:
             labels = [[label in value for label in self.labels] for _, value in pairs]
-            predicted = [() if one.labels is None else one.labels for one, _ in pairs]
+            predicted = [() if prediction.labels is None else prediction.labels for prediction, _ in pairs]
             decided = [[label in names for label in self.labels] for names in predicted]
             return multilabel_metrics(labels, decided, self.labels)
         index = {label: position for position, label in enumerate(self.labels)}

@@ -160,7 +160,7 @@ class WeightedConfig(HFConfig):
         for name, nothing in (("class_weights", None), ("balanced_weights", ()), ("thresholds", ())):
             values = compatible.get(name)
             if isinstance(values, tuple) and values:
-                compatible[name] = nothing if places is None else tuple(values[place] for place in places)
+                compatible[name] = nothing if places is None else tuple(values[index] for index in places)
         return compatible
 
 

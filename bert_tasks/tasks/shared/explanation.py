@@ -108,7 +108,7 @@ class Explainable(Part):
     @classmethod
     def has(cls, task: Task) -> bool:
         """Returns True if predictions of a task can be explained."""
-        return any(issubclass(part, cls) for part in task.parts)
+        return any(issubclass(subclass, cls) for subclass in task.parts)
 
     @property
     def no_explanations_reason(self) -> str | None:

@@ -55,7 +55,7 @@ def _prediction_cells(prediction: Any) -> dict[str, str]:
     if "tags" in content:
         words, tags, scores = (content.pop(name) for name in ("words", "tags", "scores"))
         types = sorted({tag.removeprefix("B-").removeprefix("I-") for tag in tags})
-        colours = {name: "" if name == "O" else _COLOURS[place % len(_COLOURS)] for place, name in enumerate(types)}
+        colours = {name: "" if name == "O" else _COLOURS[index % len(_COLOURS)] for index, name in enumerate(types)}
         shaded = (
             _shaded(word, colours[tag.removeprefix("B-").removeprefix("I-")], f"{tag} {score:.3f}")
             for word, tag, score in zip(words, tags, scores, strict=True)
@@ -96,7 +96,7 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        value = [f"{name} {_short(part)}" for name, part in value.items()]
+        value = [f"{name} {_short(item)}" for name, item in value.items()]
     if isinstance(value, list):
         more = ["..."] if len(value) > _LONGEST else []
         return ", ".join([*map(_short, value[:_LONGEST]), *more])

@@ -33,7 +33,7 @@ class Rendering(Part):
     def prediction_type(self) -> type[Prediction]:
         """The dataclass of the task's predictions. Default: the type argument of ``Task``."""
         for base in type(self.task).__mro__:
-            for argument in (part for generic in getattr(base, "__orig_bases__", ()) for part in get_args(generic)):
+            for argument in (arg for generic in getattr(base, "__orig_bases__", ()) for arg in get_args(generic)):
                 if isinstance(argument, type) and issubclass(argument, Prediction):
                     return argument
         return Prediction

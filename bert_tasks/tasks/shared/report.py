@@ -396,4 +396,4 @@ def thinned(points: Sequence[PointT]) -> list[PointT]:
     if len(points) <= MOST_POINTS:
         return list(points)
     step = (len(points) - 1) / (MOST_POINTS - 1)
-    return [points[round(place * step)] for place in range(MOST_POINTS)]
+    return [points[round(index * step)] for index in range(MOST_POINTS)]

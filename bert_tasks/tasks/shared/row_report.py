@@ -238,7 +238,7 @@ class RowReport(Report):
 
     def _example(self, result: RowResult, label: str, prediction: str, *remarks: Remark) -> Example:
         kinds = {column.name: column.type for column in self.task.columns}
-        names = [name for name, kind in kinds.items() if kind.is_text and not kind.is_pretokenized]
+        names = [name for name, column_type in kinds.items() if column_type.is_text and not column_type.is_pretokenized]
         return Example(
             line=result.row.get("line"),
             texts=tuple(cut(result.row[name]) for name in names if result.row.get(name)),
@@ -280,7 +280,7 @@ def _scatter(labels: Sequence[float], numbers: Sequence[float]) -> tuple[Chart, 
     pairs = list(zip(labels, numbers, strict=True))
     if len(pairs) > MOST_SCATTERED:
         numbers_shown = np.random.default_rng(_SEED).choice(len(pairs), MOST_SCATTERED, replace=False)
-        pairs = [pairs[place] for place in sorted(numbers_shown.tolist())]
+        pairs = [pairs[index] for index in sorted(numbers_shown.tolist())]
     axis = Axis.around("label", (number for pair in pairs for number in pair))
     diagonal = Line(name="prediction equals label", points=((axis.low,) * 2, (axis.high,) * 2), style=7, marked=False)
     scatter = Chart(

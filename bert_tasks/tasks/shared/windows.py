@@ -159,7 +159,7 @@ class PairFrame:
             before=tuple(ids[:first]),
             between=tuple(ids[middle:second]),
             after=tuple(ids[last:]),
-            types=tuple([*types, types[second]][place] for place in (0, first, middle, second, last)),
+            types=tuple([*types, types[second]][index] for index in (0, first, middle, second, last)),
         )
 
     @property
@@ -170,7 +170,7 @@ class PairFrame:
     def join(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int]]:
         """Returns the ids and the segment ids of a window."""
         parts = (self.before, first, self.between, second, self.after)
-        types = [kind for part, kind in zip(parts, self.types, strict=True) for _ in part]
+        types = [segment for ids, segment in zip(parts, self.types, strict=True) for _ in ids]
         return list(chain.from_iterable(parts)), types
 
 

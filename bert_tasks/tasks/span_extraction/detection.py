@@ -122,5 +122,5 @@ def _is_answered(context: ColumnProfile, answers: ColumnProfile, rows: Sequence[
 def _copied(context: ColumnProfile, answers: ColumnProfile, rows: Sequence[Row]) -> float:
     """Returns the share of the answers that are in their context."""
     cells = [(str(row.get(context.name)), cell_value(row, answers.name, "answers")) for row in rows]
-    copied = [text in place for place, cell in cells if cell is not None for text in cell["text"]]
+    copied = [text in passage for passage, cell in cells if cell is not None for text in cell["text"]]
     return sum(copied) / len(copied) if copied else 0.0

@@ -51,7 +51,7 @@ class SpanReport(Report):
 
     def table(self, metrics: Mapping[str, float]) -> MetricTable:
         """Adds rows for ``version_2_with_negative``'s questions with and without answer."""
-        kinds = [kind for kind in ("HasAns", "NoAns") if f"{kind}_total" in metrics]
+        kinds = [name for name in ("HasAns", "NoAns") if f"{name}_total" in metrics]
         key = "{}_{}".format
         table = metric_table(metrics, kinds, key, word="questions", columns=("exact", "f1"), support="total")
         return MetricTable(overall=table.overall) if len(kinds) == 1 else table  # one kind alone is all questions
@@ -117,12 +117,12 @@ class SpanReport(Report):
 
 def _threshold_scores(questions: Sequence[_Question]) -> list[tuple[float, float, float]]:
     """Returns (threshold, exact match, F1) at thresholds that change a prediction."""
-    odds = np.array([0.0 if one.prediction.null_odds is None else one.prediction.null_odds for one in questions])
+    odds = np.array([0.0 if row.prediction.null_odds is None else row.prediction.null_odds for row in questions])
     order = np.argsort(odds, kind="stable")
-    labels = [one.labels for one in questions]
-    best = answer_scores(labels, [one.prediction.best.text for one in questions], version_2=True)
+    labels = [question.labels for question in questions]
+    best = answer_scores(labels, [question.prediction.best.text for question in questions], version_2=True)
     answered = np.array([best.exact, best.f1], dtype=np.float64).T[order]  # [S, 2]
-    silent = np.array([[float(not one.labels)] * 2 for one in questions])[order]
+    silent = np.array([[float(not question.labels)] * 2 for question in questions])[order]
     total = np.vstack([np.zeros(2), np.cumsum(answered - silent, axis=0)]) + silent.sum(axis=0)
     scores = 100.0 * total / len(questions)
     ordered = odds[order]
@@ -214,7 +214,7 @@ def _excerpt(question: _Question) -> tuple[Segment, ...]:
     for low, high in windows:
         segments += [Segment(text=" … " if end else "… ")] if low > end else []
         end = min(high, len(context))
-        cuts = sorted({low, end, *(place for span in marked for place in span if low < place < end)})
+        cuts = sorted({low, end, *(offset for span in marked for offset in span if low < offset < end)})
         segments += [
             Segment(text=context[a:b], label=_mark(label, a, b), prediction=_mark(prediction, a, b))
             for a, b in pairwise(cuts)

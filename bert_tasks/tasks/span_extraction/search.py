@@ -165,7 +165,7 @@ def _rank(
         window, first, last, start_logit, end_logit = entry
         start, end = max(0, offsets[window][3 * int(first)]), max(0, offsets[window][3 * int(last) + 1])
         spans.append(Span(context[start:end], share, start, end, start_logit, end_logit))
-    best_at = next((place for place, span in enumerate(spans) if span.text), 0 if null_at is None else null_at)
+    best_at = next((index for index, span in enumerate(spans) if span.text), 0 if null_at is None else null_at)
     null_odds = None
     if null_at is not None:
         odds = null_scores[lowest]

@@ -126,8 +126,8 @@ class SpanFormats(Card, Rendering, HFConfig):
         files: dict[str, Mapping[str, Any]] = {
             "": {name: prediction.answer for name, prediction in named.items()},
             "nbest.json": {
-                name: [{key: getattr(span, field) for key, field in official.items()} for span in one.n_best]
-                for name, one in named.items()
+                name: [{key: getattr(span, field) for key, field in official.items()} for span in prediction.n_best]
+                for name, prediction in named.items()
             },
         }
         if self.task.version_2_with_negative:
@@ -163,7 +163,7 @@ class SpanFitting(Fitting, Windows):
         answered, labels = _answered_rows(predictions, rows)
         if not self.task.version_2_with_negative or not answered:
             return self.task
-        spans, odds = [one.best.text for one in answered], list(map(_null_odds, answered))
+        spans, odds = [prediction.best.text for prediction in answered], list(map(_null_odds, answered))
         return replace(self.task, null_threshold=tune_null_threshold(labels, spans, odds))
 
     def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ class SpanExplainable(Explainable):
         contexts = tokenized_contexts([row["context"] for row in rows], tokenizer)
         texts = [row["question"] for row in rows]
         questions = tokenized([text.lstrip() for text in texts], tokenizer, offsets=True)["offset_mapping"]
-        before, between, after = ([None] * len(part) for part in (frame.before, frame.between, frame.after))
+        before, between, after = ([None] * len(ids) for ids in (frame.before, frame.between, frame.after))
         row_spans: list[list[TokenSpan | None]] = []
         for row, text, offsets in zip(rows, texts, questions, strict=True):
             shift, context = len(text) - len(text.lstrip()), contexts[row["context"]]
@@ -362,7 +362,7 @@ class SpanExtraction(Task[SpanPrediction]):
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """Computes the cross entropy of start and end over a labelled window's tokens."""
         parts = torch.split(logits, list(batch.layout.gather_counts))
-        labelled = [part for part, count in zip(parts, batch.label_counts, strict=True) if count]
+        labelled = [window for window, count in zip(parts, batch.label_counts, strict=True) if count]
         if not labelled:
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
         scores = position_logits(labelled, absent=-torch.inf)  # [2 B, T]
@@ -379,7 +379,7 @@ class SpanExtraction(Task[SpanPrediction]):
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[SpanPrediction]:
-        windows = [len(own) for own in windows_by_row(features)]
+        windows = [len(numbers) for numbers in windows_by_row(features)]
         ranked = merge_windows(
             compact,
             [_offsets(feature) for feature in features],
@@ -416,9 +416,9 @@ class SpanExtraction(Task[SpanPrediction]):
             DataError: A question has no answer and the settings do not expect that, or no row has answers.
         """
         answered, labels = _answered_rows(predictions, rows)
-        answers = [one.answer for one in answered]
+        answers = [prediction.answer for prediction in answered]
         if self.version_2_with_negative:
-            spans, odds = [one.best.text for one in answered], list(map(_null_odds, answered))
+            spans, odds = [prediction.best.text for prediction in answered], list(map(_null_odds, answered))
             return {**squad_v2_metrics(labels, spans, odds), **squad_v2_metrics(labels, answers, None)}
         _refuse_unanswerable(rows)
         return squad_v1_metrics(labels, answers)
@@ -438,7 +438,7 @@ def _answered_rows(
 ) -> tuple[list[SpanPrediction], list[list[str]]]:
     """Returns the predictions for the rows that have answers, and the answers' texts."""
     pairs = labelled(rows, predictions, "answers")
-    return [one for _, one in pairs], [row["answers"]["text"] for row, _ in pairs]
+    return [prediction for _, prediction in pairs], [row["answers"]["text"] for row, _ in pairs]
 
 
 def _refuse_unanswerable(rows: Iterable[Row]) -> None:

@@ -71,8 +71,8 @@ class TokenReport(Report):
 
     def sections(self, predictions: Sequence[Any], rows: Sequence[Row]) -> ReportSections:
         pairs, names, raw = labelled(rows, predictions, "tags"), self.task.labels, self._is_raw
-        tags, predicted_tags = [list(row["tags"]) for row, _ in pairs], [list(one.tags) for _, one in pairs]
-        sentences = [_sentence(row, one, raw=raw) for row, one in pairs]
+        tags, predicted_tags = [list(row["tags"]) for row, _ in pairs], [list(result.tags) for _, result in pairs]
+        sentences = [_sentence(row, prediction, raw=raw) for row, prediction in pairs]
         # The names that the model can predict or that the data have, so that two models count the same.
         if raw:
             measure = word_measure(tags, predicted_tags, sorted({*names, *chain.from_iterable(tags)}))
@@ -97,7 +97,7 @@ class TokenReport(Report):
             label_word="tag" if raw else "type",
             labels=shown,
             confusion=Confusion.of(words, predicted_words, shown if raw else (*shown, OUTSIDE), "words"),
-            calibration=calibration(list(chain.from_iterable(one.scores for _, one in pairs)), correct),
+            calibration=calibration(list(chain.from_iterable(prediction.scores for _, prediction in pairs)), correct),
             confidence_in="tag",
             examples=_examples(sentences, [label for label in shown if label in measure.support()]),
         )
@@ -133,7 +133,7 @@ def _examples(sentences: Sequence[_Sentence], names: Sequence[str]) -> Examples:
         key=lambda sentence: -sentence.result.score,
     )
     correct = [sentence for sentence in sentences if sentence.result.is_correct and sentence.labels]
-    hues = {name: place % HUES for place, name in enumerate(names)}
+    hues = {name: index % HUES for index, name in enumerate(names)}
     lead = (
         f"Sentences with a mistake: {len(wrong):,} of {len(sentences):,}. The most confident mistakes come first. Some "
         "correct sentences follow. Dashed frames: ○ missed by the model, ✗ not in the labels."

@@ -152,7 +152,7 @@ class TokenFormats(Card, Rendering, WeightedConfig):
         if extension not in self.file_formats:
             return super().render(extension, predictions, rows)
         if extension == ".conllu":
-            sentences = (enumerate(zip(one.words, one.tags, strict=True), start=1) for one in predictions)
+            sentences = (enumerate(zip(result.words, result.tags, strict=True), start=1) for result in predictions)
             text = (
                 "".join(f"{n}\t{_column(word)}\t_\t{tag}" + "\t_" * 6 + "\n" for n, (word, tag) in s) for s in sentences
             )
@@ -479,14 +479,14 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
         Raises:
             DataError: No row has tags, or the model has a label for none of them.
         """
-        pairs = [(row["tags"], one.tags) for row, one in labelled(rows, predictions, "tags")]
+        pairs = [(row["tags"], prediction.tags) for row, prediction in labelled(rows, predictions, "tags")]
         self._check_known([tags for tags, _ in pairs])
         labels = [self._as_compared(tags) for tags, _ in pairs]
         metrics = tagging_metrics(labels, [self._in_iob2(tags) for _, tags in pairs], raw=self._label_scheme == "raw")
         if self._label_scheme != "raw":
             invalid = (invalid_transitions(tags, self._label_scheme) for _, tags in pairs)
             metrics["invalid_transitions"] = float(sum(invalid))
-        scores = [score for _, one in labelled(rows, predictions, "tags") for score in one.scores]
+        scores = [score for _, prediction in labelled(rows, predictions, "tags") for score in prediction.scores]
         expected = chain.from_iterable(to_labels(tags, self.labels) for tags, _ in pairs)
         correct = [tag == label for tag, label in zip(chain.from_iterable(t for _, t in pairs), expected, strict=True)]
         return metrics | self.calibration_metrics(scores, correct)
