@@ -17,17 +17,8 @@ def instructions(repository: Path) -> list[Instruction]:
     text = (repository / "Dockerfile").read_text("utf-8")
     lines = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)).splitlines()
     result = [Instruction(*line.split(maxsplit=1)) for line in lines if line.strip()]
-    assert {instruction.name for instruction in result} <= {
-        "FROM",
-        "ARG",
-        "ENV",
-        "RUN",
-        "WORKDIR",
-        "COPY",
-        "USER",
-        "ENTRYPOINT",
-        "CMD",
-    }
+    names = {instruction.name for instruction in result}
+    assert names <= {"FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}
     return result
 
 

@@ -138,13 +138,7 @@ def test_an_interval_without_width_is_none(run_of):
 
 
 def page_of(run):
-    return run_page(
-        run,
-        {
-            predicted_set.name: results_of(run.task, predicted_set.predictions, predicted_set.rows)
-            for predicted_set in run.predicted
-        },
-    )
+    return run_page(run, {split.name: results_of(run.task, split.predictions, split.rows) for split in run.predicted})
 
 
 def test_an_unfinished_run_says_what_each_figure_is_about(copy_of):

@@ -402,13 +402,7 @@ def test_rows_may_have_the_names_of_the_training_data(model_of: ModelOf) -> None
     renamed = {"review": TEXT["text"], "stars": 3}
     bodies = (renamed, TEXT, {**TEXT, "review": "something else"}, {"inputs": [renamed]}, {"reviews": "x"})
     alone, task_names, both, several, unknown = posted(model, *bodies, columns={"text": "review", "label": "stars"})
-    assert [response.status_code for response in (alone, task_names, both, several, unknown)] == [
-        200,
-        200,
-        200,
-        200,
-        422,
-    ]
+    assert [answer.status_code for answer in (alone, task_names, both, several, unknown)] == [200, 200, 200, 200, 422]
     assert alone.json() == task_names.json() == both.json() == rounded(expected)
     assert several.json() == {"predictions": [rounded(expected)]}
     assert errors_of(unknown) == {"body.text": "missing text. The row has 'reviews'."}
