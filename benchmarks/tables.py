@@ -32,7 +32,7 @@ FILES = {
     "quality": ("quality.jsonl", "quality_rounded.jsonl", "quality_pretraining.json"),
     "distillation": ("quality_distillation.jsonl",),
 }
-FILES["quality"] += (FILES["training"][1], *FILES["pre-training"])
+FILES["quality"] += FILES["pre-training"]
 FILES["speed"] = (FILES["training"][0], FILES["prediction"][0], *FILES["gpu"])
 WITHOUT_CAPTION = ("speed", "accumulation")
 GENERATIONS = {"family 25, model 17": "Zen 4", "family 26, model 2": "Zen 5"}  # of processors with the same name
@@ -139,7 +139,7 @@ def pre_training(result: Result) -> list[str]:
         factors = [ratio(baseline, speeds), ours["peak_mib"] / side["peak_mib"]]
         factor, share = ["", ""] if side is ours else map(number, factors)
         rows.append([label, number(statistics.median(speeds)), factor, share])
-    return table(["", "tokens/s", "speed-up", "memory"], *rows)
+    return table(["program", "tokens/s", "speed-up", "memory"], *rows)
 
 
 def prediction(result: Result, embedding: Result) -> list[str]:
@@ -157,9 +157,11 @@ def prediction(result: Result, embedding: Result) -> list[str]:
     sides = [result["sides"].get(ours + precision) for precision in precisions[1:]]
     changed = ["" if side is None else f"{number(100 * (1 - side['equal_labels']))}%" for side in sides]
     rows.append(["changed labels", "", *changed])
-    factors = " and ".join(number(embedding["sides"][name]["ours_is"]) for name in EMBEDDING)
-    peer = "sentence-transformers, default and fastest batch size"
-    sentence = f"Embeddings ({processor(embedding)}): {factors} times {peer}."
+    factors = [number(embedding["sides"][name]["ours_is"]) for name in EMBEDDING]
+    sentence = (
+        f"Embeddings ({processor(embedding)}): {factors[0]} times as fast as sentence-transformers at its default "
+        f"batch size, and {factors[1]} times at its fastest."
+    )
     return [*table(["rows/s", "float32", "bf16", "int8"], *rows), "", sentence]
 
 
@@ -208,15 +210,18 @@ def gpu(result: Result) -> list[str]:
 
 
 def speed(train: Result, predict: Result, card: Result) -> list[str]:
-    """Returns the README's sentences, as lines of a list item."""
-    pipeline = number(ratio(predict["seconds"]["pipeline()"], predict["seconds"]["bert_tasks"]))
-    bert_base = span([value for cell, value in gpu_ratios(card, "training").items() if cell[0] == "bert-base"])
+    """Returns the README's sentences."""
+    ours = predict["seconds"]["bert_tasks"]
+    loop, pipeline = (number(ratio(predict["seconds"][name], ours)) for name in ("sorted loop", "pipeline()"))
     fitting = span([cells["speed-up"] for cells in training_cells(train).values()])
+    shares = [ours["reserved_gib"] / theirs["reserved_gib"] for ours, theirs in gpu_cells(card, "training").values()]
     return [
-        f"Fine-tuning BERT-base runs {fitting} times as fast as transformers' Trainer at its best ({processor(train)},",
-        f"float32), on a GPU without torch.compile {bert_base} times ({processor(card)}),",
-        f"and MiniLM predicts {pipeline} times as fast as `pipeline()`.",
-        "[Performance](docs/performance.md) has the measurements.",
+        f"On {train['options']['threads']} threads of an {processor(train)}, BERT-base trains {fitting} times as fast",
+        "as in transformers' Trainer at its best, and MiniLM predicts",
+        f"{loop} times as fast as a loop over sorted texts ({pipeline} times `pipeline()`).",
+        f"On an {processor(card)} (one run, random weights), models train",
+        f"{span(list(gpu_ratios(card, 'training').values()))} times as fast in {span(shares)} times the memory",
+        "([measurements](docs/performance.md)).",
     ]
 
 
@@ -226,7 +231,7 @@ def accumulation(result: Result) -> list[str]:
     rows = [
         [label, *("{loss:.2f}, {grad_norm:.2f}".format(**side[name]) for side in steps)] for name, label in WAYS.items()
     ]
-    return table(["loss, gradient norm", "bert_tasks", "Trainer"], *rows)
+    return table(["batch", "bert_tasks", "Trainer"], *rows)
 
 
 def chart(result: Result) -> str:
@@ -249,7 +254,8 @@ def chart(result: Result) -> str:
             f'<text x="{192 + width}" y="{top + 13}">{number(speed)}</text>',
         ]
     height = 52 + 20 * len(bars) + 6 * len(bars)
-    title = f"Fine-tuning {MODELS[result['options']['shape']]}, tokens/s ({processor(result)}, float32)"
+    options = result["options"]
+    title = f"Fine-tuning {MODELS[options['shape']]}, tokens/s ({processor(result)}, {options['threads']} threads)"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{height}" viewBox="0 0 640 {height}"'
     head += ' font-family="sans-serif" font-size="13" fill="#111827">'
     background = f'<rect width="640" height="{height}" fill="#ffffff"/>'
@@ -277,29 +283,28 @@ def quality_row(label: str, sides: Sequence[Sequence[float]], digits: int = 1) -
     return [label, seeds(theirs), seeds(ours), " and ".join(spreads), difference(ours, theirs, digits)]
 
 
-def quality(runs: Lines, rounded: Lines, masked: Result, train: Result, pretrain: Result) -> list[str]:
-    """Returns a row for each task: the Trainer's scores and ours, and speed and memory where they were measured."""
+def medians(sides: Sequence[Sequence[float]]) -> str:
+    """Returns the median of each side, or nothing if a side was not measured."""
+    return " and ".join(number(statistics.median(values)) for values in sides) if all(sides) else ""
+
+
+def quality(runs: Lines, rounded: Lines, masked: Result, pretrain: Result) -> list[str]:
+    """Returns a row for each task: the scores of the Trainer and of bert_tasks, minutes and memory of training."""
     rows = []
-    workloads: dict[str, Result] = {row["workload"]: row for row in train["results"]}
     for label, (task, metric) in SCORES.items():
         lines = sorted((run for run in [*runs, *rounded] if run["task"] == task), key=lambda run: int(run["seed"]))
-        sides = [[100 * line["metrics"][metric] for line in lines if line["side"] == name] for name in QUALITY_SIDES]
-        workload = workloads.get(task, {"seconds": {}})
-        times = [workload["seconds"][side] for side in ("grouped", "ours") if side in workload["seconds"]]
-        tokens = [number(workload["tokens"] / statistics.median(seconds)) for seconds in times]
-        measured = [
-            [line["peak_mib"] for line in lines if line["side"] == name and "peak_mib" in line]
-            for name in QUALITY_SIDES
-        ]
-        peaks = [number(statistics.median(values)) for values in measured if values]
-        rows.append([*quality_row(label, sides), " and ".join(tokens), " and ".join(peaks)])
+        sides = [[line for line in lines if line["side"] == name] for name in QUALITY_SIDES]
+        measured = [[line for line in side if "peak_mib" in line] for side in sides]  # on one machine, two threads
+        minutes = medians([[line["train_seconds"] / 60 for line in side] for side in measured])
+        peaks = medians([[line["peak_mib"] for line in side] for side in measured])
+        scores = [[100 * line["metrics"][metric] for line in side] for side in sides]
+        rows.append([*quality_row(label, scores), minutes, peaks])
     losses = [[run["loss"] for run in masked["metrics"][side]] for side in QUALITY_SIDES]
-    peers = [pretrain["sides"][side] for side in ("sparse", "ours")]
-    tokens = [number(side["tokens"] / statistics.median(side["seconds"])) for side in peers]
-    peaks = [number(side["peak_mib"]) for side in peers]
-    row = quality_row("wikitext-2, 60 steps, loss of masked tokens", losses, digits=2)
-    rows.append([*row, " and ".join(tokens), " and ".join(peaks)])
-    head = ["score", "Trainer", "bert_tasks", "mean±sd", "difference", "tokens/s", "peak MiB"]
+    seconds = [masked.get("seconds", {}).get(side, []) for side in QUALITY_SIDES]
+    minutes = medians([[value / 60 for value in values] for values in seconds])
+    peaks = medians([[pretrain["sides"][side]["peak_mib"]] for side in ("sparse", "ours")])
+    rows.append([*quality_row("wikitext-2, 60 steps, loss of masked tokens", losses, digits=2), minutes, peaks])
+    head = ["score", "Trainer", "bert_tasks", "mean±sd", "difference", "minutes", "peak MiB"]
     return table(head, *rows)
 
 

@@ -59,4 +59,5 @@ def test_first_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert vars(module)["result"].metrics["accuracy"] > 0.85
     assert predictions.count("<tr>") == 4  # the names of the columns, and three texts
     assert report.startswith("<iframe")
+    assert "Confusion matrix" in report
     assert "nobody" in explanation
