@@ -83,7 +83,7 @@ def test_new_result_is_a_new_table(pages: Path, script: dict[str, Any]) -> None:
     text = (pages / "docs/performance.md").read_text(encoding="utf-8")
     assert "[Test, Zen 4, 3 threads, 2027-01-02, 0123abc]" in text
     assert "| STS-B | 500 | 3.0 |" in text
-    assert "Fine-tuning BERT-base runs 3.0 times" in (pages / "README.md").read_text(encoding="utf-8")
+    assert "BERT-base trains 3.0 times" in (pages / "README.md").read_text(encoding="utf-8")
     chart = (pages / CHART).read_text(encoding="utf-8")
     assert ('width="360"' in chart, 'width="103"' in chart, ">500</text>" in chart) == (True, True, True)  # 500 and 143
 

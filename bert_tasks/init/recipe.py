@@ -146,8 +146,7 @@ class RecipeDraft:
         """Yields what was detected in the rows, for people."""
         sample, guess = self.sample, self.guess
         drawn = f", {len(sample.rows)} of them sampled" if len(sample.rows) < sample.count else ""
-        unit = "line" if sample.layout.has_documents else "row"
-        yield f"{sample.path.name}: {counted(sample.count, unit)}{drawn}"
+        yield f"{sample.path.name}: {counted(sample.count, 'line' if sample.layout.has_documents else 'row')}{drawn}"
         if sample.faults:
             yield f"  {len(sample.faults)} more cannot be read ({sample.faults[0]})"
         names = [f"{name} ({task.task})" for name, task in self.tasks.items() if name]
