@@ -13,7 +13,6 @@ import argparse
 import os
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -91,22 +90,19 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     metrics: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}  # of training, with the reading of the texts
     rows = held_out(arguments.sections)
     for seed in arguments.seeds:
         for side, train in zip(SIDES, (train_ours, train_theirs), strict=True):
             with tempfile.TemporaryDirectory() as folder:
-                started = time.perf_counter()
                 train(Path(folder), arguments.steps, seed)
-                seconds[side].append(round(time.perf_counter() - started, 1))
                 settings = {"max_length": LENGTH, "fill": "document"}
                 metrics[side].append(evaluate(Path(folder) / "model", rows, task=TASK, settings=settings))
-            print(f"seed {seed}  {side:14}{metrics[side][-1]}  {seconds[side][-1]} s", flush=True)
+            print(f"seed {seed}  {side:14}{metrics[side][-1]}", flush=True)
     ours, theirs = (statistics.mean(result["loss"] for result in metrics[side]) for side in SIDES)
     print(f"mean loss {ours:.4f} and {theirs:.4f}: {'holds' if ours <= theirs + MARGIN else 'does not hold'}")
     if arguments.json is not None:
         options = {name: value for name, value in vars(arguments).items() if name != "json"}
-        content = {"options": options, "environment": environment(), "metrics": metrics, "seconds": seconds}
+        content = {"options": options, "environment": environment(), "metrics": metrics}
         write_results(arguments.json, content)
 
 

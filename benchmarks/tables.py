@@ -300,10 +300,8 @@ def quality(runs: Lines, rounded: Lines, masked: Result, pretrain: Result) -> li
         scores = [[100 * line["metrics"][metric] for line in side] for side in sides]
         rows.append([*quality_row(label, scores), minutes, peaks])
     losses = [[run["loss"] for run in masked["metrics"][side]] for side in QUALITY_SIDES]
-    seconds = [masked.get("seconds", {}).get(side, []) for side in QUALITY_SIDES]
-    minutes = medians([[value / 60 for value in values] for values in seconds])
     peaks = medians([[pretrain["sides"][side]["peak_mib"]] for side in ("sparse", "ours")])
-    rows.append([*quality_row("wikitext-2, 60 steps, loss of masked tokens", losses, digits=2), minutes, peaks])
+    rows.append([*quality_row("wikitext-2, 60 steps, loss of masked tokens", losses, digits=2), "", peaks])
     head = ["score", "Trainer", "bert_tasks", "mean±sd", "difference", "minutes", "peak MiB"]
     return table(head, *rows)
 

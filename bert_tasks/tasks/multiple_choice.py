@@ -75,12 +75,12 @@ class ChoiceDetection(Detection):
     row_needs: ClassVar[str] = "a context, choices, and which of them is right"
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        some = rows[:COMPARED_ROWS]
+        compared = rows[:COMPARED_ROWS]
         fitting = [
             (columns, base)
             for columns in _choice_columns(profiles, hints)
             for base in _label_bases(profiles, columns)
-            if _read_choices(some, columns, base)
+            if _read_choices(compared, columns, base)
         ]
         if not fitting:
             return None

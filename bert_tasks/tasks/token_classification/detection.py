@@ -76,10 +76,10 @@ class TokenDetection(Detection):
 
     def _guess_tags(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         """Words, and a tag for each."""
-        some = rows[:COMPARED_ROWS]
+        compared = rows[:COMPARED_ROWS]
         if hints.task is not None and hints.label is not None and len(hints.texts) == 1:
             hinted = (hints.texts[0], hints.label)
-            pairs = [hinted] if _are_tagged(some, *hinted, is_usual=True) else []
+            pairs = [hinted] if _are_tagged(compared, *hinted, is_usual=True) else []
         else:  # by their names, then any two columns of lists
             by_name = {column.known: column.name for column in profiles}
             usual = [(by_name[w], by_name[t]) for w, t in product(_WORDS, _TAGS) if w in by_name and t in by_name]
@@ -87,16 +87,16 @@ class TokenDetection(Detection):
             pairs = [
                 (words, tags)
                 for words, tags in [*usual, *permutations(lists, 2)]
-                if hints.texts in ((), (words,)) and hints.label in (None, tags) and _are_tagged(some, words, tags)
+                if hints.texts in ((), (words,)) and hints.label in (None, tags) and _are_tagged(compared, words, tags)
             ]
         if not pairs:
             return None
         words, tags = pairs[0]
         spare = []
         for column in (column.name for column in profiles if column.name not in pairs[0]):
-            is_copy = all(row.get(column) in (row.get(words), row.get(tags)) for row in some)
-            if not is_copy and _are_tagged(some, words, column):
-                different = sorted({tag for row in some for tag in _names(row, column, "tags")})
+            is_copy = all(row.get(column) in (row.get(words), row.get(tags)) for row in compared)
+            if not is_copy and _are_tagged(compared, words, column):
+                different = sorted({tag for row in compared for tag in _names(row, column, "tags")})
                 spare.append(("tags", column, f"{counted(len(different), 'different tag')}: {listed(different)}"))
         # Rows of tags are rows of words for coarser tags, but not if they are tags of the chosen words.
         unlike = {words, *(column for _, column, _ in spare)}
