@@ -89,8 +89,8 @@ def _report_error(error: Exception, *, debug: bool) -> int:
 
 def _parser_message(error: TyperException) -> str:
     """Returns what is wrong with the arguments, and where to read about them."""
-    context, message = getattr(error, "ctx", None), error.format_message()
-    hint = "" if context is None else f" See '{context.command_path} --help'."
+    message = error.format_message().replace("Value error, ", "")  # pydantic's prefix
+    hint = f" See '{context.command_path} --help'." if (context := getattr(error, "ctx", None)) else ""
     return f"{message}{'' if message.endswith(('.', '?')) else '.'}{hint}"
 
 

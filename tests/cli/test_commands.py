@@ -535,6 +535,10 @@ class TestFailures:
         )
         assert "FILE" in failure(run("evaluate", model), 2)
         assert "--speed" in failure(run("evaluate", model, "--speed", "3"), 2)
+        assert failure(run("evaluate", model, "--dtype", "fp8"), 2) == (
+            "error: Invalid value for '--dtype': 'fp8' is not one of 'float32', 'bf16', 'int8'. "
+            "See 'bert-tasks evaluate --help'.\n"
+        )
 
     def test_bad_rows(self, recipe: Path, model: Path, run: Run) -> None:
         source = recipe.parent / "train.csv"
