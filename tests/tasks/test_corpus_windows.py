@@ -1,18 +1,21 @@
 """Windows of a corpus: every token once and in order, as full as whole words allow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, evaluate, fit
+from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
+from bert_tasks.tasks.masked_language_modeling.predictions import MASK
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, cut_documents
+from bert_tasks.tasks.shared.corpus import tokenized_texts
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 
@@ -161,3 +164,55 @@ def test_a_model_is_trained_and_evaluated_with_windows_across_documents(
     together = saved.predict([LINES[0], masked, LINES[1]])
     assert [len(prediction.masks) for prediction in together] == [0, 1, 0]
     assert together[1].masks[0][0].token == saved.predict(masked)[0].masks[0][0].token
+
+
+WRITTEN = st.lists(
+    st.sampled_from(["a", "harbour", " ", "  ", "\n", "😀", "[MASK]", "<mask>", "{sep}", "{cls}", "{pad}", "{unk}"]),
+    max_size=9,
+)
+KINDS = ["wordpiece", "bpe", "unigram", "multilingual", "french", "mpnet", "modern", "deberta", "llama", "gemma"]
+
+
+@pytest.fixture(scope="module")
+def opened_by_kind(
+    by_kind: dict[str, PreTrainedTokenizerBase], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, PreTrainedTokenizerBase]:
+    """The tokenizers of a checkpoint, as models open them."""
+    opened = {}
+    for kind, tokenizer in by_kind.items():
+        folder = tmp_path_factory.mktemp(kind)
+        tokenizer.save_pretrained(folder)
+        opened[kind] = open_tokenizer(folder, vocab_size=40_000, second=0)
+    return opened
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=40)  # the first text with both is slow, because the tokenizer is copied
+@given(pieces=WRITTEN)
+def test_only_masks_are_special_in_a_text(
+    kind: str, pieces: list[str], opened_by_kind: Mapping[str, PreTrainedTokenizerBase]
+) -> None:
+    """A special token beside a mask is split as in a text without a mask, and would end the sequence otherwise."""
+    tokenizer = opened_by_kind[kind]
+    special = {role: str(getattr(tokenizer, f"{role}_token")) for role in ("sep", "cls", "pad", "unk")}
+    text = "".join(pieces).format_map({role: token.replace("None", "") for role, token in special.items()})
+    (document,) = tokenized_texts([text], tokenizer)
+    mask = str(tokenizer.mask_token)
+    assert list(document.ids).count(tokenizer.mask_token_id) == len(MASK.findall(text))
+    written = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id, tokenizer.mask_token_id}
+    assert written.isdisjoint(document.ids)
+    without = "".join(pieces).format_map(dict.fromkeys(special, ""))
+    (document,) = tokenized_texts([without], tokenizer)
+    assert document.ids == tokenizer(MASK.sub(mask, without), add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_beside_a_mask_have_the_ids_of_their_characters(
+    kind: str, opened_by_kind: Mapping[str, PreTrainedTokenizerBase]
+) -> None:
+    tokenizer = opened_by_kind[kind]
+    for token in tokenizer.all_special_tokens:
+        if MASK.fullmatch(token) or token == tokenizer.mask_token:
+            continue
+        plain, masked = tokenized_texts([f"a {token}", f"a {token}[MASK]"], tokenizer)
+        assert list(masked.ids) == [*plain.ids, tokenizer.mask_token_id]

@@ -1,7 +1,11 @@
 """Windows of texts without labels and settings of masking, for corpus tasks."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
+
+from tokenizers import Encoding, Tokenizer
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.errors import UsageError
@@ -76,26 +80,71 @@ def mask_token_id(tokenizer: PreTrainedTokenizerBase, task: str) -> int:
 
 
 def tokenized_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[DocumentTokens]:
-    """Returns the tokens of each text, without special tokens except masks."""
-    documents: dict[int, DocumentTokens] = {}
-    for with_masks in (False, True):
-        numbers = [number for number, text in enumerate(texts) if (MASK.search(text) is not None) == with_masks]
-        if not numbers:
-            continue
-        inputs = [MASK.sub(str(tokenizer.mask_token), texts[number]) for number in numbers]
-        encoding = tokenizer(
-            inputs,
-            add_special_tokens=False,
-            split_special_tokens=not with_masks,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            padding=False,
-            verbose=False,
-        )
-        for i, (number, text) in enumerate(zip(numbers, inputs, strict=True)):
-            words = word_numbers(text, encoding.word_ids(i), encoding["offset_mapping"][i])
-            documents[number] = DocumentTokens(ids=encoding["input_ids"][i], words=words)
-    return [documents[number] for number in range(len(texts))]
+    """Returns the tokens of each text. Only masks are special tokens, all others are plain characters."""
+    inputs = [MASK.sub(str(tokenizer.mask_token), text) for text in texts]
+    masked = [number for number, text in enumerate(texts) if MASK.search(text) is not None]
+    plain = sorted({*range(len(texts))}.difference(masked))
+    encodings = dict(zip(plain, _encodings([inputs[number] for number in plain], tokenizer), strict=True))
+    encodings.update(zip(masked, _masked_encodings([inputs[number] for number in masked], tokenizer), strict=True))
+    documents = []
+    for number, text in enumerate(inputs):
+        encoding = encodings[number]
+        words = word_numbers(text, encoding.word_ids, encoding.offsets)
+        documents.append(DocumentTokens(ids=encoding.ids, words=words))
+    return documents
+
+
+def _encodings(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, split_special_tokens: bool = True
+) -> list[Encoding]:
+    if not texts:
+        return []
+    encoding = tokenizer(
+        texts,
+        add_special_tokens=False,
+        split_special_tokens=split_special_tokens,
+        return_attention_mask=False,
+        padding=False,
+        verbose=False,
+    )
+    return list(encoding.encodings)
+
+
+def _masked_encodings(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Encoding]:
+    """Returns the encodings of texts in which the mask, and no other token, is special."""
+    encodings = _encodings(texts, tokenizer, split_special_tokens=False)
+    mask_id, backend = tokenizer.mask_token_id, tokenizer.backend_tokenizer
+    added = backend.get_added_tokens_decoder()
+    others = {number for number, token in added.items() if token.special and number != mask_id}
+    mixed = [index for index, encoding in enumerate(encodings) if not others.isdisjoint(encoding.ids)]
+    if not mixed:
+        return encodings
+    reader = _mask_reader(backend.to_str(), mask_id)
+    read = reader.encode_batch([texts[index] for index in mixed], add_special_tokens=False)
+    for index, encoding in zip(mixed, read, strict=True):
+        encodings[index] = encoding
+    return encodings
+
+
+@lru_cache(maxsize=1)
+def _mask_reader(backend: str, mask_id: int) -> Tokenizer:
+    """Returns a copy of a tokenizer that reads the mask in a text, but no other special token.
+
+    The library tokenizers can only leave all special tokens of a text unread. So the mask of the copy is an ordinary
+    added token, which keeps its treatment of the spaces beside it.
+
+    Args:
+        backend: The tokenizer as JSON, which is also what the copy depends on. Making it takes seconds for a large
+            vocabulary, so it is made for texts that need it only, and kept.
+        mask_id: The id of its mask.
+    """
+    content = json.loads(backend)
+    for token in content["added_tokens"]:
+        if token["id"] == mask_id:
+            token["special"] = False
+    reader = Tokenizer.from_str(json.dumps(content | {"truncation": None, "padding": None}))
+    reader.encode_special_tokens = True
+    return reader
 
 
 def window_feature(window: Window, rules: WindowRules, mask_id: int) -> Feature:
