@@ -232,19 +232,41 @@ def rotary_theta(hf_config: Mapping[str, Any], older: str, *, layer_type: str | 
     Raises:
         CheckpointError: A value has the wrong type, or positions are scaled.
     """
-    value = hf_config["rope_parameters"]
-    parameters = {} if value is None else value
-    rope = parameters.get(layer_type) if isinstance(parameters, dict) and layer_type is not None else parameters
-    rope = {} if rope is None else rope
-    if not isinstance(rope, dict):
-        each = "" if layer_type is None else " for each layer type"
-        raise CheckpointError(f"config.json: rope_parameters = {shortened(value)}, expected an object{each}")
+    rope = _rope_parameters(hf_config, layer_type)
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type != "default":
         raise CheckpointError(f"config.json: rope_type = {shortened(rope_type)} is not supported, only 'default' is")
     source, name = (rope, "rope_theta") if "rope_theta" in rope else (hf_config, older)
-    of_layers = "" if layer_type is None else f"the {name} of {layer_type}"
-    return float(config_value(source, name, 1.0, least=1, title=of_layers if of_layers else name))
+    title = name if layer_type is None else f"the {name} of {layer_type}"
+    return float(config_value(source, name, 1.0, least=1, title=title))
+
+
+def _rope_parameters(hf_config: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:
+    """Returns the object about rotary positions, of one type of layers if these have objects of their own.
+
+    transformers reads one object in families whose layers are alike, and one for each type of layer in the others. It
+    fails on the wrong form, or ignores it (EuroBERT), so that the model would compute other positions than stated.
+
+    Raises:
+        CheckpointError: ``rope_parameters`` has another form.
+    """
+    value = hf_config["rope_parameters"]
+    if value is None:
+        return {}
+    expected = "one object for all layers"
+    if layer_type is not None:
+        expected = f"an object for each layer type ({FULL}, {SLIDING})"
+    error = CheckpointError(f"config.json: rope_parameters = {shortened(value)}, expected {expected}")
+    if not isinstance(value, dict):
+        raise error
+    if layer_type is None:
+        if any(isinstance(entry, dict) for entry in value.values()):
+            raise error
+        return value
+    if value.keys() - {FULL, SLIDING} or not all(isinstance(entry, dict) for entry in value.values()):
+        raise error
+    rope: Mapping[str, Any] = value.get(layer_type, {})
+    return rope
 
 
 # ``Family.layer_fields`` for ``rotary_layers``, beside ``rope_theta``.

@@ -55,7 +55,7 @@ def test_published_configs() -> None:
         ({"rope_scaling": {"type": "ntk"}}, "rope_scaling = {'type': 'ntk'} is not supported, only None is"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type = 'yarn' is not supported, only 'default' is"),
         ({"rope_parameters": {"type": "dynamic"}}, "rope_type = 'dynamic' is not supported, only 'default' is"),
-        ({"rope_parameters": [1]}, r"rope_parameters = \[1\], expected an object$"),
+        ({"rope_parameters": [1]}, r"rope_parameters = \[1\], expected one object for all layers"),
         ({"head_dim": 3}, "rotary positions need heads of an even size, not 3"),
     ],
 )
