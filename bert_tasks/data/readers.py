@@ -13,7 +13,7 @@ from functools import partial
 from inspect import signature
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeGuard, TypeVar
 
 from bert_tasks.data.arrow import cache_folder, row_batches, store, write_batches
 from bert_tasks.data.cells import LABEL_SEPARATOR, joined_names
@@ -76,6 +76,16 @@ def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> It
         f"{source}: expected a file, a list of dicts such as {{'text': '...'}}, a pandas DataFrame or a "
         f"datasets.Dataset, not {type(data).__name__}"
     )
+
+
+def index_of(data: object) -> Any:
+    """Returns the index of a pandas DataFrame or Series. None for other data."""
+    return getattr(data, "index", None) if hasattr(data, "iloc") else None
+
+
+def is_frame(data: object) -> TypeGuard[Frame]:
+    """Returns True for a pandas DataFrame, a pyarrow Table or a Dataset, whose items are no rows."""
+    return hasattr(data, "shape") and (hasattr(data, "columns") or hasattr(data, "column_names"))
 
 
 class ReadingArguments(TypedDict, total=False):

@@ -20,7 +20,7 @@ from accelerate.utils import gather_object
 from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, PassthroughColumns, Row
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.problems import RowError, RowErrors
-from bert_tasks.data.readers import ReadingArguments, ReadOptions
+from bert_tasks.data.readers import ReadingArguments, ReadOptions, index_of
 from bert_tasks.data.table import RowTable, Truncation
 from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.validator import plain
@@ -154,7 +154,8 @@ def predict(
         reading: Fields of `ReadOptions`. Default: columns with the names of the training data.
 
     Returns:
-        The predictions, or with ``output`` their number.
+        The predictions, one for each row, because rows in memory are never skipped. ``to_frame`` of them has the index
+        of a DataFrame or Series. With ``output`` their number.
 
     Raises:
         DataError: Rows cannot be used. The message names all of them.
@@ -197,7 +198,7 @@ def predict(
     lowest = abstention_score(model.task, abstain_below=abstain_below, min_accuracy=min_accuracy)
     predictions = model.predict_rows(table, forward_fn=forward_fn, logits=logits, explain=explain)
     answers = (without_label(each, lowest) for each in predictions) if lowest else predictions
-    return cast("Predictions[PredictionT]", Predictions(answers))
+    return cast("Predictions[PredictionT]", Predictions(answers, index=index_of(data)))
 
 
 def predict_file(

@@ -18,6 +18,7 @@ from bert_tasks.checkpoints.load import match_weights
 from bert_tasks.checkpoints.save import file_tensors, hf_tensors, save_folder
 from bert_tasks.checkpoints.sentence_transformers import SentenceSettings, read_sentence_settings
 from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
+from bert_tasks.data.readers import is_frame
 from bert_tasks.encoder.layers import initialize
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.families import CONFIG_KEY, encoder_config, family_of, parameter_map, pooler_is_there
@@ -139,6 +140,8 @@ class Encoder(PretrainedModule):
         """
         if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
             raise DataError(f"expected a text or a list of texts, not {type(texts).__name__}")
+        if is_frame(texts):
+            raise DataError(f"expected a text or a list of texts, not {type(texts).__name__}. Pass one of its columns")
         model = self.embedding_model(
             pooling=pooling, normalize=normalize, layer=layer, max_length=max_length, prompt=prompt
         )

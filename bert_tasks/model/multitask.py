@@ -6,7 +6,6 @@ from typing import Any, Self, cast
 
 import torch
 
-from bert_tasks.data.columns import as_rows
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import UsageError
 from bert_tasks.model.task_model import Inputs, TaskModel
@@ -103,8 +102,7 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
         """
         if logits or explain:
             raise UsageError(f"logits and explanations belong to one task. Use models[{next(iter(self.models))!r}]")
-        rows = as_rows(inputs, self.input_columns)
-        return [dict(prediction.tasks) for prediction in self.predict_rows(rows)]
+        return [dict(prediction.tasks) for prediction in self.predict_rows(self.given_rows(inputs))]
 
     @property
     def reading_task(self) -> MultiTask:

@@ -24,6 +24,7 @@ from bert_tasks.checkpoints.save import file_tensors, hf_tensors, read_head_tens
 from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
 from bert_tasks.data.columns import Column, Row, as_rows, first_column
 from bert_tasks.data.problems import first_few
+from bert_tasks.data.readers import Frame, index_of, is_frame, rows_in_memory
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import filled_batches, filling_order
 from bert_tasks.data.validator import valid_rows
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # One row or several: mappings, texts, or tuples of the texts that a row needs.
-Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]
+Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]] | Frame
 ForwardFn = Callable[[PackedBatch], Any]  # a batch's logits: [B, L], or [R, L] of a head with logits per token
 
 CHUNK_ROWS = 1024
@@ -576,6 +577,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         Args:
             inputs: One or several rows, each a text (``"a fine film"``), a tuple of the texts that a row needs
                 (``("a premise", "a hypothesis")``), or a mapping with the columns of the task or of the training data.
+                Also a pandas DataFrame or Series, whose index ``to_frame`` of the result keeps, or a Dataset.
             logits: True to compute the ``logits`` of the predictions, in the order of the labels.
             explain: True to compute the ``explanation`` of the predictions, which says how much each word adds
                 to the label, number, span or entity. Each takes as long as about 100 predictions.
@@ -584,7 +586,13 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             DataError: A row lacks a column or a value is of the wrong kind.
             UsageError: The model has no tokenizer, or its task has no logits or no explanations.
         """
-        return Predictions(self.predict_rows(as_rows(inputs, self.input_columns), logits=logits, explain=explain))
+        predictions = self.predict_rows(self.given_rows(inputs), logits=logits, explain=explain)
+        return Predictions(predictions, index=index_of(inputs))
+
+    def given_rows(self, inputs: Inputs) -> Iterable[Row]:
+        """Returns the rows of the argument of ``predict`` in their order."""
+        given: Any = rows_in_memory(inputs) if is_frame(inputs) else inputs
+        return as_rows(given, self.input_columns)
 
     def rank(
         self, query: str, documents: Sequence[str], *, top_k: int | None = None, return_documents: bool = False
@@ -610,6 +618,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             >>> reranker.rank("When do you open?", ["We open at ten.", "We sell bicycles."], top_k=1)
         """
         pairs = ranking_task(self.task, documents, top_k)
+        documents = list(documents)  # a Series would be read by its index
         predictions = cast("list[SequencePrediction]", self.predict([(query, document) for document in documents]))
         ranked = rank_documents(pairs, predictions, self.hf_config)[:top_k]
         return [{**entry, "text": documents[entry["corpus_id"]]} if return_documents else entry for entry in ranked]

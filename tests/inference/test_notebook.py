@@ -1,13 +1,18 @@
 """What notebooks show of predictions, results and reports, and predictions as a DataFrame."""
 
 import json
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pandas
 import pytest
+from datasets import Dataset
 
-from bert_tasks import TaskModel, fit, predict
+from bert_tasks import MultiTaskModel, TaskModel, fit, predict
+from bert_tasks.errors import UsageError
 from bert_tasks.report import make_report
 from bert_tasks.tasks.shared.explanation import Explanation, WordContribution
 from bert_tasks.tasks.shared.notebook import Predictions
@@ -50,6 +55,65 @@ def test_a_frame_has_what_a_file_has(model: TaskModel, tmp_path: Path) -> None:
     assert isinstance(frame, pandas.DataFrame)
     assert frame.to_dict("records") == written
     assert frame.label.isin(LABELS).all()
+
+
+def predict_in_memory(model: TaskModel, rows: Any) -> Predictions[Any]:
+    return predict(model, rows)
+
+
+def model_predict(model: TaskModel, rows: Any) -> Predictions[Any]:
+    return model.predict(rows)
+
+
+@pytest.mark.parametrize("call", [predict_in_memory, model_predict])
+def test_predictions_keep_the_index_of_a_frame(
+    model: TaskModel, call: Callable[[TaskModel, Any], Predictions[Any]]
+) -> None:
+    rows = make_rows(12)
+    by_text = {row["text"]: model.predict(row["text"])[0].score for row in rows}
+    frame = pandas.DataFrame(rows).sample(frac=0.7, random_state=1)
+    assert frame.index.tolist() != sorted(frame.index)
+    for data in (frame, frame["text"]):
+        joined = frame.join(call(model, data).to_frame()[["score"]])
+        assigned = frame.assign(score=call(model, data).to_frame()["score"])
+        expected = pytest.approx([by_text[text] for text in frame["text"]], abs=1e-6)
+        assert joined["score"].tolist() == expected
+        assert assigned["score"].tolist() == expected
+
+
+@pytest.mark.parametrize("call", [predict_in_memory, model_predict])
+def test_predictions_keep_the_order_of_a_dataset(
+    model: TaskModel, call: Callable[[TaskModel, Any], Predictions[Any]]
+) -> None:
+    dataset = Dataset.from_list(make_rows(12)).shuffle(seed=1).select(range(2, 9))
+    frame = call(model, dataset).to_frame()
+    assert frame.index.tolist() == list(range(7))
+    scores = [model.predict(text)[0].score for text in dataset["text"]]
+    assert frame["score"].tolist() == pytest.approx(scores, abs=1e-6)
+
+
+def test_several_tasks_keep_the_index(checkpoint: Path) -> None:
+    heads = {"mood": {"task": "sequence-classification", "labels": LABELS}}
+    model = MultiTaskModel.from_pretrained(checkpoint, tasks=heads)
+    frame = pandas.DataFrame(make_rows(3)).sample(frac=1, random_state=1)
+    predicted = predict(model, frame).to_frame()
+    assert predicted.index.equals(frame.index)
+    assert len(model.predict(frame)) == 3  # not a prediction for each column
+
+
+def test_a_changed_list_has_no_index(model: TaskModel) -> None:
+    frame = pandas.DataFrame(make_rows(4))
+    copied = pickle.loads(pickle.dumps(model.predict(frame)))
+    assert copied.to_frame().index.equals(frame.index)
+    copied.sort(key=lambda prediction: -prediction.score)
+    copied.reverse()
+    with pytest.raises(UsageError, match="changed or sorted"):
+        copied.to_frame()
+    rest = model.predict(frame)
+    del rest[0]
+    with pytest.raises(UsageError, match="changed or sorted"):
+        rest.to_frame()
+    assert len(model.predict(["a", "b"])[1:]) == 1
 
 
 def test_explanations_shade_words(model: TaskModel) -> None:

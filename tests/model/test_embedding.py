@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from transformers import AutoModel, PreTrainedTokenizerBase
@@ -64,6 +65,13 @@ def test_pooling_and_layers(pooling: Any, layer: int, folder: Path) -> None:
     np.testing.assert_allclose(vectors, expected, atol=1e-5 * np.abs(expected).max())
     lengths = np.linalg.norm(encoder.embed(TEXTS, pooling=pooling, layer=layer), axis=1)
     np.testing.assert_allclose(lengths, 1.0, atol=1e-6)
+
+
+def test_a_frame_is_no_list_of_texts(folder: Path) -> None:
+    encoder, frame = Encoder.from_pretrained(folder), pandas.DataFrame({"text": TEXTS}, index=[4, 2, 0, 1, 3])
+    with pytest.raises(DataError, match="not DataFrame"):
+        encoder.embed(frame)  # whose items are the names of its columns
+    np.testing.assert_array_equal(encoder.embed(frame["text"]), encoder.embed(TEXTS))
 
 
 def test_the_norm_after_the_last_layer_belongs_to_no_other(

@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from torch import Tensor
@@ -300,6 +301,13 @@ def test_two_labels_rank_by_the_probability_of_the_second(
     ours = model.rank(QUERY, DOCUMENTS)
     assert [entry["corpus_id"] for entry in ours] == (-theirs).argsort(kind="stable").tolist()
     assert [entry["score"] for entry in ours] == pytest.approx(sorted(theirs.tolist(), reverse=True), abs=1e-5)
+
+
+def test_a_series_is_ranked_by_position(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="sequence", labels=("no", "yes"), wide=True)
+    model = TaskModel.from_pretrained(tmp_path, task="pair-classification")
+    documents = pandas.Series(DOCUMENTS, index=range(len(DOCUMENTS), 0, -1))
+    assert model.rank(QUERY, documents, return_documents=True) == model.rank(QUERY, DOCUMENTS, return_documents=True)
 
 
 def test_what_cannot_rank_is_rejected(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:

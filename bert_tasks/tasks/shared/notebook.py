@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from operator import is_
 from typing import Any
 
+from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import PredictionT
 
 _SHOWN = 20  # predictions of a table
@@ -15,6 +17,10 @@ _COLOURS = ("#aecbfa", "#fdd663", "#a8dab5", "#f6aea9", "#d7aefb", "#fcc934", "#
 class Predictions(list[PredictionT]):
     """The predictions of rows in order, as a list that notebooks show as a table.
 
+    Args:
+        predictions: One prediction for each row.
+        index: The index of the pandas object that the rows came from. None for other rows.
+
     Example:
         >>> predictions = model.predict(["a fine film", "a dull one"])
         >>> predictions[0].label
@@ -22,15 +28,34 @@ class Predictions(list[PredictionT]):
         >>> predictions.to_frame()[["label", "score"]]
     """
 
+    def __init__(self, predictions: Iterable[PredictionT] = (), *, index: Any = None) -> None:
+        super().__init__(predictions)
+        self._index = index
+        self._indexed = tuple(self)
+
     def to_frame(self) -> Any:
         """Returns a pandas DataFrame with a row for each prediction, as in a written file.
 
+        If the rows came from a DataFrame or a Series, the result has the same index, so that ``frame.join`` and the
+        assignment of a column match the rows, whatever their order. Other rows are numbered from 0 in their order.
+
         Raises:
             ImportError: pandas is not installed.
+            UsageError: The list was changed or sorted, so that the index does not fit.
+
+        Example:
+            >>> shuffled = frame.sample(frac=1)
+            >>> shuffled.join(predict(model, shuffled).to_frame()[["score"]])
         """
         import pandas
 
-        return pandas.DataFrame([prediction.to_json() for prediction in self])
+        is_same = len(self) == len(self._indexed) and all(map(is_, self, self._indexed))
+        if self._index is not None and not is_same:
+            raise UsageError(
+                "the list of predictions was changed or sorted, so that the index of the rows no longer fits. Call "
+                "to_frame first, and sort or filter the frame"
+            )
+        return pandas.DataFrame([prediction.to_json() for prediction in self], index=self._index)
 
     def _repr_html_(self) -> str:
         cells = [_prediction_cells(prediction) for prediction in self[:_SHOWN]]
