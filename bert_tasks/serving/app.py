@@ -116,9 +116,9 @@ def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
     schema = TypeAdapter(reduce(or_, schemas.values())).json_schema(ref_template=pointer)
 
     def read(content: Any, source: Source) -> Call:
-        if is_tei(content):
-            return tei_predict(content, source)
         task = requested_labels(content, source.model, source.limits)
+        if task is None and is_tei(content, source.model):
+            return tei_predict(content, source)
         rows, several = source.reader(task).rows(content)
         check_pairs(rows, source.model.task if task is None else task, source.limits)
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, SkipValidation, Val
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from bert_tasks.data.columns import Row, as_row
+from bert_tasks.data.columns import Row, as_row, text_columns
 from bert_tasks.errors import DataError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.gate import EMBED, HUB, OPENAI, RERANK
@@ -248,10 +248,16 @@ def _rerank(content: Any, source: Source) -> Call:
     return Call(rows=rows, respond=respond, truncate=request.truncate is not False)
 
 
-def is_tei(content: Any) -> bool:
-    """Returns True if ``inputs`` of ``/predict`` are texts or lists as in TEI."""
+def is_tei(content: Any, model: TaskModel) -> bool:
+    """Returns True if ``inputs`` of ``/predict`` are a text, a pair, or lists of texts as in TEI.
+
+    A list of texts is a pair only for a model of pairs. For other models each of the texts is a row.
+    """
     inputs = content.get(INPUTS) if isinstance(content, Mapping) else None
-    return isinstance(inputs, str | list) and len(inputs) > 0 and isinstance(inputs[0], str | list)
+    if not is_classifier(model) or not isinstance(inputs, str | list) or len(inputs) == 0:
+        return False
+    reads_pairs = len(text_columns(model.input_columns)) == 2
+    return isinstance(inputs, str) or isinstance(inputs[0], list) or (reads_pairs and isinstance(inputs[0], str))
 
 
 def is_classifier(model: TaskModel) -> bool:
@@ -261,8 +267,6 @@ def is_classifier(model: TaskModel) -> bool:
 
 def tei_predict(content: Any, source: Source) -> Call:
     """Reads TEI's form of ``/predict``, in which a list of two texts is a pair."""
-    if not is_classifier(source.model):
-        raise body_error((), f"texts without columns are for classifiers, not for {source.model.task.name}")
     request, card = _validated(ClassifyRequest, content), Card.of(source.model.task)
     is_single = isinstance(content[INPUTS][0], str)
     rows = [dict(zip(("text", "text_pair"), sequence, strict=False)) for sequence in request.inputs]

@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 from fastapi import HTTPException
 from pydantic import Field, PydanticUserError, TypeAdapter, create_model
 
-from bert_tasks.data.columns import Column, Row, complete_row, rename_row
+from bert_tasks.data.columns import Column, Row, as_row, complete_row, rename_row, text_columns
 from bert_tasks.data.problems import RowError
 from bert_tasks.data.validator import RowValidator
-from bert_tasks.errors import BertTasksError, CheckpointError, UsageError
+from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.limits import Limits
 from bert_tasks.tasks.base import Task
@@ -55,13 +55,18 @@ class BodyReader:
             self._rejected[ADAPTER] = f"{ADAPTER} is for all rows. Write it beside {INPUTS}"
 
     def rows(self, content: Any) -> tuple[list[Row], bool]:
-        """Returns the rows as the task reads them, and whether they were sent as a list."""
+        """Returns the rows as the task reads them, and whether they were sent as a list.
+
+        A text among the rows stands for a row of a task that reads one text.
+        """
         if not isinstance(content, dict) or INPUTS not in content:
             return [self._row(content, ())], False
         for key in content:
             if key != INPUTS:
                 path = key[:_LONGEST_KEY].encode(errors="replace").decode()  # never half a character
                 raise body_error((path,), f"no other key may be beside {INPUTS}")
+        if isinstance(content[INPUTS], str):
+            return [self._row(content[INPUTS], (INPUTS,))], False
         return self.several(content[INPUTS], INPUTS), True
 
     def several(self, rows: Any, key: str) -> list[Row]:
@@ -72,6 +77,11 @@ class BodyReader:
         return [self._row(row, (key, number)) for number, row in enumerate(rows)]
 
     def _row(self, content: Any, path: tuple[str | int, ...]) -> Row:
+        if isinstance(content, str) and path:
+            try:
+                content = as_row(content, self._columns, 0)
+            except DataError as error:
+                raise body_error(path, str(error).partition(": ")[2]) from None
         if not isinstance(content, dict):
             raise body_error(path, _NO_OBJECT)
         try:
@@ -186,7 +196,8 @@ def request_schema(
     others = [f"The column {name} may be called {names[name]}" for name in fields if name in names]
     description = ". ".join([f"A row of {task.name}. Other keys are not read", *others]) + "."
     row: Any = create_model("Row", __doc__=description, **fields)
-    inputs: Any = (Annotated[list[row], Field(min_length=1, max_length=limits.rows)], ...)
+    one: Any = row | str if len(text_columns(columns)) == 1 else row
+    inputs: Any = (Annotated[list[one], Field(min_length=1, max_length=limits.rows)], ...)
     adapter: Any = {ADAPTER: (Literal[tuple(adapters)] | None, None)} if adapters else {}
     more: Any = {}
     if isinstance(task, ZeroShotClassification):

@@ -250,10 +250,9 @@ def test_texts_are_sorted_by_their_scores(model_of: ModelOf) -> None:
 
 
 def test_predict_in_the_form_of_tei(model_of: ModelOf) -> None:
-    text, listed, batch = posted(
+    text, batch = posted(
         model_of("single"),
         ("/predict", {"inputs": TEXTS[0]}),
-        ("/predict", {"inputs": [TEXTS[0]]}),
         ("/predict", {"inputs": [[TEXTS[0]], [TEXTS[1]]], "raw_scores": False, "truncate": True}),
     )
     (prediction,) = model_of("single").predict(TEXTS[:1])
@@ -261,7 +260,6 @@ def test_predict_in_the_form_of_tei(model_of: ModelOf) -> None:
     assert [element["score"] for element in text.json()] == pytest.approx(
         sorted(prediction.scores.values(), reverse=True), abs=1e-4
     )
-    assert [element["label"] for element in listed.json()] == [element["label"] for element in text.json()]
     assert [len(answer) for answer in batch.json()] == [3, 3]
     pair, pairs = posted(
         model_of("pair"),
@@ -271,6 +269,25 @@ def test_predict_in_the_form_of_tei(model_of: ModelOf) -> None:
     (expected,) = model_of("pair").predict([(TEXTS[0], TEXTS[1])])
     assert {element["label"]: element["score"] for element in pair.json()} == pytest.approx(expected.scores, abs=1e-4)
     assert [element["label"] for element in pairs.json()[0]] == [element["label"] for element in pair.json()]
+
+
+@pytest.mark.parametrize("name", ["single", "token", "masked"])
+def test_a_list_of_texts_is_a_row_for_each_text(model_of: ModelOf, name: str) -> None:
+    texts = ["a [MASK] wind", "they brought [MASK] home"]
+    rows = [{"text": text} for text in texts]
+    contents = [{"inputs": rows}, {"inputs": texts}, {"inputs": [texts[0], rows[1]]}, {"inputs": texts[:1]}]
+    # In a batch of their own, requests of equal rows have equal bits.
+    responses = [posted(model_of(name), ("/predict", content))[0] for content in contents]
+    expected, *answers, one = responses
+    predictions = expected.json()["predictions"]
+    assert len(predictions) == 2
+    assert [answer.json() for answer in answers] == [{"predictions": predictions}] * 2
+    assert len(one.json()["predictions"]) == 1
+
+
+def test_a_text_is_a_row_of_a_model_that_does_not_classify(model_of: ModelOf) -> None:
+    (response,) = posted(model_of("token"), ("/predict", {"inputs": "a b"}))
+    assert response.json()["words"] == ["a", "b"]
 
 
 # Errors.
@@ -372,8 +389,8 @@ def test_wrong_requests(name: str, model_of: ModelOf, embedder: TaskModel) -> No
 
 def test_tei_predict_has_the_errors_of_rows(model_of: ModelOf) -> None:
     contents = [
-        {"inputs": ["a", "b", "c"]},
-        {"inputs": ["a", "b"]},
+        {"inputs": [["a", "b", "c"]]},
+        {"inputs": [["a", "b"]]},
         {"inputs": [["a"], []]},
         {"inputs": "a", "raw_scores": True},
     ]
@@ -384,8 +401,13 @@ def test_tei_predict_has_the_errors_of_rows(model_of: ModelOf) -> None:
     for response in (responses[0], responses[2]):
         (fault,) = response.json()["detail"]
         assert (fault["loc"], fault["msg"]) == (["body", "inputs"], message)
-    (tags,) = posted(model_of("token"), ("/predict", {"inputs": "a b"}))
-    assert tags.json()["detail"][0]["msg"] == "texts without columns are for classifiers, not for token-classification"
+    three, span = (
+        posted(model_of(name), ("/predict", {"inputs": ["a", "b", "c"]}))[0].json()["detail"][0]
+        for name in ("pair", "span")
+    )
+    assert (three["loc"], three["msg"]) == (["body", "inputs"], message)
+    assert span["loc"] == ["body", "inputs", 0]
+    assert span["msg"].startswith("expected a mapping such as ")
 
 
 VALUES = st.recursive(

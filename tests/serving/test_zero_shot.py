@@ -48,6 +48,15 @@ def rounded(content: Any) -> Any:
     }
 
 
+def test_texts_stand_for_rows(model: TaskModel) -> None:
+    rows = [{"text": line} for line in LINES[:2]]
+    contents = [{"inputs": rows, **OPTIONS}, {"inputs": LINES[:2], **OPTIONS}, {"inputs": LINES[0], **OPTIONS}]
+    # In a batch of their own, requests of equal rows have equal bits.
+    expected, texts, text = (posted(model, [content])[0] for content in contents)
+    assert texts.json() == expected.json()
+    assert text.json()["label"] == expected.json()["predictions"][0]["label"]
+
+
 def test_answers_equal_the_models_beside_requests_of_pairs(model: TaskModel) -> None:
     rows = [{"text": line} for line in LINES]
     pair = {"text": LINES[0], "text_pair": LINES[1]}
