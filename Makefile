@@ -57,8 +57,9 @@ fuzz: $(DEPENDENCIES)dev $(DEPENDENCIES)fuzz $(PACKAGE)  ## edited files and req
 mutants: $(DEPENDENCIES)dev $(PACKAGE)  ## 200 random faults in the package, against its tests; figures as above
 	$(CAMPAIGN).mutants --workers $(PYTEST_WORKERS)
 
-soak: $(DEPENDENCIES)dev $(PACKAGE)  ## ten minutes of good and bad clients at once on a server: make soak MODEL=folder
+soak: $(DEPENDENCIES)dev $(PACKAGE)  ## good and bad clients on a server, then rolling restarts: make soak MODEL=folder
 	$(CAMPAIGN).serve_soak "$(MODEL)"
+	$(CAMPAIGN).rolling_restart "$(MODEL)"
 
 docs: $(DEPENDENCIES)dev $(PACKAGE)  ## write reference and schema from docstrings, options and recipe keys
 	env -u PYTHONPATH HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/reference.py

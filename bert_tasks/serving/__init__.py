@@ -73,7 +73,8 @@ def serve(
         raise UsageError(f"max_wait is {max_wait} s, expected 0 to 60")
     if not grace > 0:
         raise UsageError(f"grace is {grace} s, expected more than 0. Set inf to wait for every running request")
-    from bert_tasks.serving.server import bound_listener, host_names, load_served, run_server
+    from bert_tasks.serving.listener import bound_listener
+    from bert_tasks.serving.server import host_names, load_served, run_server
 
     with bound_listener(host, port) as listener:
         serving = run_server(

@@ -33,27 +33,35 @@ from bert_tasks.serving.app import build_app, encoded
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.gate import Gate, ServerMetrics
 from bert_tasks.serving.limits import Limits
+from bert_tasks.serving.listener import BACKLOG, ignore_new_connections
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.shared.card import Card
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-_BACKLOG = 2048  # connections that wait in the kernel
 _KEEP_ALIVE = 5  # seconds until an idle connection is closed
+_HANDSHAKE = 0.2  # seconds that a connection may take that has begun when the server stops
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which closes an idle connection with a response.
+    """uvicorn's server, which stops without resetting a connection.
 
-    A client may be sending its next request when the server stops. uvicorn would close its connection unanswered.
+    uvicorn would close the listener while connections wait to be accepted, and close idle connections unanswered,
+    although their clients may be sending the next request.
     """
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stops accepting connections, lets open ones send a last request, and stops."""
+        """Accepts the connections that have begun, lets open ones send a last request, and stops."""
+        if sockets is not None:
+            for listener in sockets:
+                ignore_new_connections(listener)
+        await asyncio.sleep(_HANDSHAKE)  # meanwhile asyncio accepts all that waits
         for server in self.servers:
             server.close()
+        seconds: float = _KEEP_ALIVE
         grace = self.config.timeout_graceful_shutdown
-        seconds = _KEEP_ALIVE if grace is None else min(_KEEP_ALIVE, grace / 2)
+        if grace is not None:
+            seconds = min(seconds, grace / 2)
         end = asyncio.get_running_loop().time() + seconds
         while self.server_state.connections and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.1)
@@ -83,7 +91,7 @@ async def run_server(
         TrustedHostMiddleware(gate, allowed_hosts=hosts, www_redirect=False),  # against DNS rebinding
         http="h11",
         loop="asyncio",
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         limit_concurrency=limits.connections,
         timeout_keep_alive=_KEEP_ALIVE,
         h11_max_incomplete_event_size=2**14,
@@ -196,20 +204,6 @@ def host_names(host: str, bound: str, allowed: Sequence[str]) -> list[str]:
     if ipaddress.ip_address(bound).is_loopback:
         return [*LOOPBACK, *names, *allowed]
     return [*names, *allowed] if allowed else ["*"]
-
-
-def bound_listener(host: str, port: int) -> socket.socket:
-    """Binds a socket to the address.
-
-    Raises:
-        UsageError: The address is in use, is not one of this machine, or is not permitted.
-    """
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError, ValueError) as error:  # ValueError: not a host name, such as a..b
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot listen on {host}:{port} ({reason}). Choose another --port or --host") from None
 
 
 @contextmanager

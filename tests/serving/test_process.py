@@ -20,6 +20,7 @@ import httpx2
 import pytest
 import uvicorn
 from pydantic import TypeAdapter
+from starlette.responses import JSONResponse
 
 from bert_tasks import environment, serving
 from bert_tasks.cli import main
@@ -27,12 +28,13 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving import server
 from bert_tasks.serving.limits import Limits
+from bert_tasks.serving.listener import bound_listener, ignore_new_connections
 from bert_tasks.serving.server import host_names
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import ON_REQUEST
 from bert_tasks.tasks.shared.rendering import Rendering
-from campaigns import serve_soak
-from support.runs import PATIENCE, Program
+from campaigns import rolling_restart, serve_soak
+from support.runs import CONSOLE, PATIENCE, Program
 from support.servers import Serving, listening
 from support.small_checkpoints import copied
 from support.task_examples import EXAMPLES, FAMILY_EXAMPLES, TEXTS
@@ -350,6 +352,58 @@ def test_a_short_soak_loses_nothing_and_uses_no_more_memory_or_files(
     assert result.slowest_health < 5  # 0.5 s on an idle machine
     assert result.memory_mib[-1] - result.memory_mib[0] < 100
     assert result.open_files[-1] - result.open_files[0] < 60  # as many as there are clients
+
+
+class StopsAtOnce(server.Server):
+    """Stops when connections have been established that it could not accept yet, each with a request."""
+
+    connections: list[socket.socket]
+
+    async def on_tick(self, counter: int) -> bool:
+        address = self.servers[0].sockets[0].getsockname()[:2]
+        self.connections = [socket.create_connection(address, PATIENCE) for _ in range(20)]
+        for connection in self.connections:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        return True
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_connections_that_wait_when_the_server_stops_are_answered(host: str) -> None:
+    listener = bound_listener(host, 0)
+    stopping = StopsAtOnce(uvicorn.Config(JSONResponse("answered"), http="h11", lifespan="off", log_config=None))
+    asyncio.run(stopping.serve(sockets=[listener]))
+    for connection in stopping.connections:
+        with closing(connection), connection.makefile("rb") as response:
+            assert response.read().endswith(b'answered"')
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has filters of packets")
+def test_no_connection_is_established_after_the_filter_is_set() -> None:
+    with (
+        bound_listener("127.0.0.1", 0) as listener,
+        closing(socket.socket()) as early,
+        closing(socket.socket()) as late,
+    ):
+        early.connect(listener.getsockname())
+        ignore_new_connections(listener)
+        late.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            late.connect(listener.getsockname())
+        early.sendall(b"request")
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.recv(10) == b"request"
+
+
+@pytest.mark.slow
+def test_rolling_restarts_reset_no_request(folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = [*CONSOLE, "serve", str(folder_of("single")), "--port", "0"]
+    running = rolling_restart.roll(command, restarts=3, requests=2000, clients=64, seconds=10 * PATIENCE)
+    found = asyncio.run(running)
+    assert (found.resets, found.exit_codes) == (0, [0, 0, 0])
+    assert found.statuses == {200: found.requests}
+    assert found.requests >= 2000
 
 
 def test_settings_of_the_command_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
