@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bert_tasks.data.records import LARGEST_ROW, size_of
+from bert_tasks.data import limits
+from bert_tasks.data.limits import size_of
 from bert_tasks.environment import cache_folders
 from bert_tasks.errors import DataError
 from bert_tasks.storage import atomic_path, sha256_file
@@ -222,7 +223,7 @@ def row_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str,
     for row in rows:
         batch.append(row)
         size += size_of(row)
-        if len(batch) == _BATCH or size > LARGEST_ROW:
+        if len(batch) == _BATCH or size > limits.LARGEST_ROW:
             yield batch
             batch, size = [], 0
     if batch:

@@ -1,8 +1,7 @@
 """Records, the rows of a source before any value is validated.
 
 Owns the parsers of csv, tsv, text, JSON, SQuAD and parquet files (the parsers of CoNLL files are in ``conll``). It
-opens text files with byte order marks, encodings and gzip, and limits rows, because a small compressed file can expand
-to more than the memory holds. Files have no limit, because they are read row by row.
+opens text files with byte order marks, encodings and gzip, and limits their rows as they are read.
 """
 
 import codecs
@@ -19,7 +18,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from bert_tasks.data import limits
 from bert_tasks.data.cells import ENCODING_EXAMPLE
+from bert_tasks.data.limits import check_column_count, too_large
 from bert_tasks.data.problems import counted
 from bert_tasks.errors import DataError, argument
 
@@ -27,8 +28,6 @@ Document = Literal["blank-line", "line", "file"]  # a document in a file of text
 _GZIP = b"\x1f\x8b"
 _UTF8 = "utf-8-sig"  # which reads files without a mark, too
 _LOOKED_AT = 400
-LARGEST_ROW = 64 * 2**20  # characters of one row
-LARGEST_JSON = 4 * LARGEST_ROW  # characters of a file that is one JSON value. The largest of SQuAD has 42 million
 # Longer marks come first, because UTF-32's begins like UTF-16's.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -90,7 +89,7 @@ class BoundedText(io.TextIOWrapper):
 
     def __init__(self, content: io.BufferedReader, path: Path, *, encoding: str, newline: str, is_array: bool) -> None:
         super().__init__(content, encoding=encoding, errors="surrogateescape", newline=newline)
-        self._path, self._limit = path, LARGEST_JSON if is_array else LARGEST_ROW
+        self._path, self._limit = path, limits.LARGEST_JSON if is_array else limits.LARGEST_ROW
         self._line = self._first_line = 1
         self._characters = 0  # of the row
         self._ahead = ""
@@ -110,14 +109,14 @@ class BoundedText(io.TextIOWrapper):
         line, self._ahead = self._ahead or super().readline(self._limit + 1 - self._characters), ""
         self._characters += len(line)
         if self._characters > self._limit:
-            raise _too_large(f"{self._path}:{self._first_line}: the row that begins here", self._limit)
+            raise too_large(f"{self._path}:{self._first_line}: the row that begins here", self._limit)
         self._line += 1
         return line
 
     def rows(self, records: Iterable[Record]) -> Iterator[Record]:
         """Yields the records that a parser reads from the lines."""
         for record in records:
-            self._limit, self._characters, self._first_line = LARGEST_ROW, 0, self._line
+            self._limit, self._characters, self._first_line = limits.LARGEST_ROW, 0, self._line
             yield record
 
     def whole(self) -> str:
@@ -126,17 +125,10 @@ class BoundedText(io.TextIOWrapper):
         Raises:
             DataError: The text is too large.
         """
-        text = self.read(LARGEST_JSON + 1)
-        if len(text) > LARGEST_JSON:
-            raise _too_large(f"{self._path}: the file", LARGEST_JSON)
+        text = self.read(limits.LARGEST_JSON + 1)
+        if len(text) > limits.LARGEST_JSON:
+            raise too_large(f"{self._path}: the file", limits.LARGEST_JSON)
         return text
-
-
-def _too_large(subject: str, limit: int) -> DataError:
-    advice = "Split it into rows, such as one JSON object per line"
-    if limit == LARGEST_ROW:
-        advice = "Close its quotes, split its texts, or separate documents by blank lines"
-    return DataError(f"{subject} has more than {limit:,} characters. {advice}")
 
 
 @contextmanager
@@ -221,40 +213,18 @@ def parquet_records(path: Path, *, columns_to_read: Sequence[str] | None = None)
 
     Label ids become names if ``datasets`` wrote the names into the file's metadata.
     """
-    import pyarrow
     from pyarrow import parquet
 
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = tuple(file.schema_arrow.names)
-            present = [name for name in columns if columns_to_read is None or name in columns_to_read]
-            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-            largest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-            if largest > LARGEST_ROW:
-                raise _too_large(f"{path}: a row of the parquet file", LARGEST_ROW)
-            size = max(1, min(_PARQUET_BATCH, LARGEST_ROW // max(1, largest)))
-            batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=size, columns=present))
-            yield Records(columns, _checked_sizes(_numbered(batches, _schema_class_names(file.schema_arrow)), path))
-    except MemoryError:  # of Arrow, too
-        raise
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: not a parquet file that can be read ({str(error).splitlines()[0]})") from error
-
-
-def _checked_sizes(records: Iterable[Record], path: Path) -> Iterator[Record]:
-    for record in records:
-        if size_of(record.cells) > LARGEST_ROW:
-            raise _too_large(f"{path}: row {record.line}", LARGEST_ROW)
-        yield record
-
-
-def size_of(value: Any) -> int:
-    """Returns the number of characters in a value, and in the values that it holds."""
-    if isinstance(value, str | bytes):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(size_of, value.values()))
-    return sum(map(size_of, value)) if isinstance(value, list | tuple) else 0
+    with parquet.ParquetFile(path) as file:
+        columns = tuple(file.schema_arrow.names)
+        present = [name for name in columns if columns_to_read is None or name in columns_to_read]
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        largest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+        if largest > limits.LARGEST_ROW:
+            raise too_large(f"{path}: a row of the parquet file", limits.LARGEST_ROW)
+        size = max(1, min(_PARQUET_BATCH, limits.LARGEST_ROW // max(1, largest)))
+        batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=size, columns=present))
+        yield Records(columns, _numbered(batches, _schema_class_names(file.schema_arrow)))
 
 
 def dataset_records(rows: Any) -> Records:
@@ -364,6 +334,7 @@ def table_records(
     _, cells, error = first
     if error is not None:
         raise DataError(f"{path}:1: the first line cannot be read ({error})") from error
+    check_column_count(len(cells), f"{path}:1")
     has_names = header and (not headless or cells[0] == "index")
     if has_names:
         columns = tuple(cells)

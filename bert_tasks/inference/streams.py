@@ -113,7 +113,9 @@ def stream_rows(
     columns = model.input_columns
     # A detected format has the columns that it names, without a format's own names or labels.
     layout = _stream_format(model) if reading.format is None else named_format(reading.format)
-    with layout.open(path, reading) as records:
+    layout.check_header(path, reading)
+    # Not ``open``: rows are predicted while a stream waits, and their errors are not the file's.
+    with layout.parse(path, reading) as records:
         records, present = peeked(records)
         names = input_names(reading, model.columns, columns, present)
         validator = RowValidator(columns, names, layout=layout, passthrough=keep_columns, skip_errors=True)

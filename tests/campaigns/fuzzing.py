@@ -9,6 +9,7 @@ The figures go to results/fuzz.json.
 import argparse
 import json
 import re
+import resource
 import signal
 import socket
 import tempfile
@@ -17,8 +18,10 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import cast
 
 import httpx2
 import torch
@@ -28,6 +31,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from bert_tasks.data.readers import ReadOptions, read_table
+from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DataError
 from bert_tasks.export.exported import GRAPHS, INPUTS, RECORD, ExportedModel
 from bert_tasks.export.graph import OPSET
@@ -42,12 +46,14 @@ from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.terminal import printable
 from bert_tasks.training import checkpoints as checkpointing
+from campaigns import binary_files as binary
 from support.runs import PATIENCE
 from support.servers import Serving
 
 Read = Callable[[bytes, Path], object]
 
 SECONDS = 420.0  # of each group: five here and four that are guided, 63 minutes and the start of 20 processes
+MOST_MEMORY = 6 * 2**20  # kilobytes of this process, as of the guided edits
 ROUND = 50  # contents of a target before the next target's turn
 ANSWER_SECONDS = 0.2  # a request without an answer by then is taken for an unfinished one
 
@@ -70,6 +76,7 @@ class Target:
 
     valid: bytes
     read: Read
+    edits: "Callable[[bytes], st.SearchStrategy[bytes]] | None" = None  # default: ``edited``
 
 
 def acting(text: str) -> set[str]:
@@ -351,15 +358,49 @@ def _received(connection: socket.socket, seconds: float) -> Iterator[bytes]:
         yield chunk
 
 
+def binary_files() -> Mapping[str, Target]:
+    """Workbooks, DocBins and parquet files, edited inside their compression."""
+    targets = {}
+    for name, make in binary.VALID.items():
+        task, extension = ("token-classification", "spacy") if name == "docbin" else ("sequence-classification", name)
+        edits = partial(binary.EDITS[name], edit=edit_bytes)
+        targets[name] = Target(make(), _sensible(_table(task, f"x.{extension}")), edits)
+    return targets
+
+
+def _sensible(read: Read) -> Read:
+    """Reads rows, which must be texts that can be stored, in a bounded amount of memory."""
+
+    def read_bounded(content: bytes, folder: Path) -> object:
+        rows = read(content, folder)
+        for row in cast(RowTable, rows):
+            assert row["line"] >= 1
+            text = row["text"] if "text" in row else " ".join(row["words"])
+            text.encode()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < MOST_MEMORY
+        return rows
+
+    return read_bounded
+
+
 def file_groups(folder: Path) -> Mapping[str, Mapping[str, Target]]:
     """The targets that run in this process."""
-    return {"readers": READERS, "recipes": RECIPES, "loaders": loaders(folder), "requests": requests(folder)}
+    return {
+        "readers": READERS,
+        "binary files": binary_files(),
+        "recipes": RECIPES,
+        "loaders": loaders(folder),
+        "requests": requests(folder),
+    }
 
 
 @st.composite
 def edited(draw: st.DrawFn, valid: bytes) -> bytes:
     """The valid content after up to six edits: bytes deleted, repeated or put in."""
-    content = valid
+    return edit_bytes(draw, valid)
+
+
+def edit_bytes(draw: st.DrawFn, content: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 6))):
         at = draw(st.integers(0, len(content)))
         removed = draw(st.integers(0, 12))
@@ -392,7 +433,7 @@ def fuzz(target: Target, folder: Path, *, examples: int, seed_value: int = 0) ->
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate, Phase.shrink),
     )
-    @given(edited(target.valid))
+    @given(edited(target.valid) if target.edits is None else target.edits(target.valid))
     def run(content: bytes) -> None:
         nonlocal read
         read += attempt(target, content, folder)

@@ -7,9 +7,9 @@ from onnx import ModelProto
 
 from bert_tasks.errors import CheckpointError, DataError
 from bert_tasks.tasks import TASKS
-from campaigns.fuzzing import READERS, RECIPES, Target, attempt, connections, fuzz, loaders, requests
+from campaigns.fuzzing import READERS, RECIPES, Target, attempt, binary_files, connections, fuzz, loaders, requests
 
-FIXED = {**READERS, **RECIPES}
+FIXED = {**READERS, **RECIPES, **binary_files()}
 LOADERS = ("weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 EXAMPLES = 60
 

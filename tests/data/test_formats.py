@@ -1,11 +1,15 @@
 """A file format is one object: registering it makes its files readable everywhere."""
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from openpyxl import Workbook
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import Format, base, expected_files, files_of_split, register_format
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.records import BoundedText, ParseOptions, Record, Records
@@ -54,3 +58,70 @@ def test_splits_init_and_predict_know_the_extension(tmp_path: Path, bpe_tokenize
         tmp_path / "base", task=SequenceClassification(labels=("bad", "good"), max_length=16)
     )
     assert [row.label for row in predict(model, path)] == [row.label for row in model.predict(["fine", "poor"])]
+
+
+class Failing(Format):
+    """Fails as libraries do: while it opens a file, or at its second row."""
+
+    at_once: ClassVar[Exception | None] = None
+    later: ClassVar[Exception | None] = None
+
+    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+        if self.at_once is not None:
+            raise self.at_once
+        return Records(None, self.rows())
+
+    def rows(self) -> Iterator[Record]:
+        yield Record(1, {"text": "a"})
+        if self.later is not None:
+            raise self.later
+
+
+@pytest.mark.parametrize("moment", ["at_once", "later"])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("bad block\nin the file"), "bad block"),
+        (KeyError("xl/workbook.xml"), "KeyError 'xl/workbook.xml'"),
+        (AssertionError(), "AssertionError"),
+        (OSError("no such part"), "no such part"),
+        (RecursionError("too deep"), "too deep"),
+    ],
+)
+def test_what_a_parser_raises_names_the_file(
+    moment: str, error: Exception, reason: str, read: Callable[..., RowTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Failing, moment, error)
+    register_format(Failing(name="kv", extensions=(".kv",)))
+    with pytest.raises(DataError) as raised:
+        read("a", "rows.kv", format="kv")
+    assert f"rows.kv: cannot be read as kv ({reason}). Check that" in str(raised.value)
+
+
+def test_other_errors_are_not_taken_for_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.kv"
+    path.write_text(ROWS)
+    layout = Failing(name="kv", extensions=(".kv",))
+    with pytest.raises(ZeroDivisionError), layout.open(path, ParseOptions()) as records:
+        raise ZeroDivisionError(next(records.rows))  # of the reader of the rows
+    for error in (MemoryError("no memory"), DataError("of the parser")):
+        monkeypatch.setattr(Failing, "later", error)
+        with pytest.raises(type(error), match=str(error)), layout.open(path, ParseOptions()) as records:
+            list(records.rows)
+    monkeypatch.setattr(Failing, "later", OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(OSError, match="Input/output error") as raised, layout.open(path, ParseOptions()) as records:
+        list(records.rows)
+    assert raised.value.filename == str(path)
+
+
+def test_a_library_that_warns_is_heard_by_nobody(tmp_path: Path, read: Callable[..., RowTable]) -> None:
+    """openpyxl warns about a date that none is, which would be an error here."""
+    book = Workbook()
+    sheet = book.active
+    sheet.append(["text", "day"])
+    sheet.append(["a", 10**9])
+    sheet["B2"].number_format = "yyyy-mm-dd"
+    book.save(tmp_path / "rows.xlsx")
+    columns = (Column(name="text", kind="text"), Column(name="day", kind="text"))
+    rows = read((tmp_path / "rows.xlsx").read_bytes(), "book.xlsx", columns=columns)
+    assert [row["day"] for row in rows] == ["#VALUE!"]

@@ -2,19 +2,25 @@
 
 import gzip
 import json
+import re
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
+import srsly.msgpack
 from pyarrow import parquet
 
-from bert_tasks.data import arrow, records
+from bert_tasks.data import limits
 from bert_tasks.data.arrow import row_batches
 from bert_tasks.data.columns import Column
+from bert_tasks.data.formats import annotations, workbooks
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 from support import runs
+from support.workbooks import SHEET, STRINGS, workbook
 
 ROW, JSON = 1000, 4000  # characters
 TEXT = (Column(name="text", kind="text"),)
@@ -25,8 +31,8 @@ Read = Callable[..., RowTable]
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "LARGEST_ROW", ROW)
-    monkeypatch.setattr(records, "LARGEST_JSON", JSON)
+    monkeypatch.setattr(limits, "LARGEST_ROW", ROW)
+    monkeypatch.setattr(limits, "LARGEST_JSON", JSON)
 
 
 def squad(context: str) -> str:
@@ -112,11 +118,99 @@ def test_a_large_row_of_a_parquet_file(read: Read, tmp_path: Path, texts: list[s
     assert len(read(path.read_bytes(), "rows.parquet", columns=TEXT)) == 300
 
 
-def test_large_rows_are_stored_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrow, "LARGEST_ROW", ROW)
+def test_large_rows_are_stored_in_small_batches() -> None:
     rows = [{"words": ["b" * 300, "c" * 300], "line": 1}] * 5
     assert list(map(len, row_batches(rows))) == [2, 2, 1]
     assert list(map(len, row_batches([{"text": "b"}] * 2400))) == [1000, 1000, 400]
+
+
+FILM = [("text", "label"), ("a film", "a")]
+SHEET_END = "</sheetData>"
+DOCTYPE = '<!DOCTYPE x [<!ENTITY a "bbbb">]>'
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (
+            f"<row><c t='str'><v>{'b' * 2**19}</v></c></row>",
+            r"a row, or a part, of '.*sheet1.xml' has more than 262,144",
+        ),
+        ("<row><c t='str'><v>" + "b" * 1001 + "</v></c></row>", "row 3 has more than 1,000 characters"),
+        ("<row r='999999999'><c t='str'><v>b</v></c></row>", "has a row after row 1,048,576, which is the last"),
+        ("<row>" + "<c/>" * 2**16 + "</row>", "of '.*sheet1.xml' has more than 60,000 cells and other elements"),
+    ],
+)
+def test_a_bomb_in_a_workbook(end: str, said: str, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LARGEST_PART", 2**18)
+    monkeypatch.setattr(workbooks, "_MOST_TAGS", 60_000)
+    content = workbook(FILM, {SHEET: lambda sheet: sheet.replace(SHEET_END, end + SHEET_END)})
+    with pytest.raises(DataError, match=rf"rows.xlsx: .*{said}"):
+        read(content, "rows.xlsx", columns=TEXT)
+
+
+def test_texts_and_parts_of_a_workbook_are_limited(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LARGEST_PART", 2**16)
+    long_text = workbook(FILM, {STRINGS: lambda xml: xml.replace("a film", "b" * 2**17)})
+    with pytest.raises(DataError, match=rf"rows\.xlsx: a row, or a part, of '{STRINGS}' has more than 65,536 bytes"):
+        read(long_text, "rows.xlsx")
+    monkeypatch.setattr(workbooks, "_MOST_PART_BYTES", 2**10)
+    with pytest.raises(DataError, match="has more than 1,024 bytes"):
+        read(workbook(FILM), "rows.xlsx")
+
+
+@pytest.mark.parametrize("part", [STRINGS, "xl/workbook.xml", SHEET])
+def test_entities_of_a_workbook_are_refused(part: str, read: Read) -> None:
+    content = workbook(FILM, {part: lambda xml: DOCTYPE + xml.removeprefix("<?xml version='1.0' encoding='UTF-8'?>")})
+    with pytest.raises(DataError, match=rf"rows\.xlsx: '{part}' does not begin as the XML of a workbook does"):
+        read(content, "rows.xlsx")
+
+
+def test_a_large_workbook_is_read(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are more than the limit together, and its dimensions are wrong."""
+    monkeypatch.setattr(limits, "LARGEST_PART", 2**18)
+    row = "<row><c t='str'><v>" + "b" * 900 + "</v></c></row>"
+    more = row * 1000 + "<row r='5000'><c t='str'><v>end</v></c></row>"
+
+    def with_rows(sheet: str) -> str:
+        sheet = re.sub('<dimension ref="[^"]*"', '<dimension ref="A1:A2"', sheet)
+        return sheet.replace(SHEET_END, more + SHEET_END)
+
+    rows = read(workbook(FILM, {SHEET: with_rows}), "rows.xlsx", columns=TEXT)
+    assert [row["line"] for row in rows][-2:] == [1002, 5000]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"), [("a,b,c\n", "rows.csv:1: 3 columns"), ('{"a": 1, "b": 2, "c": 3}\n', "rows.jsonl:1: 3 columns")]
+)
+def test_a_row_of_too_many_columns(lines: str, said: str, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_COLUMNS", 2)
+    with pytest.raises(DataError, match=f"{said}, but at most 2 can be read"):
+        read(lines, said.partition(":")[0])
+
+
+def docbin(tmp_path: Path, **fields: Any) -> bytes:
+    """A DocBin of one document, with some fields of its msgpack."""
+    import spacy
+    from spacy.tokens import DocBin
+
+    content = DocBin(docs=[spacy.blank("xx")("b " * 10)]).to_bytes()
+    return zlib.compress(srsly.msgpack.packb({**srsly.msgpack.unpackb(zlib.decompress(content)), **fields}))
+
+
+def test_a_bomb_in_a_docbin(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import spacy
+    from spacy.tokens import Doc, DocBin
+
+    long_word = Doc(spacy.blank("xx").vocab, words=["b" * 300] * 4)
+    with pytest.raises(DataError, match=r"rows\.spacy: a document has more than 1,000 characters"):
+        read(DocBin(docs=[long_word]).to_bytes(), "rows.spacy", columns=TEXT)
+    monkeypatch.setattr(annotations, "_MOST_VALUES", 100)
+    with pytest.raises(DataError, match=r"rows\.spacy: the file has more than 100 values"):
+        read(docbin(tmp_path, extra=[[]] * 99), "rows.spacy", columns=TEXT)
+    monkeypatch.setattr(limits, "LARGEST_PART", 2000)
+    with pytest.raises(DataError, match=r"rows\.spacy: the decompressed file has more than 2,000 bytes"):
+        read(docbin(tmp_path, extra=b"b" * 10**6), "rows.spacy", columns=TEXT)
 
 
 @pytest.mark.parametrize(("name", "start"), [("rows.csv.gz", 'text\n"'), ("rows.json.gz", '[{"text": "')])

@@ -289,7 +289,7 @@ def test_parquet(tmp_path: Path) -> None:
     assert [row["label"] for row in named_rows] == ["good", "bad"]
     damaged = tmp_path / "damaged.parquet"
     damaged.write_bytes(plain.read_bytes()[:-20])
-    with pytest.raises(DataError, match="not a parquet file that can be read"):
+    with pytest.raises(DataError, match="cannot be read as parquet"):
         read_table(damaged, columns=(TEXT, LABEL), cache_dir=tmp_path)
 
 

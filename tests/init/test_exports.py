@@ -121,9 +121,9 @@ def test_damaged_files_are_named(draft: Callable[..., RecipeDraft], tmp_path: Pa
     dataset().save_to_disk(tmp_path / "dataset")
     (tmp_path / "dataset" / "state.json").write_text("{", "utf-8")
     for path, message in (
-        (damaged, "a workbook that cannot be read"),
-        (tmp_path / "text.xlsx", "not a workbook of Excel"),
-        (tmp_path / "dataset", "not a data set that save_to_disk wrote"),
+        (damaged, "cannot be read as xlsx"),
+        (tmp_path / "text.xlsx", "cannot be read as xlsx"),
+        (tmp_path / "dataset", "cannot be read as datasets"),
     ):
         with pytest.raises(DataError, match=f"{path.name}: {message}"):
             draft(path)

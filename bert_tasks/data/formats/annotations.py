@@ -5,19 +5,24 @@ https://brat.nlplab.org/standoff.html and https://fasttext.cc/docs/en/supervised
 need no format.
 """
 
+import gc
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bert_tasks.data import limits
 from bert_tasks.data.columns import Column
-from bert_tasks.data.formats.base import Format
+from bert_tasks.data.formats.base import Format, without_warnings
+from bert_tasks.data.limits import too_large
 from bert_tasks.data.records import BoundedText, ParseOptions, Record, Records, json_rows, open_text, read_json
 from bert_tasks.errors import DataError
 
 _IS_LIST = re.compile(r"\s*\[\s*[\[{]")
+_MOST_VALUES = 2**23  # of all lists and objects of a DocBin, of which the strings of its words are most
 _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
@@ -109,28 +114,77 @@ class DocBinFormat(Format):
     can_stream: ClassVar[bool] = False
 
     @contextmanager
-    def open(
+    def parse(
         self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
     ) -> Iterator[Records]:
-        self.check_header(path, options)
         try:
             from spacy import blank
             from spacy.tokens import DocBin
         except ImportError as error:
             raise DataError(f"{path}: reading it needs spaCy. Run `pip install spacy`") from error
+        content = _decompressed(path)
+        was_collecting = gc.isenabled()
         try:
-            documents = list(DocBin().from_disk(path).get_docs(blank("xx").vocab))
-        except _MALFORMED as error:
-            raise DataError(f"{path}: not a DocBin of spaCy ({error})") from error
-        rows = (
-            {
-                "text": document.text,
-                "entities": [[span.start_char, span.end_char, span.label_] for span in document.ents],
-                **_scored_labels(document.cats),
-            }
-            for document in documents
-        )
-        yield Records(None, (Record(number, cells) for number, cells in enumerate(rows, start=1)))
+            _check_object_count(content, path)
+            documents = DocBin().from_bytes(zlib.compress(content, level=0))
+        finally:
+            if was_collecting:
+                gc.enable()  # the reader of srsly leaves it off after an error
+        # Both are msgpack inside msgpack, and no row has them.
+        documents.user_data = []
+        documents.span_groups = [b""] * len(documents)
+        rows = (_document_cells(document, path) for document in documents.get_docs(blank("xx").vocab))
+        records = (Record(number, cells) for number, cells in enumerate(rows, start=1))
+        yield Records(None, without_warnings(records))
+
+
+def _decompressed(path: Path) -> bytes:
+    """Returns the content of a file that is compressed with zlib.
+
+    Raises:
+        DataError: The content is too large or incomplete.
+    """
+    stream = zlib.decompressobj()
+    with path.open("rb") as file:
+        content = stream.decompress(file.read(limits.LARGEST_PART), limits.LARGEST_PART + 1)
+    if len(content) > limits.LARGEST_PART:
+        raise too_large(f"{path}: the decompressed file", limits.LARGEST_PART, "bytes")
+    if not stream.eof:
+        raise DataError(f"{path}: the compressed data have no end. Save or download the file again")
+    return content
+
+
+def _check_object_count(content: bytes, path: Path) -> None:
+    """Raises `DataError` if msgpack has more values than fit into the memory, each of which may be a single byte."""
+    from srsly.msgpack import unpackb
+
+    count = 0
+
+    def add(values: Sequence[Any]) -> None:
+        nonlocal count
+        count += len(values)
+        if count > _MOST_VALUES:
+            raise too_large(f"{path}: the file", _MOST_VALUES, "values")
+
+    unpackb(content, list_hook=add, object_pairs_hook=add, max_array_len=_MOST_VALUES, max_map_len=_MOST_VALUES)
+
+
+def _document_cells(document: Any, path: Path) -> dict[str, Any]:
+    """Returns the cells of a document of spaCy.
+
+    Raises:
+        DataError: The text is too large. It is made of the vocabulary's strings, which may occur many times.
+    """
+    if sum(map(len, document)) > limits.LARGEST_ROW:
+        raise too_large(f"{path}: a document", limits.LARGEST_ROW)
+    names: dict[int, str] = {}  # spaCy makes a new string at each look-up
+    entities = []
+    for span in document.ents:
+        name = names.get(span.label)
+        if name is None:
+            name = names[span.label] = span.label_
+        entities.append([span.start_char, span.end_char, name])
+    return {"text": document.text, "entities": entities, **_scored_labels(document.cats)}
 
 
 class BratFormat(Format):

@@ -3,22 +3,28 @@
 To add a format, derive a class from ``Format`` and call ``register_format`` with an instance.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
+from bert_tasks.data import limits
 from bert_tasks.data.columns import Column
+from bert_tasks.data.limits import check_column_count, check_row_size
 from bert_tasks.data.problems import did_you_mean, end_sentence
-from bert_tasks.data.records import BoundedText, ParseOptions, Records, open_text
-from bert_tasks.errors import DataError
+from bert_tasks.data.records import BoundedText, ParseOptions, Record, Records, open_text
+from bert_tasks.errors import BertTasksError, DataError
+
+_LONGEST_REASON = 200  # characters
+_DAMAGE_ADVICE = "Check that the file is complete and has this format, then save or download it again"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A file format. A subclass implements ``records`` (for text) or ``open``.
+    """A file format. A subclass implements ``records`` (for text) or ``parse``.
 
     Attributes:
         name: Value of the option ``format``.
@@ -86,7 +92,10 @@ class Format:
     def open(
         self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
     ) -> Iterator[Records]:
-        """Opens a file and parses it row by row.
+        """Opens a file, whose rows are parsed while they are read.
+
+        Whatever a parser raises about the content of the file, now or at a later row, is a `DataError` with the
+        file's name. Rows and headers have the limits of ``limits``.
 
         Args:
             path: The file.
@@ -94,17 +103,71 @@ class Format:
             columns_to_read: Columns to read, for formats that store columns. None means all.
 
         Raises:
-            DataError: The options do not fit the format, or the file is not readable.
+            DataError: The options do not fit the format, or the file cannot be read.
         """
         self.check_header(path, options)
+        with ExitStack() as stack:
+            with self._named_damage(path), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                records = stack.enter_context(self.parse(path, options, columns_to_read=columns_to_read))
+            if records.columns is not None:
+                check_column_count(len(records.columns), str(path))
+            yield records._replace(rows=self._rows(records.rows, path))
+
+    @contextmanager
+    def parse(
+        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Records]:
+        """Opens a file for ``open``, which translates errors. Formats that are not text override it."""
         with open_text(path, encoding=options.encoding, newline="" if self.quoted else "\n") as lines:
             records = self.records(lines, path, options)
             yield records._replace(rows=lines.rows(records.rows))
+
+    def _rows(self, rows: Iterator[Record], path: Path) -> Iterator[Record]:
+        """Yields the rows. What the reader of the rows raises does not pass through here."""
+        with self._named_damage(path):
+            for record in rows:
+                if len(record.cells) > limits.MOST_COLUMNS:
+                    check_column_count(len(record.cells), f"{path}:{record.line}")
+                if not self.is_text:  # the lines of a text are limited as they are read
+                    check_row_size(record.cells, f"{path}: row {record.line}")
+                yield record
+
+    @contextmanager
+    def _named_damage(self, path: Path) -> Iterator[None]:
+        """Names the file in the errors of a parser, of which each library has many."""
+        try:
+            yield
+        except (BertTasksError, MemoryError):
+            raise
+        except Exception as error:  # outer boundary: the parser of a file
+            if isinstance(error, OSError) and error.errno is not None:  # of the system, not of the content
+                raise OSError(error.errno, error.strerror, str(path)) from error
+            raise DataError(f"{path}: cannot be read as {self.name} ({_reason(error)}). {_DAMAGE_ADVICE}") from error
 
     def check_header(self, path: Path, options: ParseOptions) -> None:
         """Raises `DataError` if the option ``header`` does not apply."""
         if options.header is False and self.delimiter is None:
             raise DataError(f"{path}: header = false is for csv and tsv files, but {self.name} has no header line")
+
+
+def without_warnings(records: Iterator[Record]) -> Iterator[Record]:
+    """Yields the records of a library that warns about what it leaves out, such as the styles of a workbook."""
+    while True:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            record = next(records, None)
+        if record is None:
+            return
+        yield record
+
+
+def _reason(error: Exception) -> str:
+    """Returns the first line of a library's error, or its type if it says nothing."""
+    lines = str(error).strip().splitlines()
+    if not lines or isinstance(error, LookupError):
+        return " ".join([type(error).__name__, *lines[:1]])[:_LONGEST_REASON]
+    return lines[0][:_LONGEST_REASON]
 
 
 _FORMATS: dict[str, Format] = {}

@@ -63,12 +63,12 @@ class TableFormat(Format):
         )
 
     @contextmanager
-    def open(
+    def parse(
         self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
     ) -> Iterator[Records]:
         limit = csv.field_size_limit(_LARGEST_CELL)  # it belongs to the whole process, so it is put back afterwards
         try:
-            with super().open(path, options, columns_to_read=columns_to_read) as records:
+            with super().parse(path, options, columns_to_read=columns_to_read) as records:
                 yield records
         finally:
             csv.field_size_limit(limit)
@@ -138,10 +138,9 @@ class ParquetFormat(Format):
     can_stream = False
 
     @contextmanager
-    def open(
+    def parse(
         self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
     ) -> Iterator[Records]:
-        self.check_header(path, options)
         with parquet_records(path, columns_to_read=columns_to_read) as records:
             yield records
 

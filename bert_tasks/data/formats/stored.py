@@ -5,10 +5,9 @@ from contextlib import contextmanager
 from datetime import date, time
 from pathlib import Path
 from typing import Any, ClassVar
-from xml.etree.ElementTree import ParseError
-from zipfile import BadZipFile
 
-from bert_tasks.data.formats.base import Format
+from bert_tasks.data.formats.base import Format, without_warnings
+from bert_tasks.data.formats.workbooks import open_workbook, sheet_rows
 from bert_tasks.data.records import ParseOptions, Record, Records, dataset_records
 from bert_tasks.errors import DataError
 
@@ -20,31 +19,21 @@ class ExcelFormat(Format):
     can_stream: ClassVar[bool] = False
 
     @contextmanager
-    def open(
+    def parse(
         self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
     ) -> Iterator[Records]:
-        self.check_header(path, options)
-        try:
-            from openpyxl import load_workbook
-            from openpyxl.utils.exceptions import InvalidFileException
-        except ImportError as error:
-            raise DataError(f"{path}: reading it needs openpyxl. Run `pip install openpyxl`") from error
-        try:
-            book = load_workbook(path, read_only=True, data_only=True)
-        except (BadZipFile, InvalidFileException, KeyError, ValueError) as error:
-            raise DataError(f"{path}: not a workbook of Excel ({error})") from error
-        try:
-            rows = next(iter(book.worksheets)).iter_rows(values_only=True)
-            names = [str(name) for name in next(rows, ()) if name is not None]
-            if not names or len(set(names)) < len(names):
+        with open_workbook(path) as book:
+            sheet = next(iter(book.worksheets), None)
+            if sheet is None:
+                raise DataError(f"{path}: the workbook has no sheet with cells")
+            rows = sheet_rows(sheet, path)
+            number, first = next(rows, (0, ()))
+            names = [str(name) for name in first if name is not None]
+            if number != 1 or len(set(names)) < len(names):
                 raise DataError(f"{path}: the first row of the sheet must give each column a name of its own")
-            filled = ((n, row) for n, row in enumerate(rows, start=2) if any(cell is not None for cell in row))
-            cells = ((n, dict(zip(names, map(_plain, row), strict=False))) for n, row in filled)
-            yield Records(tuple(names), (Record(number, row) for number, row in cells))
-        except (ParseError, StopIteration) as error:
-            raise DataError(f"{path}: a workbook that cannot be read ({error})") from error
-        finally:
-            book.close()
+            cells = ((number, dict(zip(names, map(_plain, row), strict=False))) for number, row in rows)
+            records = (Record(number, row) for number, row in cells)
+            yield Records(tuple(names), without_warnings(records))
 
 
 def _plain(value: Any) -> Any:
@@ -61,17 +50,12 @@ class DatasetFormat(Format):
         return tuple(sorted(file for file in path.iterdir() if file.is_file()))
 
     @contextmanager
-    def open(
+    def parse(
         self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
     ) -> Iterator[Records]:
         import datasets
 
-        self.check_header(path, options)
-        try:
-            rows = datasets.load_from_disk(path)
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(f"{path}: not a data set that save_to_disk wrote ({error})") from error
-        yield dataset_records(rows)
+        yield dataset_records(datasets.load_from_disk(path))
 
 
 ALL: tuple[Format, ...] = (

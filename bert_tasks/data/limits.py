@@ -1,0 +1,48 @@
+"""Limits of a row, which hold for every format and are checked before the memory for it is taken.
+
+A small compressed file can expand to more than the memory holds. Files have no limit, because they are read row by
+row. What a parser can only read as a whole, for example the shared strings of a workbook, has a limit of its own.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bert_tasks.errors import DataError
+
+LARGEST_ROW = 64 * 2**20  # characters of one row
+LARGEST_JSON = 4 * LARGEST_ROW  # characters of a file that is one JSON value. The largest of SQuAD has 42 million
+LARGEST_PART = 4 * LARGEST_ROW  # bytes, decompressed, of what a library holds as a whole
+MOST_COLUMNS = 16_384  # of one row, as in a sheet of Excel
+MOST_SHEET_ROWS = 1_048_576  # of one sheet, which is Excel's own limit
+
+
+def too_large(subject: str, limit: int, unit: str = "characters") -> DataError:
+    """Returns the error for a row, or for a part that is read as a whole, above its limit."""
+    advice = "Close its quotes, split its texts, or separate documents by blank lines"
+    if limit != LARGEST_ROW:
+        advice = "Split it into rows, such as one JSON object per line"
+    return DataError(f"{subject} has more than {limit:,} {unit}. {advice}")
+
+
+def check_column_count(count: int, where: str) -> None:
+    """Raises `DataError` if a row, or the header of a file, has too many columns."""
+    if count > MOST_COLUMNS:
+        raise DataError(
+            f"{where}: {count:,} columns, but at most {MOST_COLUMNS:,} can be read. Check the delimiter and the line "
+            "ends, or store lists in one column of a .jsonl or .parquet file"
+        )
+
+
+def size_of(value: Any) -> int:
+    """Returns the number of characters in a value, and in the values that it holds."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(size_of, value.values()))
+    return sum(map(size_of, value)) if isinstance(value, list | tuple) else 0
+
+
+def check_row_size(cells: Mapping[str, Any], where: str) -> None:
+    """Raises `DataError` if the values of a row have too many characters."""
+    if size_of(cells) > LARGEST_ROW:
+        raise too_large(where, LARGEST_ROW)
