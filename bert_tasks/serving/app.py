@@ -13,20 +13,33 @@ from dataclasses import asdict
 from functools import reduce
 from importlib.resources import files
 from operator import or_
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import generate_latest
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from typing_extensions import TypedDict
 
 from bert_tasks.data.problems import counted
 from bert_tasks.errors import CheckpointError, DataError, NotFiniteScoresError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
-from bert_tasks.serving.clients import SHAPES, Call, ClassifyRequest, Shape, Source, is_classifier, is_tei, tei_predict
-from bert_tasks.serving.gate import DISCONNECTED, PREDICT, Gate, error_response
+from bert_tasks.serving.clients import (
+    SHAPES,
+    Call,
+    ClassifyRequest,
+    LabelScore,
+    Shape,
+    Source,
+    is_classifier,
+    is_tei,
+    tei_predict,
+)
+from bert_tasks.serving.failures import PREDICT, Failure, Invalid, documented_failures, error_response
+from bert_tasks.serving.gate import DISCONNECTED, Gate
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import (
     ADAPTER,
@@ -47,13 +60,12 @@ from bert_tasks.tasks.zero_shot import zero_shot_task
 T = TypeVar("T")
 Served = Mapping[str, tuple[TaskModel, Batcher]]  # by the name of the adapter, "" for the base
 _LARGE_BODY = 2**16  # bytes, because parsing a larger body would block the event loop for too long
-_ERRORS = {
-    400: "The body cannot be read as JSON.",
-    408: "The body did not arrive in time.",
-    413: "The body is too large.",
-    429: "Too many requests are waiting. `Retry-After` says when to try again.",
-    503: "The server is stopping, or the response took too long.",
-}
+
+
+class State(TypedDict):
+    """Whether the server responds."""
+
+    status: Literal["ok", "ready", "stopping"]
 
 
 def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
@@ -65,6 +77,11 @@ def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
     @app.exception_handler(StarletteHTTPException)
     async def http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:
         return error_response(request.scope, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid_query(request: Request, error: RequestValidationError) -> JSONResponse:
+        faults = [{key: fault[key] for key in ("loc", "msg", "type")} for fault in error.errors()]
+        return error_response(request.scope, HTTPException(422, faults))
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> JSONResponse:
@@ -111,8 +128,10 @@ def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
     schemas: dict[Any, Any] = {
         type(task): request_schema(task, answer.limits, columns, adapters) for task, columns in tasks
     }
+    response: Any = answers_schema(*(model.task for model in models))
     if any(is_classifier(model) for model in models):
         schemas[ClassifyRequest] = ClassifyRequest
+        response |= list[LabelScore] | list[list[LabelScore]]
     schema = TypeAdapter(reduce(or_, schemas.values())).json_schema(ref_template=pointer)
 
     def read(content: Any, source: Source) -> Call:
@@ -131,8 +150,8 @@ def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
     @app.post(
         PREDICT,
         summary="Predict one row, or several",
-        response_model=answers_schema(*(model.task for model in models)),
-        responses={status: {"description": text} for status, text in _ERRORS.items()},
+        response_model=response,
+        responses=documented_failures(PREDICT),
         openapi_extra=_body_schema(schema, examples=examples),
     )
     async def predict(request: Request, explain: bool = False) -> Response:
@@ -145,7 +164,7 @@ def _add_shape(app: FastAPI, served: Served, answer: "_Answers", shape: Shape) -
         shape.path,
         summary=shape.summary,
         response_model=shape.response,
-        responses={status: {"description": text} for status, text in _ERRORS.items()},
+        responses=documented_failures(shape.path),
         openapi_extra=_body_schema(shape.request.model_json_schema()),
         include_in_schema=any(shape.problem(model) is None for model, _ in served.values()),
     )
@@ -213,7 +232,14 @@ def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:
     async def try_the_model() -> Response:
         return Response(content, media_type="text/html", headers={"Content-Security-Policy": policy})
 
-    @app.get("/model", summary="Task, labels, columns, limits and examples of the served model")
+    loading = {"model": Failure, "description": "The model is being loaded."}
+    failure = {"$ref": "#/components/schemas/Failure"}
+
+    @app.get(
+        "/model",
+        summary="Task, labels, columns, limits and examples of the served model",
+        responses={422: {"model": Invalid, "description": "No such adapter."}, 503: loading},
+    )
     async def describe(adapter: str | None = None) -> JSONResponse:
         model, batcher = _named(served, adapter, "query")
         task = model.task
@@ -232,15 +258,27 @@ def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:
             }
         )
 
-    @app.get("/healthz", summary="Whether the process responds")
+    @app.get("/healthz", summary="Whether the process responds", response_model=State)
     async def healthz() -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/readyz", summary="Whether the server answers predictions", responses={503: {"description": "Not now."}})
+    @app.get(
+        "/readyz",
+        summary="Whether the server answers predictions",
+        response_model=State,
+        responses={503: {"model": Failure | State, "description": "The server is loading or stopping."}},
+    )
     async def readyz() -> JSONResponse:
-        return JSONResponse({"status": "stopping"}, 503) if gate.draining() else JSONResponse({"status": "ready"})
+        if gate.draining():
+            return JSONResponse({"status": "stopping"}, 503)
+        return JSONResponse({"status": "ready"})
 
-    @app.get("/metrics", summary="Counters in Prometheus' text format", response_class=Response)
+    @app.get(
+        "/metrics",
+        summary="Counters in Prometheus' text format",
+        response_class=PlainTextResponse,
+        responses={503: {"description": loading["description"], "content": {"application/json": {"schema": failure}}}},
+    )
     async def metrics() -> Response:
         return Response(generate_latest(gate.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 

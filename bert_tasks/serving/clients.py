@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from bert_tasks.data.columns import Row, as_row, text_columns
 from bert_tasks.errors import DataError
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.serving.gate import EMBED, HUB, OPENAI, RERANK
+from bert_tasks.serving.failures import EMBED, HUB, OPENAI, RERANK
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import INPUTS, LABELS, BodyReader, body_error, check_pairs, requested_labels
 from bert_tasks.tasks.base import Feature, Task, float_list
@@ -166,6 +166,11 @@ class Rank(TypedDict):
     index: int
     score: float
     text: NotRequired[str]
+
+
+class LabelScore(TypedDict):
+    label: str
+    score: float
 
 
 def _validated(model: type[ModelT], content: Any) -> ModelT:

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.exceptions import HTTPException
@@ -11,9 +10,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bert_tasks.serving.failures import PATHS, error_response
 from bert_tasks.serving.limits import Limits
 
-PREDICT, OPENAI, EMBED, RERANK, HUB = PATHS = ("/predict", "/v1/embeddings", "/embed", "/rerank", "/")  # of predictions
+HEADER_BYTES = 2**14  # of a path and all headers
 DISCONNECTED = 499  # the status that is counted for a client that did not wait
 _HEADERS = {
     b"cache-control": b"no-store",
@@ -22,22 +22,6 @@ _HEADERS = {
     b"referrer-policy": b"no-referrer",
     b"x-content-type-options": b"nosniff",
 }
-
-
-def error_response(scope: Mapping[str, Any], error: HTTPException) -> JSONResponse:
-    """Returns the response to a failure, in the form that the path's clients read."""
-    status, detail = error.status_code, cast("Any", error.detail)  # starlette declares a text
-    content = {"detail": detail}
-    if scope["method"] == "POST" and scope["path"] in PATHS and scope["path"] != PREDICT:
-        fault = detail[0] if isinstance(detail, list) else {"loc": (), "msg": detail}
-        key = ".".join(map(str, fault["loc"][1:]))
-        message = f"{key}: {fault['msg']}" if key else fault["msg"]
-        names = {429: "overloaded"}.get(status, "validation" if status < 500 else "backend")
-        content = {"error": message, "error_type": names}
-        if scope["path"] == OPENAI:
-            name = "invalid_request_error" if status < 500 else "server_error"
-            content = {"error": {"message": message, "type": name, "param": key if key else None, "code": None}}
-    return JSONResponse(content, status, error.headers)
 
 
 class ServerMetrics:
@@ -69,6 +53,14 @@ class ServerMetrics:
         self._batch_requests.observe(requests)
         self._batch_rows.observe(rows)
         self._rows.inc(rows)
+
+
+def _head_bytes(scope: Scope) -> int:
+    """Returns the size of what a client sent before the body."""
+    size = len(scope["raw_path"]) + len(scope["query_string"])
+    for name, value in scope["headers"]:
+        size += len(name) + len(value) + len(": \r\n")
+    return size
 
 
 class Gate:
@@ -107,6 +99,9 @@ class Gate:
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            if _head_bytes(scope) > HEADER_BYTES:
+                detail = f"the path and the headers are longer than {HEADER_BYTES} bytes"
+                raise HTTPException(431, detail, {"connection": "close"})
             if self.app is None and scope["path"] == "/healthz":
                 await JSONResponse({"status": "ok"})(scope, receive, send)
             elif self.app is None:
@@ -116,8 +111,8 @@ class Gate:
         except HTTPException as error:
             await error_response(scope, error)(scope, receive, send)
         except asyncio.CancelledError:  # the grace period is over, and nothing follows
-            response = JSONResponse({"detail": "the server has stopped"}, 503, {"connection": "close"})
-            await response(scope, receive, send)
+            stopped = HTTPException(503, "the server has stopped", {"connection": "close"})
+            await error_response(scope, stopped)(scope, receive, send)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         """Returns the body. Drains a body that is too large before it responds."""

@@ -15,12 +15,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
-from math import isinf
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
@@ -31,7 +33,7 @@ from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving.app import build_app, encoded
 from bert_tasks.serving.batching import Batcher
-from bert_tasks.serving.gate import Gate, ServerMetrics
+from bert_tasks.serving.gate import HEADER_BYTES, Gate, ServerMetrics
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.listener import BACKLOG, ignore_new_connections
 from bert_tasks.tasks.base import Task
@@ -68,6 +70,49 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+class Protocol(H11Protocol):
+    """uvicorn's protocol, with status 431 instead of 400 for headers that are too long.
+
+    It sees headers that have not ended within the limit. The gate sees those that arrived whole.
+    """
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses a request that cannot be read, and closes the connection."""
+        received, _ = self.conn.trailing_data
+        if len(received) <= HEADER_BYTES:
+            super().send_400_response(msg)
+            return
+        status = b"HTTP/1.1 431 Request Header Fields Too Large"
+        self.transport.write(status + b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+        self.transport.close()
+
+
+def http_config(app: ASGIApp, *, connections: int, grace: float) -> uvicorn.Config:
+    """Returns uvicorn's configuration.
+
+    Its parser and event loop are the ones in pure Python, so that every installation behaves as tested.
+    """
+    seconds = None
+    if isfinite(grace):
+        seconds = max(1, round(grace))
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        loop="asyncio",
+        backlog=BACKLOG,
+        limit_concurrency=connections,
+        timeout_keep_alive=_KEEP_ALIVE,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=seconds,
+    )
+
+
 async def run_server(
     name: str,
     load: Callable[[], Mapping[str, tuple[TaskModel, ForwardFn]]],
@@ -82,28 +127,12 @@ async def run_server(
 ) -> None:
     """Serves models until a signal.
 
-    They are loaded on a thread while the server already responds. uvicorn's parser and event loop are the ones in pure
-    Python, so that every installation behaves as tested.
+    They are loaded on a thread while the server already responds.
     """
     gate = Gate(limits=limits, metrics=ServerMetrics(), draining=lambda: server.should_exit)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    config = uvicorn.Config(
-        TrustedHostMiddleware(gate, allowed_hosts=hosts, www_redirect=False),  # against DNS rebinding
-        http="h11",
-        loop="asyncio",
-        backlog=BACKLOG,
-        limit_concurrency=limits.connections,
-        timeout_keep_alive=_KEEP_ALIVE,
-        h11_max_incomplete_event_size=2**14,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=None if isinf(grace) else max(1, round(grace)),
-    )
-    server = Server(config)
+    app = TrustedHostMiddleware(gate, allowed_hosts=hosts, www_redirect=False)  # against DNS rebinding
+    server = Server(http_config(app, connections=limits.connections, grace=grace))
     with _signals_to(server):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         loader = ThreadPoolExecutor(1, "loader")  # asyncio would wait for its own executor at the end of the loop

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.serving.server import load_warm
 from support.small_checkpoints import save_checkpoint
 from support.task_examples import EXAMPLES, FAMILY_EXAMPLES
 
@@ -36,6 +37,19 @@ def model_of(base: Path) -> ModelOf:
         torch.nn.init.normal_(last.weight, std=0.5)
         return model
 
+    return model
+
+
+@pytest.fixture(scope="package")
+def encoder(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encoder")
+    save_checkpoint(folder, "bert", wordpiece_tokenizer, wide=True)
+    return folder
+
+
+@pytest.fixture(scope="package")
+def embedder(encoder: Path) -> TaskModel:
+    model, _ = load_warm(encoder, task="embedding", settings=None, revision=None, dtype="float32")
     return model
 
 

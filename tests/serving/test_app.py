@@ -324,7 +324,7 @@ def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, case: s
     model, rows = model_of(case), unlabelled(EXAMPLES[case])
 
     async def ask(served: Application) -> tuple[dict[str, Any], list[httpx2.Response]]:
-        queries = ("explain=true", "explain=false", "explain=x", "explain=true")
+        queries = ("explain=true", "explain=false", "explain=<script>", "explain=true")
         contents = (rows[0], rows[0], rows[0], {"inputs": rows[:2]})
         responses = [
             await served.client.post(f"/predict?{query}", json=content)
@@ -336,6 +336,7 @@ def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, case: s
     assert plain.json() == rounded(model.predict(rows[0])[0].to_json())
     assert (unread.status_code, several.status_code) == (422, 422)
     assert list(errors_of(unread)) == list(errors_of(several)) == ["query.explain"]
+    assert "<script>" not in unread.text
     assert about["explains"] == (case != "token crf")
     if case == "token crf":
         assert "crf = true scores sequences of tags" in errors_of(asked)["query.explain"]

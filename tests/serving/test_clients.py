@@ -29,20 +29,8 @@ from support.task_examples import TEXTS
 ModelOf = Callable[[str], TaskModel]
 
 
-@pytest.fixture(scope="module")
-def encoder(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("encoder")
-    save_checkpoint(folder, "bert", wordpiece_tokenizer, wide=True)
-    return folder
-
-
 def loaded(folder: Path, **settings: Any) -> TaskModel:
     return load_warm(folder, task="embedding", settings=settings, revision=None, dtype="float32")[0]
-
-
-@pytest.fixture(scope="module")
-def embedder(encoder: Path) -> TaskModel:
-    return loaded(encoder)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import fields, replace
@@ -280,6 +280,38 @@ def test_a_caller_who_hangs_up_mid_body_harms_nobody(model_of: Callable[[str], T
                 connection.sendall(sent)
         response = httpx2.post(f"{url}/predict", json={"text": TEXTS[2]}, timeout=PATIENCE)
         assert response.status_code == 200
+
+
+POST = (
+    b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+LONG_HEADER = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"a" * 2**14
+MANY_HEADERS = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"X-Many: a\r\n" * 1700
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param(LONG_HEADER, 431, id="headers without an end"),
+        pytest.param(LONG_HEADER + b"\r\n\r\n", 431, id="one long header"),
+        pytest.param(MANY_HEADERS + b"\r\n", 431, id="many short headers"),
+        pytest.param(b"GET /healthz?" + b"a" * 2**14 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431, id="a long path"),
+        pytest.param(POST + b"3e8\r\n" + b" " * 1000 + b"\r\n5\r\n     \r\n0\r\n\r\n", 413, id="chunks too large"),
+        pytest.param(POST + b"1\r\n{\r\n", 408, id="a chunk that does not come"),
+        pytest.param(POST + b"3\r\n[1]\r\n0\r\n\r\n", 422, id="a whole chunk"),
+    ],
+)
+def test_limits_of_what_a_connection_sends(limited: tuple[str, int], sent: bytes, status: int) -> None:
+    with socket.create_connection(limited, PATIENCE) as connection:
+        connection.sendall(sent)
+        assert int(connection.recv(100).split()[1]) == status
+
+
+@pytest.fixture(scope="module")
+def limited(model_of: Callable[[str], TaskModel]) -> Iterator[tuple[str, int]]:
+    """The address of a server with a small limit of the body and a short one of its time."""
+    with listening([model_of("single")], limits=Limits(body_bytes=1000, timeout=2)) as (url,):
+        yield "127.0.0.1", int(url.rpartition(":")[2])
 
 
 @pytest.mark.slow

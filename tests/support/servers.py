@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from bert_tasks.serving.app import build_app
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.gate import Gate, ServerMetrics
 from bert_tasks.serving.limits import Limits
-from bert_tasks.serving.server import LOOPBACK
+from bert_tasks.serving.server import LOOPBACK, http_config
 from support.runs import CONSOLE, PATIENCE, Program
 
 SLOW = Limits(timeout=PATIENCE)
@@ -33,6 +34,7 @@ class Application:
     """A loaded server without a process of its own. ``draining`` is what its readiness asks."""
 
     app: ASGIApp
+    gate: Gate
     batcher: Batcher
     metrics: ServerMetrics
     client: httpx2.AsyncClient
@@ -65,7 +67,7 @@ async def application(
         gate.app = build_app({"": (described, batcher)}, gate, name="tests/model")
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
         client = await stack.enter_async_context(httpx2.AsyncClient(transport=transport, base_url="http://localhost"))
-        yield Application(app=app, batcher=batcher, metrics=metrics, client=client, draining=draining)
+        yield Application(app=app, gate=gate, batcher=batcher, metrics=metrics, client=client, draining=draining)
 
 
 @contextmanager
@@ -80,7 +82,8 @@ def listening(models: Sequence[TaskModel], *, limits: Limits = SLOW) -> Iterator
                 opened = await stack.enter_async_context(application(model, limits=limits))
                 listener = socket.create_server(("127.0.0.1", 0))
                 urls.append(f"http://127.0.0.1:{listener.getsockname()[1]}")
-                servers.append(uvicorn.Server(uvicorn.Config(opened.app, http="h11", lifespan="off", log_config=None)))
+                config = http_config(opened.app, connections=limits.connections, grace=inf)
+                servers.append(uvicorn.Server(config))
                 tasks.append(asyncio.create_task(servers[-1].serve(sockets=[listener])))
             started.set()
             await asyncio.gather(*tasks)
