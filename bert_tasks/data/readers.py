@@ -347,7 +347,7 @@ def _write_rows(
         batches = row_batches(validator.rows(records, source))
         columns = ({name: [row.get(name) for row in batch] for name in schema.names} for batch in batches)
         write_batches(target, columns, schema)
-    return validator.notes
+    return (*records.notes, *validator.notes)
 
 
 def hub_splits(dataset: str, *, config: str | None = None, revision: str | None = None) -> list[str]:
@@ -457,4 +457,4 @@ def peeked(records: Records) -> tuple[Records, list[str]]:
     first = next(records.rows, None)
     if first is None:
         return records, []
-    return Records(None, chain([first], records.rows)), list(first.cells)
+    return records._replace(rows=chain([first], records.rows)), list(first.cells)

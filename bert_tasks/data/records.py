@@ -59,10 +59,17 @@ class Record(NamedTuple):
 
 
 class Records(NamedTuple):
-    """The rows of a source, and its columns, or None if each row names its columns."""
+    """The rows of a source.
+
+    Attributes:
+        columns: Names of the columns, or None if each row names its columns.
+        rows: The rows.
+        notes: Notes for people on the place of the rows, such as the sheet of a workbook.
+    """
 
     columns: tuple[str, ...] | None
     rows: Iterator[Record]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from bert_tasks.data.cells import ENCODING_EXAMPLE
 from bert_tasks.data.formats import FORMATS, Format, file_format
+from bert_tasks.data.formats.excel import ExcelFormat
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.readers import ReadOptions, existing_file
 from bert_tasks.data.records import TEXT, is_encodable, open_text
@@ -84,6 +85,9 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
             notes = (*notes, f"its lines are rows of a table, so the format is {layout.name}")
     if not layout.quoted:
         sample = _read(path, layout, options)
+        if isinstance(layout, ExcelFormat) and _is_row_of_values(sample):
+            first = "the first row of the table is a row like the others, so it does not name the columns"
+            raise DataError(f"{path}: {first}. Insert a row of names above it, such as text and label")
     elif reading.header is None:
         sample = _detect_header(path, layout, options)
     else:
@@ -149,8 +153,7 @@ def _detect_header(path: Path, layout: Format, options: Options) -> FileSample:
     numbers = [name.strip() for name in names if name.strip()]
     if len(numbers) > 1 and any(numbers == [str(n + first) for n in range(len(numbers))] for first in (0, 1)):
         return sample
-    counts = {name: sum(row.get(name) == name for row in sample.rows) for name in names if name.strip()}
-    if any(count > 1 and count * _MOST_ROWS_PER_CLASS > len(sample.rows) for count in counts.values()):
+    if _is_row_of_values(sample):
         sample = _detect_delimiter(path, layout, {**options, "header": False})
         return replace(sample, notes=(*sample.notes, _NO_HEADER))
     value = next((name for name in names if name.strip().isdecimal() or len(name.split()) > _LONGEST_HEADER), None)
@@ -158,6 +161,13 @@ def _detect_header(path: Path, layout: Format, options: Options) -> FileSample:
         return sample
     note = f"the name {shortened(value)} in the first line looks like a value. If there is no header, add --no-header"
     return replace(sample, notes=(*sample.notes, note))
+
+
+def _is_row_of_values(sample: FileSample) -> bool:
+    """Returns True if a class among the column names occurs again in its column."""
+    names = dict.fromkeys(name for row in sample.rows for name in row if name.strip())
+    counts = [sum(row.get(name) == name for row in sample.rows) for name in names]
+    return any(count > 1 and count * _MOST_ROWS_PER_CLASS > len(sample.rows) for count in counts)
 
 
 def _detect_delimiter(path: Path, layout: Format, options: Options) -> FileSample:
@@ -211,4 +221,13 @@ def _read(path: Path, layout: Format, options: Options) -> FileSample:
             count += 1
     rows = [cells for _, cells in sorted(kept, key=lambda row: row[0])]
     columns = (tuple(rows[0]) if rows else ()) if records.columns is None else records.columns
-    return FileSample(path=path, layout=layout, columns=columns, rows=rows, count=count, faults=faults, options=options)
+    return FileSample(
+        path=path,
+        layout=layout,
+        columns=columns,
+        rows=rows,
+        count=count,
+        faults=faults,
+        options=options,
+        notes=records.notes,
+    )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.formats import annotations, plain, stored
+from bert_tasks.data.formats import annotations, excel, plain, stored
 from bert_tasks.data.formats.base import FORMATS, Format, named_format, register_format
 from bert_tasks.data.formats.plain import StreamFormat, TableFormat
 from bert_tasks.data.records import open_text
@@ -13,7 +13,7 @@ from bert_tasks.errors import DataError
 GZIP_EXTENSION = ".gz"
 _START_LENGTH = 4096  # characters that tell formats with the same extension apart
 
-for _format in (*plain.ALL, *annotations.ALL, *stored.ALL):
+for _format in (*plain.ALL, *annotations.ALL, *excel.ALL, *stored.ALL):
     register_format(_format)
 
 

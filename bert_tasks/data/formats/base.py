@@ -88,6 +88,10 @@ class Format:
         """Returns the files that are read for a path. Default: the file itself."""
         return (path,)
 
+    def part(self, name: str) -> "Format | None":
+        """Returns the format of a part of the files, called ``FORMAT/name``, or None if the files have no parts."""
+        return None
+
     @contextmanager
     def open(
         self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
@@ -180,7 +184,16 @@ def register_format(format: Format) -> None:
 
 
 def named_format(name: str) -> Format:
-    if name not in FORMATS:
+    """Returns a registered format, or the part of one that its name states, such as a sheet in ``xlsx/Reviews``.
+
+    Raises:
+        DataError: No format has the name.
+    """
+    if name in FORMATS:
+        return FORMATS[name]
+    whole, _, part = name.partition("/")
+    format = FORMATS[whole].part(part) if whole in FORMATS and part else None
+    if format is None:
         unknown = end_sentence(f"unknown format {name!r}{did_you_mean(name, FORMATS)}")
         raise DataError(f"{unknown} The formats are {', '.join(FORMATS)}")
-    return FORMATS[name]
+    return format

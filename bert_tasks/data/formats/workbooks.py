@@ -113,8 +113,12 @@ class _BoundedEntry(io.BufferedIOBase):
 
 
 @contextmanager
-def open_workbook(path: Path) -> Iterator["Workbook"]:
+def open_workbook(path: Path, *, has_formulas: bool = False) -> Iterator["Workbook"]:
     """Opens a workbook to read the rows of its sheets with ``sheet_rows``.
+
+    Args:
+        path: The workbook.
+        has_formulas: Cells have their formulas instead of the values that Excel computed last.
 
     Raises:
         DataError: openpyxl is missing, or a part of the workbook is too large.
@@ -124,7 +128,7 @@ def open_workbook(path: Path) -> Iterator["Workbook"]:
     except ImportError as error:
         raise DataError(f"{path}: reading it needs openpyxl. Run `pip install openpyxl`") from error
     with BoundedArchive(path) as archive, path.open("rb") as file:
-        reader = ExcelReader(file, read_only=True, data_only=True)
+        reader = ExcelReader(file, read_only=True, data_only=not has_formulas)
         reader.archive.close()
         reader.archive = archive
         reader.read()

@@ -1,0 +1,205 @@
+"""Workbooks of Excel, whose table need not begin in the first row of the first sheet.
+
+Owns the search for the table. People put a page of notes before it, and a title above its column names.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import date, time
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bert_tasks.data import limits
+from bert_tasks.data.formats.base import Format, without_warnings
+from bert_tasks.data.formats.workbooks import open_workbook, sheet_rows
+from bert_tasks.data.limits import check_column_count
+from bert_tasks.data.records import ParseOptions, Record, Records
+from bert_tasks.errors import DataError
+
+_FIRST_ROWS = 50  # of a sheet, in which the table begins
+_COUNTED_ROWS = 1000  # of a sheet, which tell the longest table
+_NEXT_ROWS = 10  # below a header, which must be about as wide as they are
+_OLD_WORKBOOK = bytes.fromhex("d0cf11e0a1b11ae1")
+_LONGEST_NAME = 5  # words of the name of a single column. A longer one is a sentence
+
+Cells = Sequence[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SheetTable:
+    """The table of a sheet.
+
+    Attributes:
+        sheet: Name of the sheet.
+        header: Number of the row with the column names, from 1.
+        names: Places of the columns, from 0 -> their names. Columns without a name are left out.
+        rows: Number of rows below the header, at most ``_COUNTED_ROWS``.
+        empty: Places of the columns that none of these rows fills.
+    """
+
+    sheet: str
+    header: int
+    names: dict[int, str]
+    rows: int
+    empty: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExcelFormat(Format):
+    """A sheet of a workbook (extra ``excel``).
+
+    Attributes:
+        sheet: Name of the sheet. None means the sheet whose table has the most rows, and the first of equal sheets.
+    """
+
+    sheet: str | None = None
+
+    is_text: ClassVar[bool] = False
+    can_stream: ClassVar[bool] = False
+
+    def part(self, name: str) -> Format:
+        return replace(self, name=f"{self.name}/{name}", sheet=name)
+
+    @contextmanager
+    def parse(
+        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Records]:
+        _check_start(path)
+        with open_workbook(path) as book:
+            table, notes = self._choose(book, path)
+            if table.empty:
+                with open_workbook(path, has_formulas=True) as formulas:
+                    _refuse_formulas(formulas[table.sheet], table, path)
+            records = _records(sheet_rows(book[table.sheet], path), table)
+            yield Records(tuple(table.names.values()), without_warnings(records), notes)
+
+    def _choose(self, book: Any, path: Path) -> tuple[SheetTable, tuple[str, ...]]:
+        """Returns the table to read, with notes for people unless it is the only one and begins in the first row."""
+        names = [sheet.title for sheet in book.worksheets]
+        listed = ", ".join(map(repr, names))
+        if self.sheet is not None and self.sheet not in names:
+            raise DataError(f"{path}: no sheet {self.sheet!r}. The sheets are {listed}")
+        visible = [sheet.title for sheet in book.worksheets if sheet.sheet_state == "visible"]
+        searched = visible if self.sheet is None else [self.sheet]
+        found = [_find_table(book[name], path) for name in searched]
+        tables = [table for table in found if table is not None]
+        several = [table for table in tables if len(table.names) > 1]
+        if not several and len(tables) == 1 and len(names) == 1:
+            several = tables  # a single column of texts is a table if there is nothing else
+        if not several:
+            advice = "Write a row with at least two different column names above the rows"
+            raise DataError(f"{path}: no sheet has a table. {advice}. The sheets are {listed}")
+        table = max(several, key=lambda table: table.rows)
+        columns = list(table.names.values())
+        twice = sorted(repr(name) for name in set(columns) if columns.count(name) > 1)
+        if twice:
+            where = f"{path}: row {table.header} of the sheet {table.sheet!r}"
+            raise DataError(f"{where} names {', '.join(twice)} more than once. Use each name for one column")
+        notes = [] if self.sheet is not None else list(_sheet_notes(table, names, several))
+        if table.header > 1:
+            place = f"row {table.header} of the sheet {table.sheet!r}"
+            notes.append(f"the column names are in {place}, so the rows above are not read")
+        return table, tuple(notes)
+
+
+def _check_start(path: Path) -> None:
+    """Raises `DataError` if the file is no zip archive, with what it is instead."""
+    with path.open("rb") as file:
+        start = file.read(len(_OLD_WORKBOOK))
+    if start == _OLD_WORKBOOK:
+        what = "a workbook of Excel 97, or one with a password"
+        raise DataError(f"{path}: {what}. Save it without a password as .xlsx or .csv")
+    if not start.startswith(b"PK"):
+        raise DataError(f"{path}: not a workbook of Excel. If it is a table in text, name it .csv")
+
+
+def _sheet_notes(table: SheetTable, names: Sequence[str], tables: Sequence[SheetTable]) -> Iterator[str]:
+    """Yields a note on the choice of a sheet, unless there was none."""
+    others = [other.sheet for other in tables if other is not table]
+    if others:
+        listed = ", ".join(map(repr, others))
+        yield (
+            f"the sheet {table.sheet!r} is read, because it has the most rows. There are also tables in {listed}. "
+            f'Choose another sheet with format = "xlsx/{others[0]}"'
+        )
+    elif table.sheet != names[0]:
+        yield f"the sheet {table.sheet!r} is read, because the sheets before it are hidden or have no table"
+
+
+def _find_table(sheet: Any, path: Path) -> SheetTable | None:
+    """Returns the table of a sheet, or None.
+
+    Its header is the first row with at least two names that is directly above another row and is about as wide as the
+    rows below. A single column is a table if the first row of the sheet has a short name.
+    """
+    rows = _first_rows(sheet, path)
+    for number, cells in rows.items():
+        below = [row for other, row in rows.items() if other > number][:_NEXT_ROWS]
+        if not cells or not rows.get(number + 1):
+            continue
+        widest = max(map(len, below))
+        is_header = len(cells) >= 2 and len(cells) >= widest - 1
+        if is_header or (number == 1 and widest == 1 and _is_name(*cells.values())):
+            names = {place: str(value).strip() for place, value in cells.items()}
+            return _counted(sheet, path, number, names)
+    return None
+
+
+def _first_rows(sheet: Any, path: Path) -> dict[int, dict[int, Any]]:
+    """Returns the first rows by their numbers, but not more than a row may have in characters."""
+    rows = dict[int, dict[int, Any]]()
+    size = 0
+    for number, cells in islice(sheet_rows(sheet, path), _FIRST_ROWS):
+        check_column_count(len(cells), f"{path}: row {number} of the sheet {sheet.title!r}")
+        rows[number] = _filled(cells)
+        size += limits.size_of(cells)
+        if size > limits.LARGEST_ROW:
+            break
+    return rows
+
+
+def _is_name(*cells: object) -> bool:
+    return len(cells) == 1 and len(str(cells[0]).split()) <= _LONGEST_NAME
+
+
+def _counted(sheet: Any, path: Path, header: int, names: dict[int, str]) -> SheetTable:
+    """Returns the table below a header, whose rows are counted."""
+    filled = set[int]()
+    count = 0
+    for number, cells in islice(sheet_rows(sheet, path), _COUNTED_ROWS):
+        if number > header:
+            filled |= _filled(cells).keys()
+            count += 1
+    empty = tuple(place for place in names if place not in filled)
+    return SheetTable(sheet=sheet.title, header=header, names=names, rows=count, empty=empty)
+
+
+def _filled(cells: Cells) -> dict[int, Any]:
+    """Returns the places of the cells that are not empty, with their values."""
+    return {place: value for place, value in enumerate(cells) if value is not None and str(value).strip() != ""}
+
+
+def _refuse_formulas(sheet: Any, table: SheetTable, path: Path) -> None:
+    """Raises `DataError` if an empty column has formulas, whose values only Excel computes."""
+    for number, cells in islice(sheet_rows(sheet, path), _COUNTED_ROWS):
+        for place in table.empty if number > table.header else ():
+            if place < len(cells) and isinstance(cells[place], str) and cells[place].startswith("="):
+                message = f"the column {table.names[place]!r} has formulas without values"
+                advice = "Open the workbook in Excel or LibreOffice, which compute them, and save it"
+                raise DataError(f"{path}: {message}. {advice}")
+
+
+def _records(rows: Iterator[tuple[int, Cells]], table: SheetTable) -> Iterator[Record]:
+    for number, cells in rows:
+        values = {name: _plain(cells[place]) for place, name in table.names.items() if place < len(cells)}
+        if number > table.header and any(value is not None for value in values.values()):
+            yield Record(number, values)
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, date | time) else value
+
+
+ALL: tuple[Format, ...] = (ExcelFormat(name="xlsx", extensions=(".xlsx", ".xlsm")),)

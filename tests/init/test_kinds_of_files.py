@@ -1,0 +1,180 @@
+"""Files as people have them: ``init`` reads each as a run does, or says what it is and how to mend it."""
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openpyxl import Workbook
+
+from bert_tasks.errors import BertTasksError
+from bert_tasks.init.recipe import RecipeDraft, init_recipe
+from bert_tasks.recipe.check import check, prepare
+from bert_tasks.recipe.schema import load_recipe
+
+Rows = Sequence[Mapping[str, Any]]
+Content = str | bytes | Callable[[Path], object]
+
+SENTENCES = (
+    "the old ferry leaves the harbour at seven",
+    "a bright morning over the quiet hills",
+    "nobody liked the new menu of the inn",
+    "the orchestra played far too fast again",
+    "rain fell on the market square all day",
+    "the teacher praised the careful answers",
+)
+TEXTS = [f"{SENTENCES[i % len(SENTENCES)]} {i}" for i in range(40)]
+REVIEWS = [{"text": text, "label": ("calm", "glad")[i % 2]} for i, text in enumerate(TEXTS)]
+CORPUS = [{"text": text} for text in TEXTS]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file.
+
+    Attributes:
+        content: The content, or a function that writes the file or folder.
+        rows: The rows that a run reads. None means that the file is refused.
+        words: Words of what ``init`` prints, or of the error.
+    """
+
+    content: Content
+    rows: Rows | None
+    words: tuple[str, ...] = ()
+
+
+def workbook(**sheets: Sequence[Sequence[object]]) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        book = Workbook()
+        book.remove(book.active)
+        for name, rows in sheets.items():
+            sheet = book.create_sheet(name)
+            for row in rows:
+                sheet.append(list(row))
+        book.save(path)
+
+    return write
+
+
+def hidden_sheet(path: Path) -> None:
+    book = Workbook()
+    book.active.append(["code", "meaning"])
+    for number in range(99):
+        book.active.append([number, f"meaning {number}"])
+    book.active.sheet_state = "hidden"
+    visible = book.create_sheet("Data")
+    for row in TABLE:
+        visible.append(row)
+    book.active = visible
+    book.save(path)
+
+
+TABLE = [("text", "label"), *(tuple(row.values()) for row in REVIEWS)]
+README = [("This workbook has reviews of two hotels",), ("See the sheet Data",)]
+CODEBOOK = [("column", "meaning"), ("text", "what a guest wrote"), ("label", "the mood")]
+WITH_INDEX = [(None if i == 0 else i, *row) for i, row in enumerate(TABLE)]
+WITH_DATES = [
+    ("day", None, "text", "label", None) if i == 0 else (datetime.date(2024, 1, 1 + i % 28), None, *row, None)
+    for i, row in enumerate(TABLE)
+]
+
+EXCEL: Mapping[str, Kind] = {
+    "plain.xlsx": Kind(workbook(Data=TABLE), REVIEWS),
+    "macros.xlsm": Kind(workbook(Data=TABLE), REVIEWS),
+    "readme.xlsx": Kind(workbook(Notes=README, Data=TABLE), REVIEWS, ("sheet 'Data' is read, because the sheets",)),
+    "codebook.xlsx": Kind(workbook(Codes=CODEBOOK, Data=TABLE), REVIEWS, ("'Data'", 'format = "xlsx/Codes"')),
+    "splits.xlsx": Kind(
+        workbook(test=[TABLE[0], *TABLE[31:]], train=TABLE[:31]), REVIEWS[:30], ("'train'", 'format = "xlsx/test"')
+    ),
+    "title.xlsx": Kind(workbook(Data=[("Reviews of two hotels",), *TABLE]), REVIEWS, ("row 2 of the sheet 'Data'",)),
+    "titles.xlsx": Kind(
+        workbook(Data=[("Reviews",), (), ("made by", "us"), (), *TABLE]), REVIEWS, ("row 5 of the sheet 'Data'",)
+    ),
+    "author.xlsx": Kind(
+        workbook(
+            Data=[("made by", "us"), *(("x", *row, "y") if i else ("a", *row, "b") for i, row in enumerate(TABLE))]
+        ),
+        REVIEWS,
+        ("row 2",),
+    ),
+    "to_excel.xlsx": Kind(workbook(Data=WITH_INDEX), REVIEWS),
+    "dates.xlsx": Kind(workbook(Data=WITH_DATES), REVIEWS),
+    "shifted.xlsx": Kind(workbook(Data=[(), (), *((None, *row) for row in TABLE)]), REVIEWS, ("row 3",)),
+    "hidden.xlsx": Kind(hidden_sheet, REVIEWS, ("'Data' is read, because the sheets before it are hidden",)),
+    "texts.xlsx": Kind(workbook(Data=[("text",), *((text,) for text in TEXTS)]), CORPUS),
+    "only_notes.xlsx": Kind(workbook(Notes=README), None, ("no sheet has a table", "'Notes'", "column names")),
+    "empty.xlsx": Kind(workbook(Data=[]), None, ("no sheet has a table",)),
+    "headless.xlsx": Kind(workbook(Data=TABLE[1:]), None, ("does not name the columns", "Insert a row of names")),
+    "twice.xlsx": Kind(
+        workbook(Data=[("text", "text", "label"), *((row[0], *row) for row in TABLE[1:])]),
+        None,
+        ("row 1 of the sheet 'Data' names 'text' more than once",),
+    ),
+    "formulas.xlsx": Kind(
+        workbook(Data=[TABLE[0], *((row[0], "=LOWER(A2)") for row in TABLE[1:])]),
+        None,
+        ("'label' has formulas without values", "save it"),
+    ),
+    "password.xlsx": Kind(bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600), None, ("Excel 97", "password", ".csv")),
+    "csv.xlsx": Kind("text,label\n", None, ("not a workbook", "name it .csv")),
+}
+
+KINDS: Mapping[str, Kind] = EXCEL
+
+
+@pytest.fixture
+def draft(base: str, tmp_path: Path) -> Callable[..., RecipeDraft]:
+    """Returns the recipe for a file, made with the options."""
+    return lambda file, **options: init_recipe(file, model=base, output=tmp_path / "made.toml", **options)
+
+
+def write(name: str, content: Content, folder: Path) -> Path:
+    path = folder / name
+    if isinstance(content, str | bytes):
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    else:
+        content(path)
+    return path
+
+
+def read(draft: RecipeDraft) -> list[dict[str, Any]]:
+    """The rows of all splits, as a run reads them, with the columns that the task learns from."""
+    splits = prepare(load_recipe(draft.path)).splits
+    rows = [row for table in (splits.train, *splits.validation.values()) for row in table]
+    return sorted(({name: cell for name, cell in row.items() if name != "line"} for row in rows), key=str)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_file_is_read_or_refused_with_a_remedy(name: str, draft: Callable[..., RecipeDraft], tmp_path: Path) -> None:
+    kind = KINDS[name]
+    path = write(name, kind.content, tmp_path)
+    if kind.rows is None:
+        with pytest.raises(BertTasksError) as error:
+            draft(path)
+        text = str(error.value)
+        assert error.value.exit_code in (2, 3)
+        assert len(text.splitlines()) <= 10
+    else:
+        result = draft(path)
+        text = "\n".join(result.lines())
+        assert read(result) == sorted(map(dict, kind.rows), key=str)
+    for words in kind.words:
+        assert words in text
+
+
+def test_a_sheet_may_be_chosen(draft: Callable[..., RecipeDraft], tmp_path: Path) -> None:
+    path = write("splits.xlsx", EXCEL["splits.xlsx"].content, tmp_path)
+    result = draft(path, format="xlsx/test")
+    assert read(result) == sorted(REVIEWS[30:], key=str)
+    assert "is read" not in "\n".join(result.lines())
+    result.path.unlink()
+    with pytest.raises(BertTasksError, match=r"no sheet 'tests'\. The sheets are 'test', 'train'"):
+        draft(path, format="xlsx/tests")
+
+
+def test_check_says_which_sheet_was_read(draft: Callable[..., RecipeDraft], tmp_path: Path) -> None:
+    path = write("readme.xlsx", EXCEL["readme.xlsx"].content, tmp_path)
+    report = check(load_recipe(draft(path).path))
+    assert any("sheet 'Data' is read" in line for line in report.lines())
