@@ -101,12 +101,13 @@ def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, d
 
     if file.suffix.lower() == ".toml":
         return load_recipe(file, overrides=changes, output_dir=output_dir)
-    from bert_tasks.data.problems import missing_path
+    from bert_tasks.data.readers import existing_file, matching_files
     from bert_tasks.distributed import main_process_first, make_accelerator
     from bert_tasks.init import init_recipe, run_name
 
-    if not file.exists():
-        raise DataError(f"{file}: {missing_path(file)}")
+    if not file.is_dir():
+        for source in matching_files(file):
+            existing_file(source)
     folder = Path("runs", run_name(file)) if output_dir is None else output_dir
     path = folder.with_name(f"{folder.name}.toml")
     with TemporaryDirectory() if dry_run and not path.exists() else nullcontext(path.parent) as parent:

@@ -10,7 +10,7 @@ from bert_tasks.data.problems import RowError
 
 LABEL_SEPARATOR = ";"
 # Not latin-1, which reads the bytes 0x80 to 0x9f, quotes and dashes of Windows, as control characters without an error.
-ENCODING_EXAMPLE = "such as 'cp1252' for Western European text from Windows"
+ENCODING_EXAMPLE = "such as 'cp1252' for Western European or 'gb18030' for Chinese text"
 
 
 def parse_text(value: Any) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from glob import glob, has_magic
 from inspect import signature
 from itertools import chain
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeGuard,
 from bert_tasks.data.arrow import cache_folder, row_batches, store, write_batches
 from bert_tasks.data.cells import LABEL_SEPARATOR, joined_names
 from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, Column, PassthroughColumns, Row, read_for_others
-from bert_tasks.data.formats import file_format, is_dataset, named_format
+from bert_tasks.data.formats import file_format, folder_format, named_format
 from bert_tasks.data.problems import did_you_mean, first_few, missing_path
 from bert_tasks.data.records import Document, ParseOptions, Records, arrow_records, dataset_records, open_text
 from bert_tasks.data.table import RowTable, table_schema, without_absent
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 GivenRow = TypeVar("GivenRow")  # a row as the caller wrote it, as a dict, a text or a tuple of texts
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_VERSION = 5  # part of the cache's key and of the fingerprint. Raise it when reading changes
+_VERSION = 6  # part of the cache's key and of the fingerprint. Raise it when reading changes
 
 
 class Frame(Protocol):
@@ -267,11 +268,11 @@ def read_table(
     if carried != "all" and not is_spread:
         columns_to_read = [*(field.name for field in validator.fields), *([] if carried == "none" else carried)]
     try:
-        if layout.is_text:
-            with path.open("rb") as file:
-                if file.read(4) == b"PK\x03\x04":
-                    raise DataError(f"{path}: a zip file or a spreadsheet. Unpack it, or name it .xlsx")
-        digests = [sha256_file(file) for file in layout.files(path) if file.exists()]
+        files = [file for file in layout.files(path) if file.exists()]
+        names = [str(file.relative_to(path.parent)) for file in files]  # names of folders may be labels
+        digests: list[Any] = list(map(sha256_file, files))
+        if path.is_dir():
+            digests = list(zip(names, digests, strict=True))
     except OSError as error:
         raise DataError(f"{path}: the file cannot be read ({error.strerror})") from error
     settings = asdict(options) | {
@@ -413,13 +414,27 @@ def _unusable_dataset(dataset: str, config: str | None, error: Exception) -> Dat
     )
 
 
+def matching_files(name: str | Path) -> list[Path]:
+    """Returns the files that a pattern such as ``part-*.csv`` matches, in order, or the path itself.
+
+    Raises:
+        DataError: No file matches the pattern.
+    """
+    if not has_magic(str(name)) or Path(name).exists():
+        return [Path(name)]
+    files = sorted(path for path in map(Path, glob(str(name), recursive=True)) if path.is_file())
+    if not files:
+        raise DataError(f"{name}: no file matches this pattern")
+    return files
+
+
 def existing_file(path: Path) -> Path:
-    """Returns the path of a regular file (to read twice) or of a data set's folder.
+    """Returns the path of a regular file (to read twice) or of a folder that is a source as a whole.
 
     Raises:
         DataError: The path does not exist, or is a folder, a pipe or a device. The message names its type.
     """
-    if is_dataset(path):
+    if folder_format(path) is not None:
         return path
     if path.is_dir():
         inside = first_few(sorted(entry.name for entry in path.iterdir() if entry.is_file()), 10)

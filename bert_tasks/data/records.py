@@ -25,11 +25,22 @@ from bert_tasks.data.problems import counted
 from bert_tasks.errors import DataError, argument
 
 Document = Literal["blank-line", "line", "file"]  # a document in a file of text
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
 _UTF8 = "utf-8-sig"  # which reads files without a mark, too
 _LOOKED_AT = 400
+# First bytes of files that are no text -> what they are, and what to do.
+_NO_TEXT = {
+    b"PK\x03\x04": "a zip file or a spreadsheet. Unpack it, or name it .xlsx",
+    b"PAR1": "a parquet file. Name it .parquet, or set format = 'parquet'",
+    b"%PDF-": "a PDF document. Save its text as .txt",
+    bytes.fromhex("d0cf11e0a1b11ae1"): "an old document of Microsoft Office. Save it as .xlsx or .csv",
+    b"version https://git-lfs": "a pointer of Git LFS instead of the file. Run `git lfs pull` where it comes from",
+    b"BZh": "a file that bzip2 compressed. Unpack it, or compress it with gzip",
+    bytes.fromhex("fd377a585a00"): "a file that xz compressed. Unpack it, or compress it with gzip",
+    bytes.fromhex("28b52ffd"): "a file that zstd compressed. Unpack it, or compress it with gzip",
+}
 # Longer marks come first, because UTF-32's begins like UTF-16's.
-_MARKS = (
+MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF8, _UTF8),
@@ -48,6 +59,7 @@ class Record(NamedTuple):
         skip: Reason why the row is counted and not read. None means that it is read.
         name: Identifies a row without a separate line in messages.
         raw: Text of a row whose cells are not known.
+        file: File of the line, from the folder of the source, if the source has several files.
     """
 
     line: int
@@ -56,6 +68,7 @@ class Record(NamedTuple):
     skip: str | None = None
     name: str | None = None
     raw: str | None = None
+    file: str | None = None
 
 
 class Records(NamedTuple):
@@ -155,11 +168,14 @@ def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[Bou
     try:
         with path.open("rb") as file:
             content = file  # it looks ahead instead of seeking, as standard input cannot
-            if file.peek(2).startswith(_GZIP):
+            if file.peek(2).startswith(GZIP):
                 content = io.BufferedReader(gzip.GzipFile(fileobj=file, mode="rb"))
             start = content.peek(_LOOKED_AT)
-            codec = next((name for mark, name in _MARKS if start.startswith(mark)), codec)
-            is_array = start.lstrip(b"".join(mark for mark, _ in _MARKS) + b" \t\r\n").startswith(b"[")
+            kind = next((kind for mark, kind in _NO_TEXT.items() if start.startswith(mark)), None)
+            if kind is not None:
+                raise DataError(f"{path}: {kind}")
+            codec = next((name for mark, name in MARKS if start.startswith(mark)), codec)
+            is_array = start.lstrip(b"".join(mark for mark, _ in MARKS) + b" \t\r\n").startswith(b"[")
             with BoundedText(content, path, encoding=codec, newline=newline, is_array=is_array) as lines:
                 yield lines
     except UnicodeError as error:

@@ -4,10 +4,11 @@ Owns the description of a data set in a recipe, the search for its files, and th
 evenly or keeps together.
 """
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from glob import glob, has_magic
+from glob import escape
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +19,7 @@ from bert_tasks.data.cells import LABEL_SEPARATOR, joined_names
 from bert_tasks.data.columns import FOLD_GROUP, Column, PassthroughColumns, first_column, has_labels
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
 from bert_tasks.data.problems import SKIP_HINT, RowErrors, counted, first_few, missing_path
-from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_table
+from bert_tasks.data.readers import ReadOptions, hub_splits, matching_files, read_hub, read_table
 from bert_tasks.data.records import Document
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.task_rows import TaskColumn
@@ -189,6 +190,7 @@ def row_strata(table: RowTable, columns: Sequence[Column]) -> list[Sequence[str]
 
 
 _VALIDATION_NAMES = ("validation", "dev", "valid")
+_SHARD = re.compile(r"-\d+-of-\d+$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,10 +208,10 @@ class DataSpec:
     dir: str | None = None
     """A folder with train.* and dev.* (or validation.*, valid.*)."""
     train: str | tuple[str, ...] | None = None
-    """A file with the training rows, several files, or a pattern such as `texts/*.txt`."""
+    """A file with the training rows, several files, or a pattern such as `part-*.csv`."""
     validation: str | dict[str, str] | None = None
-    """A split's name, a file's name in `dir`, or a path. A table of them defines several named sets. Without it the
-    format may define several (MNLI's matched and mismatched)."""
+    """A split's name, a file's name in `dir`, a path or a pattern of paths. A table of them defines several named
+    sets. Without it the format may define several (MNLI's matched and mismatched)."""
     format: str | None = None
     """The format of the files. Default: by their extension."""
     columns: dict[str, str | tuple[str, ...]] = field(default_factory=dict)
@@ -274,7 +276,8 @@ def trained_names(spec: DataSpec, columns: Sequence[Column]) -> dict[str, str]:
     """Returns the names of columns that a model trained on these rows remembers."""
     if spec.tasks:
         return {}  # each task has the names of its columns
-    return _read_options(spec).training_names(None if spec.dataset is not None else split_files(spec)[0][0], columns)
+    first = None if spec.dataset is not None else matching_files(split_files(spec)[0][0])[0]
+    return _read_options(spec).training_names(first, columns)
 
 
 def _read_options(spec: DataSpec) -> ReadOptions:
@@ -373,6 +376,8 @@ def load_tables(
     """
     columns = [_with_usual_names(column, spec) for column in columns]
     train, validation = split_files(spec)
+    if spec.dataset is None:
+        train = tuple(dict.fromkeys(str(file) for name in train for file in matching_files(name)))
     shared: dict[str, Any] = {"labels": labels, "cache_dir": cache_dir, "skip_errors": spec.on_error == "skip"}
     shared["passthrough"] = passthrough
 
@@ -388,17 +393,25 @@ def load_tables(
         of_hub: dict[str, Any] = {"config": spec.config, "revision": spec.revision, "format": spec.format}
         return read_hub(spec.dataset, split=name, columns=read_columns, names=names, **of_hub, **shared)
 
-    tables: list[RowTable] = []
     bad = RowErrors()
-    for number, name in enumerate((*train, *validation.values())):
-        try:
-            tables.append(read(name, number < len(train)).without_errors())
-        except RowErrors as error:
-            bad.extend(error)
+
+    def read_all(names: Iterable[str], is_train: bool) -> list[RowTable]:
+        tables = []
+        for name in names:
+            try:
+                tables.append(read(name, is_train).without_errors())
+            except RowErrors as error:
+                bad.extend(error)
+        return tables
+
+    trained = read_all(train, True)
+    sets = {}
+    for name, source in validation.items():
+        sets[name] = read_all([source] if spec.dataset is not None else map(str, matching_files(source)), False)
     bad.advice = SKIP_HINT if spec.on_error == "fail" else ""
     bad.raise_if_any()
-    tables = [RowTable.joined(tables[: len(train)]), *tables[len(train) :]]
-    return Splits(train=tables[0], validation=dict(zip(validation, tables[1:], strict=True)))
+    joined = {name: RowTable.joined(tables) for name, tables in sets.items()}
+    return Splits(train=RowTable.joined(trained), validation=joined)
 
 
 def _with_usual_names(column: Column, spec: DataSpec) -> Column:
@@ -410,13 +423,12 @@ def _with_usual_names(column: Column, spec: DataSpec) -> Column:
 
 
 def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Returns the sources of rows, as split names of a hub data set or as paths."""
+    """Returns the sources of rows, as split names of a hub data set, or as paths and patterns of paths."""
     sources = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
     layout = None if spec.format is None else named_format(spec.format)
     if spec.train is not None:
         names = (spec.train,) if isinstance(spec.train, str) else spec.train
-        files = tuple(dict.fromkeys(file for name in names for file in _matching(name)))
-        return files, {} if sources is None else sources
+        return names, {} if sources is None else sources
     if spec.dataset is not None:
         if sources is None and layout is not None and layout.hub_validation:
             sources = dict(layout.hub_validation)
@@ -432,7 +444,8 @@ def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
     if train is None:
         names = tuple(sorted(entry.name for entry in folder.iterdir()))
         contents = f"The folder holds {first_few(names, 10)}" if names else "The folder is empty"
-        raise DataError(f"{folder}: no file {expected_files('train', spec.format)}. {contents}")
+        advice = f"Name a file, or several by a pattern such as {str(folder / '*.csv')!r}"
+        raise DataError(f"{folder}: no file {expected_files('train', spec.format)}. {contents}. {advice}")
     usual = {} if layout is None else layout.validation
     if sources is None and any((folder / name).is_file() for name in usual.values()):
         sources = dict(usual)
@@ -442,18 +455,26 @@ def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
     return (train,), {} if validation is None else {"": validation}
 
 
-def _matching(name: str) -> list[str]:
-    """Returns the files that a pattern matches, in order, or the name itself."""
-    if not has_magic(name) or Path(name).exists():
-        return [name]
-    files = sorted(file for file in glob(name, recursive=True) if Path(file).is_file())
-    if not files:
-        raise DataError(f"{name}: no file matches this pattern")
-    return files
+def _pattern_of_shards(paths: Sequence[Path]) -> str | None:
+    """Returns the pattern of several files that are a split together, such as the hub's train-00000-of-00002.parquet.
+
+    They are the files of a folder with the name of the split, or have a number.
+    """
+    if len(paths) < 2 or len({(path.parent, path.suffix) for path in paths}) > 1:
+        return None
+    folder, extension = escape(str(paths[0].parent)), paths[0].suffix
+    if paths[0].parent.name in ("train", *_VALIDATION_NAMES):
+        return f"{folder}/*{extension}"
+    stems = {_SHARD.sub("", path.stem) for path in paths}
+    is_numbered = all(_SHARD.search(path.stem) for path in paths)
+    return f"{folder}/{stems.pop()}-*-of-*{extension}" if is_numbered and len(stems) == 1 else None
 
 
 def _file_in(folder: Path, splits: Sequence[str], format: str | None) -> str | None:
     paths = [path for split in splits for path in files_of_split(folder, split, format)]
+    pattern = _pattern_of_shards(paths)
+    if pattern is not None:
+        return pattern
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
         raise DataError(f"{folder}: {names} all match. Set data.train and data.validation")

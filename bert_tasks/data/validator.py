@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -194,6 +195,7 @@ class RowValidator:
         count = bad = skipped = 0
         for record in records.rows:
             count += 1
+            place = source if record.file is None else str(Path(source).parent / record.file)
             if record.skip is not None:
                 noted.setdefault(f"skipped: {record.skip}", []).append(record.line)
                 skipped += 1
@@ -204,8 +206,8 @@ class RowValidator:
                     present |= dict.fromkeys(record.cells)
                 values, row_errors = self.validate(record.cells)
                 for error in self._unknown_labels(values):
-                    unknown_labels.add(source, record.line, error)
-                    errors.add(source, record.line, error)
+                    unknown_labels.add(place, record.line, error)
+                    errors.add(place, record.line, error)
                 for remark in self._remarks:
                     noted.setdefault(remark, []).append(record.line)
                 row |= values
@@ -216,7 +218,7 @@ class RowValidator:
                 row_errors = [RowError(record.fault)]
             for error in row_errors:
                 error.what += "" if record.name is None else f" (question {record.name!r})"
-                errors.add(source, record.line, error)
+                errors.add(place, record.line, error)
             bad += len(row_errors) > 0
             if row_errors and self.skip_errors:
                 yield {"line": record.line, ROW_ERROR: _reject(record, row_errors)}
@@ -295,8 +297,9 @@ def _to_json(cells: Row) -> str:
 def _reject(record: Record, errors: Sequence[RowError]) -> str:
     """Returns an ASCII line for a file of rejects, with position, error and record."""
     name = {} if record.name is None else {"id": record.name}
+    file = {} if record.file is None else {"file": record.file}
     raw = dict(record.cells) if record.raw is None else record.raw
-    line = {"line": record.line, **name, "reason": " ".join(map(str, errors)), "raw": raw}
+    line = {**file, "line": record.line, **name, "reason": " ".join(map(str, errors)), "raw": raw}
     return json.dumps(line, default=str)
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.cells import LABEL_SEPARATOR, column_parts, joined_names, label_value, with_named_cell
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.columns import ROW_ERROR, Row
-from bert_tasks.data.formats import GZIP_EXTENSION, is_dataset, uncompressed
+from bert_tasks.data.formats import GZIP_EXTENSION, folder_format, uncompressed
 from bert_tasks.data.kinds import KINDS
 from bert_tasks.data.problems import RowError, RowErrors, counted, did_you_mean, end_sentence
 from bert_tasks.data.profile import profile
@@ -244,9 +245,10 @@ class RecipeDraft:
 
 
 def run_name(file: Path) -> str:
-    """Returns the name of a run for a file of rows, from the file or, for names such as train.csv, its folder."""
+    """Returns the name of a run for a file of rows, from the file or, for train.csv or part-*.csv, its folder."""
     stem = uncompressed(file).stem
-    return file.absolute().parent.name if stem in _PLAIN_STEMS else stem
+    is_plain = stem in _PLAIN_STEMS or (has_magic(stem) and not file.exists())
+    return file.absolute().parent.name if is_plain else stem
 
 
 def init_recipe(
@@ -308,7 +310,7 @@ def init_recipe(
         UserHints(task=task, texts=texts, label=",".join(labels_in) if labels_in else None, separator=label_separator)
     )
     source = Path(file)
-    if source.is_dir() and not is_dataset(source):
+    if source.is_dir() and folder_format(source) is None:
         train, sets = split_files(DataSpec(dir=str(source), format=format))
         source, validation = Path(train[0]), validation if validation is not None else sets.get("")
     sample = read_sample(source, ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header))

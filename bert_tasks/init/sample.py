@@ -12,9 +12,10 @@ from bert_tasks.data.cells import ENCODING_EXAMPLE
 from bert_tasks.data.formats import FORMATS, Format, file_format
 from bert_tasks.data.formats.excel import ExcelFormat
 from bert_tasks.data.problems import shortened
-from bert_tasks.data.readers import ReadOptions, existing_file
-from bert_tasks.data.records import TEXT, is_encodable, open_text
+from bert_tasks.data.readers import ReadOptions, column_names, existing_file, matching_files
+from bert_tasks.data.records import TEXT, Record, is_encodable, open_text
 from bert_tasks.errors import DataError
+from bert_tasks.init.encodings import shown_encoding
 from bert_tasks.tasks.shared.detection import LABEL_NAMES
 
 _MOST_ROWS = 20_000
@@ -22,10 +23,7 @@ _LONGEST_HEADER = 5  # words
 _MOST_ROWS_PER_CLASS = 100  # a name in fewer of them is no class
 _UNKNOWN_BYTE = re.compile("[\udc80-\udcff]")  # as surrogateescape decodes it
 _DELIMITERS = (";", "\t", "|", ",")
-_LOOKED_AT, _FIRST_LINES = 2**20, 200  # bytes and lines of a file
-# Euro sign, quotes, dots, dashes and trade mark of Windows. The code pages of DOS have letters there.
-_WINDOWS_MARKS = frozenset(b"\x80\x84\x85\x91\x92\x93\x94\x95\x96\x97\x99")
-_DOS_LETTER = re.compile(rb"[A-Za-z][\x84\x91\x93\x94\x95][A-Za-z]")
+_FIRST_LINES = 200  # of a file
 _NO_HEADER = 'the first line is a row like the others, so there is no header and the columns are named "0", "1", ...'
 
 Options = Mapping[str, Any]
@@ -70,16 +68,19 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
     Raises:
         DataError: The file does not exist, or most of it is not in the format of its name.
     """
-    existing_file(path)
-    layout = file_format(reading.format, path)
+    files = [existing_file(file) for file in matching_files(path)]
+    layout = file_format(reading.format, files[0])
     names = ("format", "delimiter", "encoding", "header")
     options = {name: value for name in names if (value := getattr(reading, name)) not in (None, "utf-8")}
     notes: tuple[str, ...] = ()
-    if layout.is_text and reading.encoding is None and _is_windows(path):
-        options["encoding"] = "cp1252"
-        notes = ("its bytes from 0x80 to 0x9f are quotes, dashes or euro signs of Windows, so the encoding is cp1252",)
+    shown = None
+    if layout.is_text and reading.encoding is None:
+        shown = shown_encoding(each for file in files for each in layout.files(file))
+    if shown is not None:
+        options["encoding"], reason = shown
+        notes = (reason,)
     if layout.has_documents and reading.format is None:
-        table = _table_in_text(path, options)
+        table = _table_in_text(files[0], options)
         if table is not None:
             layout, options = FORMATS[table["format"]], {**options, **table}
             notes = (*notes, f"its lines are rows of a table, so the format is {layout.name}")
@@ -105,24 +106,6 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
                     f"Name the file's encoding with --encoding, {ENCODING_EXAMPLE}"
                 )
     return replace(sample, notes=(*notes, *sample.notes), has_stated_format=reading.format is not None)
-
-
-def _is_windows(path: Path) -> bool:
-    """Returns True for text in Windows' Western European encoding.
-
-    Such text is not UTF-8, and has quotes, dashes or euro signs. Other encodings have letters at these bytes, or far
-    more bytes from 0x80 on.
-    """
-    with path.open("rb") as file:
-        content = file.read(_LOOKED_AT)
-    try:
-        content[: content.rfind(b"\n") + 1].decode("utf-8")
-    except UnicodeDecodeError:
-        high = [byte for byte in content if byte >= 0x80]
-        controls = [byte for byte in high if byte < 0xA0]
-        is_western = set(controls) <= _WINDOWS_MARKS and len(high) < 0.1 * len(content)
-        return len(controls) > 0 and is_western and _DOS_LETTER.search(content) is None
-    return False
 
 
 def _table_in_text(path: Path, options: Options) -> dict[str, Any] | None:
@@ -208,26 +191,37 @@ def _read(path: Path, layout: Format, options: Options) -> FileSample:
     faults: list[str] = []
     kept: list[tuple[int, Mapping[str, Any]]] = []
     count = 0
-    with layout.open(path, ReadOptions(**{**options, "format": layout.name})) as records:
-        for record in records.rows:
-            if record.skip is not None:
-                continue
-            if record.fault is not None:
-                faults.append(f"line {record.line}: {record.fault}")
-                continue
-            index = len(kept) if count < _MOST_ROWS else chance.randint(0, count)
-            if index < _MOST_ROWS:
-                kept[index : index + 1] = [(count, record.cells)]
-            count += 1
+    notes = dict[str, None]()
+    for record in _records(path, layout, options, notes):
+        if record.skip is not None:
+            continue
+        if record.fault is not None:
+            place = "" if record.file is None else f"{record.file}, "
+            faults.append(f"{place}line {record.line}: {record.fault}")
+            continue
+        index = len(kept) if count < _MOST_ROWS else chance.randint(0, count)
+        if index < _MOST_ROWS:
+            kept[index : index + 1] = [(count, record.cells)]
+        count += 1
     rows = [cells for _, cells in sorted(kept, key=lambda row: row[0])]
-    columns = (tuple(rows[0]) if rows else ()) if records.columns is None else records.columns
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    if not rows:
+        columns = column_names(matching_files(path)[0], ReadOptions(**{**options, "format": layout.name}))
     return FileSample(
         path=path,
         layout=layout,
-        columns=columns,
+        columns=tuple(columns),
         rows=rows,
         count=count,
         faults=faults,
         options=options,
-        notes=records.notes,
+        notes=tuple(notes),
     )
+
+
+def _records(path: Path, layout: Format, options: Options, notes: dict[str, None]) -> Iterator[Record]:
+    """Yields the rows of all files of a pattern, and adds the notes on their places."""
+    for file in matching_files(path):
+        with layout.open(file, ReadOptions(**{**options, "format": layout.name})) as records:
+            notes |= dict.fromkeys(records.notes)
+            yield from records.rows

@@ -13,6 +13,7 @@ from bert_tasks.data.readers import (
     Frame,
     ReadOptions,
     column_names,
+    matching_files,
     read_table,
     rows_in_memory,
 )
@@ -208,13 +209,18 @@ def load_table(
     if options.columns is not None and labels == "unread":
         unread = {column.name for column in task.columns if column.is_label}
         options = replace(options, columns={k: v for k, v in options.columns.items() if k not in unread})
-    return read_table(
-        data,
-        columns=columns,
-        reading=options.for_file(data, names, columns),
-        require_labels=require,
-        labels=task.labels,
-        passthrough=passthrough,
-        skip_errors=skip_errors,
-        name=None if name == "rows" else name,
-    )
+    files = matching_files(data)
+    tables = [
+        read_table(
+            file,
+            columns=columns,
+            reading=options.for_file(file, names, columns),
+            require_labels=require,
+            labels=task.labels,
+            passthrough=passthrough,
+            skip_errors=skip_errors,
+            name=None if name == "rows" or len(files) > 1 else name,
+        )
+        for file in files
+    ]
+    return RowTable.joined(tables)

@@ -194,8 +194,8 @@ def test_an_item_that_the_tool_does_not_write_is_named(name: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("T1\tPER 0 3;5 7\tAda", "notes.ann:1: an entity with gaps, or over several lines"),
-        ("T1\tPER 0 8\tAda", "notes.ann:1: an entity with gaps, or over several lines"),
+        ("T1\tPER 0 3;5 7\tAda", "notes.txt:1: an entity with gaps, or over several lines"),
+        ("T1\tPER 0 8\tAda", "notes.txt:1: an entity with gaps, or over several lines"),
         ("T1 PER 0 3 Ada", "notes.ann:1: expected a line such as 'T1<tab>PER 0 5<tab>Alice'"),
     ],
 )
@@ -205,6 +205,58 @@ def test_entities_that_no_line_of_a_text_has_are_named(line: str, message: str, 
     path.write_text(line)
     with pytest.raises(DataError, match=re.escape(message)):
         read(path)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"text": "Rome is far", "entities": [{"start": 8, "end": 11, "label": "LOC", "text": "Rome"}]},
+        label_studio("Rome is far", [(8, 11, "LOC")]),
+        prodigy("Rome is far", [(8, 11, "LOC")]),
+        spacy_document("Rome is far", [(8, 11, "LOC")]),
+        {"text": "Rome is far", "label": {"LOC": {"Rome": [[8, 10]]}}},
+        "T1\tLOC 8 11\tRome\n",
+    ],
+    ids=["own", "label_studio", "prodigy", "spacy", "cluener", "brat"],
+)
+def test_the_text_that_a_span_repeats_must_be_in_the_document(item: Any, tmp_path: Path) -> None:
+    path = tmp_path / "notes.ann"
+    if isinstance(item, str):
+        path.with_suffix(".txt").write_text("A line.\nRome is far\n")
+        path.write_text("T1\tLOC 16 19\tRome\n")
+    else:
+        regions = [*(item["annotations"][0]["result"] if "annotations" in item else ()), *item.get("spans", ())]
+        for span in [*(region.get("value", region) for region in regions), *item.get("ents", ())]:
+            span["text"] = "Rome"
+        path = path.with_suffix(".jsonl" if "_task_hash" in item else ".json")
+        path.write_text(json.dumps([item]) if path.suffix == ".json" else json.dumps(item))
+    names = {"entities": "label"} if "label" in item else None
+    line = 2 if isinstance(item, str) else 1
+    told = r"a misplaced span .* The text has 'far' there, but the span says 'Rome'"
+    with pytest.raises(RowErrors, match=rf"{path.stem}\.\w+:{line}: {told}"):
+        read(path, names)
+
+
+@pytest.mark.parametrize("counted", [0, 1])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_byte_order_mark_moves_no_entity(mark: str, counted: int, tmp_path: Path) -> None:
+    """brat counts the mark as a character, other programs do not."""
+    path = tmp_path / "notes.ann"
+    path.with_suffix(".txt").write_text(f"{mark}Rome is far\nAda left\n", "utf-8")
+    shift = len(mark) * counted
+    path.write_text(f"{mark}T1\tLOC {shift} {4 + shift}\tRome\nT2\tPER {12 + shift} {15 + shift}\tAda\n", "utf-8")
+    assert [row["tags"] for row in read(path)] == [["B-LOC", "O", "O"], ["B-PER", "O"]]
+
+
+def test_a_folder_of_brat_is_one_source(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"d{number}.txt").write_text(f"Text {number}\nAda left\n")
+        (tmp_path / f"d{number}.ann").write_text("T1\tPER 7 10\tAda\n")
+    rows = [(row["document"], row["tags"]) for row in read(tmp_path)]
+    assert rows == [(f"d{number}", tags) for number in range(3) for tags in (["O", "O"], ["B-PER", "O"])]
+    (tmp_path / "d1.ann").write_text("T1\tPER 7 10\tBob\n")
+    with pytest.raises(RowErrors, match=r"d1\.txt:2: a misplaced span"):
+        read(tmp_path)
 
 
 def test_a_text_beside_its_annotations_is_needed_and_read_again_when_it_changes(tmp_path: Path) -> None:

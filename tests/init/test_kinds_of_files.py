@@ -1,13 +1,19 @@
 """Files as people have them: ``init`` reads each as a run does, or says what it is and how to mend it."""
 
+import csv
 import datetime
+import gzip
+import io
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from openpyxl import Workbook
+from pyarrow import parquet
 
 from bert_tasks.errors import BertTasksError
 from bert_tasks.init.recipe import RecipeDraft, init_recipe
@@ -121,7 +127,117 @@ EXCEL: Mapping[str, Kind] = {
     "csv.xlsx": Kind("text,label\n", None, ("not a workbook", "name it .csv")),
 }
 
-KINDS: Mapping[str, Kind] = EXCEL
+
+def table(rows: Rows = REVIEWS, *, delimiter: str = ",") -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    writer.writerow(list(rows[0]))
+    writer.writerows(row.values() for row in rows)
+    return file.getvalue()
+
+
+def lines(rows: Rows = REVIEWS) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+LANGUAGES = {
+    "zh": ("这家饭店的服务非常好", "今天的天气不太好，大家都留在家里", "这部电影很长但是很有意思"),
+    "tw": ("這家飯店的服務非常好我們都很喜歡", "今天的天氣不太好大家都留在家裡", "老師說我們應該多讀書"),
+    "ja": ("このホテルの部屋はとても静かでした", "料理が冷めていて残念です", "また来年も行きたいと思います"),
+    "ko": ("호텔 방이 아주 조용하고 깨끗했습니다", "음식이 너무 차가워서 실망했어요", "역에서 가까워서 편리합니다"),
+    "ru": ("Гостиница была тихая и чистая", "Обслуживание оставляет желать лучшего", "Завтрак был холодный"),
+    "de": ("Das Frühstück war schön", "Größe und Lage gefallen uns überhaupt nicht", "Die Tür schließt nicht"),
+}
+
+
+def reviews_in(language: str) -> Rows:
+    texts = LANGUAGES[language]
+    return [{**row, "text": f"{texts[i % len(texts)]} {i}"} for i, row in enumerate(REVIEWS)]
+
+
+def encoded(language: str, encoding: str, mark: str = "") -> bytes:
+    return (mark + table(reviews_in(language))).encode(encoding)
+
+
+ENCODINGS: Mapping[str, Kind] = {
+    "mark.csv": Kind(encoded("zh", "utf-8", "\ufeff"), reviews_in("zh")),
+    "mark.jsonl": Kind("\ufeff" + lines(), REVIEWS),
+    "utf16_little.csv": Kind(encoded("ru", "utf-16-le", "\ufeff"), reviews_in("ru")),
+    "utf16_big.csv": Kind(encoded("ru", "utf-16-be", "\ufeff"), reviews_in("ru")),
+    "utf32.csv": Kind(encoded("ru", "utf-32"), reviews_in("ru")),
+    "no_mark_little.csv": Kind(encoded("de", "utf-16-le"), reviews_in("de"), ("UTF-16 without a byte order mark",)),
+    "no_mark_big.csv": Kind(encoded("de", "utf-16-be"), reviews_in("de"), ("UTF-16 without a byte order mark",)),
+    "compressed.csv.gz": Kind(gzip.compress(encoded("zh", "utf-8")), reviews_in("zh")),
+    "gb18030.csv": Kind(encoded("zh", "gb18030"), None, ("not utf-8", "--encoding gb18030", "这家饭店")),
+    "gb18030.txt": Kind("\n".join(LANGUAGES["zh"] * 9).encode("gb18030"), None, ("--encoding gb18030", "这家饭店")),
+    "gb18030.csv.gz": Kind(gzip.compress(encoded("zh", "gb18030")), None, ("--encoding gb18030", "这家饭店")),
+    "big5.csv": Kind(encoded("tw", "big5"), None, ("--encoding big5", "這家飯店")),
+    "shift_jis.csv": Kind(encoded("ja", "shift_jis"), None, ("--encoding cp932", "このホテル")),
+    "euc_jp.csv": Kind(encoded("ja", "euc_jp"), None, ("--encoding euc_jp", "このホテル")),
+    "euc_kr.csv": Kind(encoded("ko", "euc_kr"), None, ("--encoding cp949", "호텔 방이")),
+    "cp1251.csv": Kind(encoded("ru", "cp1251"), None, ("--encoding cp1251", "Гостиница")),
+    "koi8.csv": Kind(encoded("ru", "koi8_r"), None, ("--encoding koi8_r", "Гостиница")),
+    "latin_1.csv": Kind(encoded("de", "latin-1"), None, ("--encoding cp1252", "Das Frühstück")),
+}
+
+
+def folder(**contents: str | bytes) -> Callable[[Path], None]:
+    """Writes files, whose paths have two underscores for a slash and three for a dot."""
+
+    def write(path: Path) -> None:
+        for name, content in contents.items():
+            file = path / name.replace("___", ".").replace("__", "/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return write
+
+
+def labelled_folders(*splits: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        for split in splits:
+            for number, row in enumerate(REVIEWS):
+                file = path / split / row["label"] / f"{number}.txt"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(row["text"] + "\n", "utf-8")
+
+    return write
+
+
+def shards(path: Path) -> None:
+    """Writes part-0.csv to part-3.csv beside the pattern."""
+    for number in range(4):
+        (path.parent / f"part-{number}.csv").write_text(table(REVIEWS[number * 10 :][:10]))
+
+
+def hub_shards(path: Path) -> None:
+    parts = {"train-00000-of-00002": REVIEWS[:15], "train-00001-of-00002": REVIEWS[15:30]}
+    parts["validation-00000-of-00001"] = REVIEWS[30:]
+    (path / "data").mkdir(parents=True)
+    for name, rows in parts.items():
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path / "data" / f"{name}.parquet")
+
+
+FOLDERS: Mapping[str, Kind] = {
+    "labels": Kind(labelled_folders("."), REVIEWS),
+    "imdb": Kind(labelled_folders("train", "test"), REVIEWS),
+    "part-*.csv": Kind(shards, REVIEWS),
+    "none-*.csv": Kind(lambda path: None, None, ("no file matches this pattern",)),
+    "splits": Kind(
+        folder(train___csv=table(REVIEWS[:30]), dev___csv=table(REVIEWS[30:]), README___md="reviews"), REVIEWS
+    ),
+    "folders_of_splits": Kind(
+        folder(
+            train__a___csv=table(REVIEWS[:15]), train__b___csv=table(REVIEWS[15:30]), dev__a___csv=table(REVIEWS[30:])
+        ),
+        REVIEWS,
+    ),
+    "hub": Kind(hub_shards, REVIEWS),
+    "one_file": Kind(folder(reviews___csv=table()), None, ("holds reviews.csv", "Name a file", "*.csv")),
+    "nothing": Kind(Path.mkdir, None, ("The folder is empty",)),
+}
+
+KINDS: Mapping[str, Kind] = {**EXCEL, **ENCODINGS, **FOLDERS}
 
 
 @pytest.fixture

@@ -125,7 +125,9 @@ def test_another_encoding(tmp_path: Path, base: str) -> None:
     rows = [{**row, "text": f"café {row['text']}"} for row in labelled()]
     path = write_csv(tmp_path / "rows.csv", rows)
     path.write_bytes(path.read_text("utf-8").encode("latin-1"))
-    with pytest.raises(DataError, match=r"'text' has bytes that are not utf-8\. .* with --encoding, such as 'cp1252'"):
+    with pytest.raises(
+        DataError, match=r"it has bytes that are not utf-8\. .* with --encoding cp1252, if this reads well: .*café"
+    ):
         draft_of(path, tmp_path)
     draft = draft_of(path, tmp_path, model=base, encoding="latin-1")
     assert load_recipe(draft.path).data.encoding == "latin-1"
@@ -622,7 +624,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "rows.csv", labelled())
     with pytest.raises(DataError, match=r"no such file, did you mean 'rows\.csv'\?"):
         draft_of(tmp_path / "row.csv", tmp_path)
-    with pytest.raises(DataError, match=r"no file train\.csv or"):
+    with pytest.raises(DataError, match=r"no file train\.csv, .*Name a file"):
         draft_of(tmp_path, tmp_path)
     with pytest.raises(DataError, match=r"dev\.csv: no such file"):
         draft_of(path, tmp_path, validation=tmp_path / "dev.csv")

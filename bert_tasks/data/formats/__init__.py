@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.formats import annotations, excel, plain, stored
+from bert_tasks.data.formats import annotations, excel, plain, stored, text_folder
 from bert_tasks.data.formats.base import FORMATS, Format, named_format, register_format
 from bert_tasks.data.formats.plain import StreamFormat, TableFormat
 from bert_tasks.data.records import open_text
 from bert_tasks.errors import DataError
 
 GZIP_EXTENSION = ".gz"
+_NAMES_SHOWN = 4
 _START_LENGTH = 4096  # characters that tell formats with the same extension apart
 
-for _format in (*plain.ALL, *annotations.ALL, *excel.ALL, *stored.ALL):
+for _format in (*plain.ALL, *annotations.ALL, *excel.ALL, *stored.ALL, *text_folder.ALL):
     register_format(_format)
 
 
@@ -31,7 +32,8 @@ def file_format(name: str | None, path: Path, columns: Sequence[Column] | None =
     if name is not None:
         return named_format(name)
     if path.is_dir():
-        return named_format("datasets")
+        layout = folder_format(path)
+        return named_format("datasets") if layout is None else layout
     extension = uncompressed(path).suffix.lower()
     candidates = [format for format in FORMATS.values() if extension in format.extensions]
     if not candidates:
@@ -64,7 +66,7 @@ def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
     names, packed = _names_of_split(split, format)
     paths = [path for name in [*names, *packed] for path in sorted(folder.glob(name))]
     inside = folder / split
-    if is_dataset(inside):
+    if folder_format(inside) is not None:
         return [inside]
     if inside.is_dir():
         extensions = tuple(extension for row in FORMATS.values() for extension in row.extensions)
@@ -72,14 +74,17 @@ def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
     return [path for path in dict.fromkeys(paths) if path.is_file()]
 
 
-def is_dataset(path: Path) -> bool:
-    """Returns True for a folder that ``save_to_disk`` of a ``datasets.Dataset`` wrote."""
-    return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
+def folder_format(path: Path) -> Format | None:
+    """Returns the format of which the folder as a whole is a source, such as a saved data set, or None."""
+    if not path.is_dir():
+        return None
+    return next((layout for layout in FORMATS.values() if layout.reads_folder(path)), None)
 
 
 def expected_files(split: str, format: str | None) -> str:
-    """Returns the names that ``files_of_split`` looks for, in words."""
-    return " or ".join(dict.fromkeys(_names_of_split(split, format)[0]))
+    """Returns the names that ``files_of_split`` looks for, or a few of them, in words."""
+    names = list(dict.fromkeys(_names_of_split(split, format)[0]))
+    return " or ".join(names) if len(names) <= _NAMES_SHOWN else f"{', '.join(names[:_NAMES_SHOWN])} or the like"
 
 
 __all__ = [
@@ -91,7 +96,7 @@ __all__ = [
     "expected_files",
     "file_format",
     "files_of_split",
-    "is_dataset",
+    "folder_format",
     "named_format",
     "register_format",
     "uncompressed",

@@ -5,14 +5,15 @@ https://brat.nlplab.org/standoff.html and https://fasttext.cc/docs/en/supervised
 need no format.
 """
 
+import codecs
 import gc
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from bert_tasks.data import limits
 from bert_tasks.data.columns import Column
@@ -187,29 +188,71 @@ def _document_cells(document: Any, path: Path) -> dict[str, Any]:
     return {"text": document.text, "entities": entities, **_scored_labels(document.cats)}
 
 
+class BratEntity(NamedTuple):
+    """An entity of a brat file, with the text that the line repeats, and True if it has gaps."""
+
+    start: int
+    end: int
+    label: str
+    text: str | None
+    has_gaps: bool
+
+
 class BratFormat(Format):
-    """The .ann file of brat. Each line of its .txt file is a row of one document."""
+    """The .ann file of brat, or a folder of them. Each line of its .txt file is a row of one document."""
 
     can_stream: ClassVar[bool] = False
 
     def files(self, path: Path) -> tuple[Path, ...]:
-        return path, path.with_suffix(".txt")
+        annotations = sorted(path.rglob("*.ann")) if path.is_dir() else [path]
+        return tuple(file for each in annotations for file in (each, each.with_suffix(".txt")))
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
-        _, beside = self.files(path)
-        if not beside.is_file():
-            raise DataError(f"{path}: no text beside it, {beside.name}")
-        with open_text(beside, encoding=options.encoding, newline="") as file:
-            text = file.whole()
-        entities = []
-        for number, line in enumerate(lines, start=1):
-            if line.startswith("T"):  # other letters mean relations, events, attributes, notes
-                try:
-                    label, *places = re.split("[ ;]", line.split("\t")[1])
-                    entities.append((int(places[0]), int(places[-1]), label, len(places) > 2))
-                except (IndexError, ValueError) as error:
-                    raise DataError(f"{path}:{number}: expected a line such as 'T1<tab>PER 0 5<tab>Alice'") from error
-        return Records(("text", "entities", "document"), _lines_with_entities(text, entities, path.stem))
+    def reads_folder(self, path: Path) -> bool:
+        return any(path.glob("*.ann")) and any(path.glob("*.txt"))
+
+    @contextmanager
+    def parse(
+        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Records]:
+        yield Records(("text", "entities", "document"), self._document_rows(path, options))
+
+    def _document_rows(self, path: Path, options: ParseOptions) -> Iterator[Record]:
+        for annotations in self.files(path)[::2]:
+            beside = annotations.with_suffix(".txt")
+            if not beside.is_file():
+                raise DataError(f"{annotations}: no text beside it, {beside.name}")
+            with open_text(beside, encoding=options.encoding, newline="") as file:
+                text = file.whole()
+            with open_text(annotations, encoding=options.encoding, newline="\n") as lines:
+                entities = list(_brat_entities(lines, annotations))
+            if _counts_mark(beside, text, entities):
+                entities = [each._replace(start=each.start - 1, end=each.end - 1) for each in entities]
+            name = str(beside.relative_to(path.parent))
+            for record in _lines_with_entities(text, entities, annotations.stem):
+                yield record._replace(file=name)
+
+
+def _brat_entities(lines: Iterable[str], path: Path) -> Iterator[BratEntity]:
+    for number, line in enumerate(lines, start=1):
+        if not line.startswith("T"):  # other letters mean relations, events, attributes, notes
+            continue
+        cells = line.rstrip("\r\n").split("\t")
+        try:
+            label, *places = re.split("[ ;]", cells[1])
+            start, end = int(places[0]), int(places[-1])
+        except (IndexError, ValueError) as error:
+            raise DataError(f"{path}:{number}: expected a line such as 'T1<tab>PER 0 5<tab>Alice'") from error
+        yield BratEntity(start, end, label, cells[2] if len(cells) > 2 else None, len(places) > 2)
+
+
+def _counts_mark(path: Path, text: str, entities: Sequence[BratEntity]) -> bool:
+    """Returns True if all entities are one character too late, because brat counted the file's byte order mark."""
+    with path.open("rb") as file:
+        has_mark = file.read(3) == codecs.BOM_UTF8
+    repeated = [each for each in entities if each.text is not None]
+    if not has_mark or not repeated:
+        return False
+    return all(text[each.start - 1 : each.end - 1] == each.text for each in repeated)
 
 
 class FastTextFormat(Format):
@@ -231,20 +274,19 @@ class FastTextFormat(Format):
         return {"text": text.strip(), **_label_cells(names)}
 
 
-def _lines_with_entities(text: str, entities: Sequence[tuple[int, int, str, bool]], document: str) -> Iterator[Record]:
-    """Yields the lines of a text that are not blank.
-
-    Args:
-        entities: Start, end and type of each, and True if it has gaps.
-    """
+def _lines_with_entities(text: str, entities: Sequence[BratEntity], document: str) -> Iterator[Record]:
+    """Yields the lines of a text that are not blank."""
     end = 0
     for number, line in enumerate(text.split("\n"), start=1):
         start, end = end, end + len(line) + 1
-        inside = [entity for entity in entities if start <= entity[0] < end]
-        if any(last >= end or has_gaps for _, last, _, has_gaps in inside):
+        inside = [entity for entity in entities if start <= entity.start < end]
+        if any(entity.end >= end or entity.has_gaps for entity in inside):
             yield Record(number, {}, "an entity with gaps, or over several lines", raw=line)
         elif line.strip():
-            spans = [[first - start, last - start, label] for first, last, label, _ in inside]
+            spans = [
+                {"start": each.start - start, "end": each.end - start, "label": each.label, "text": each.text}
+                for each in inside
+            ]
             yield Record(number, {"text": line.rstrip("\r"), "entities": spans, "document": document})
 
 

@@ -88,6 +88,10 @@ class Format:
         """Returns the files that are read for a path. Default: the file itself."""
         return (path,)
 
+    def reads_folder(self, path: Path) -> bool:
+        """Returns True if the folder as a whole is a source of this format."""
+        return False
+
     def part(self, name: str) -> "Format | None":
         """Returns the format of a part of the files, called ``FORMAT/name``, or None if the files have no parts."""
         return None

@@ -225,7 +225,11 @@ ALL: tuple[Format, ...] = (
     TableFormat(name="tsv/plain", extensions=(".tsv",), delimiter="\t"),
     JsonFormat(name="jsonl", extensions=(".jsonl", ".json")),
     TextFormat(name="text", extensions=(".txt", ".text")),
-    ParquetFormat(name="parquet", extensions=(".parquet",)),
+    ParquetFormat(
+        name="parquet",
+        extensions=(".parquet",),
+        file_names=("{split}-*-of-*.parquet", "data/{split}-*-of-*.parquet"),
+    ),
     ConllFormat(
         name="conll",
         extensions=(".conll", ".txt", ".bio", ".iob"),

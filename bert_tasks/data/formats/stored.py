@@ -15,6 +15,10 @@ class DatasetFormat(Format):
     is_text: ClassVar[bool] = False
     can_stream: ClassVar[bool] = False
 
+    def reads_folder(self, path: Path) -> bool:
+        """Returns True for a folder that ``save_to_disk`` of a ``datasets.Dataset`` wrote."""
+        return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
+
     def files(self, path: Path) -> tuple[Path, ...]:
         return tuple(sorted(file for file in path.iterdir() if file.is_file()))
 

@@ -1,0 +1,45 @@
+"""Folders of text files, whose names are the labels of the texts, as in the reviews of IMDB."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar
+
+from bert_tasks.data.formats.base import Format
+from bert_tasks.data.limits import check_row_size
+from bert_tasks.data.records import ParseOptions, Record, Records, open_text
+
+_SPLITS = ("train", "dev", "valid", "validation", "test", "unsup")  # folders of the parts of a data set
+
+
+class TextFolderFormat(Format):
+    """A folder with a folder of .txt files for each label. A file is a text, ``pos/1.txt`` has the label ``pos``."""
+
+    is_text: ClassVar[bool] = True
+    can_stream: ClassVar[bool] = False
+
+    def files(self, path: Path) -> tuple[Path, ...]:
+        return tuple(file for folder in self._folders(path) for file in sorted(folder.glob("*.txt")))
+
+    def reads_folder(self, path: Path) -> bool:
+        return len(self._folders(path)) > 1
+
+    def _folders(self, path: Path) -> list[Path]:
+        inside = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in _SPLITS]
+        return [folder for folder in inside if any(folder.glob("*.txt")) and not any(folder.glob("*.ann"))]
+
+    @contextmanager
+    def parse(
+        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Records]:
+        yield Records(("text", "label"), self._text_rows(path, options))
+
+    def _text_rows(self, path: Path, options: ParseOptions) -> Iterator[Record]:
+        for file in self.files(path):
+            with open_text(file, encoding=options.encoding, newline="") as lines:
+                cells = {"text": lines.whole().strip(), "label": file.parent.name}
+            check_row_size(cells, str(file))
+            yield Record(1, cells, file=str(file.relative_to(path.parent)))
+
+
+ALL: tuple[Format, ...] = (TextFolderFormat(name="text-folder", extensions=()),)
