@@ -151,6 +151,13 @@ class BoundedText(io.TextIOWrapper):
         return text
 
 
+def check_is_text(start: bytes, path: Path) -> None:
+    """Raises `DataError` if a file begins as another kind of file does."""
+    kind = next((kind for mark, kind in _NO_TEXT.items() if start.startswith(mark)), None)
+    if kind is not None:
+        raise DataError(f"{path}: {kind}")
+
+
 @contextmanager
 def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[BoundedText]:
     """Yields the file as text without its byte order mark.
@@ -171,9 +178,7 @@ def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[Bou
             if file.peek(2).startswith(GZIP):
                 content = io.BufferedReader(gzip.GzipFile(fileobj=file, mode="rb"))
             start = content.peek(_LOOKED_AT)
-            kind = next((kind for mark, kind in _NO_TEXT.items() if start.startswith(mark)), None)
-            if kind is not None:
-                raise DataError(f"{path}: {kind}")
+            check_is_text(start, path)
             codec = next((name for mark, name in MARKS if start.startswith(mark)), codec)
             is_array = start.lstrip(b"".join(mark for mark, _ in MARKS) + b" \t\r\n").startswith(b"[")
             with BoundedText(content, path, encoding=codec, newline=newline, is_array=is_array) as lines:

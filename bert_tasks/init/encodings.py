@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bert_tasks.data.problems import shortened
-from bert_tasks.data.records import GZIP, MARKS
+from bert_tasks.data.records import GZIP, MARKS, check_is_text
 from bert_tasks.errors import DataError
 
 _LOOKED_AT = 2**20  # bytes
@@ -37,6 +37,7 @@ def shown_encoding(files: Iterable[Path]) -> tuple[str, str] | None:
     """
     for path in files:
         content = _start(path)
+        check_is_text(content, path)
         if content.startswith(tuple(mark for mark, _ in MARKS)):
             return None
         order = _byte_order(content)

@@ -122,7 +122,7 @@ def test_damaged_files_are_named(draft: Callable[..., RecipeDraft], tmp_path: Pa
     (tmp_path / "dataset" / "state.json").write_text("{", "utf-8")
     for path, message in (
         (damaged, "cannot be read as xlsx"),
-        (tmp_path / "text.xlsx", "cannot be read as xlsx"),
+        (tmp_path / "text.xlsx", "not a workbook of Excel"),
         (tmp_path / "dataset", "cannot be read as datasets"),
     ):
         with pytest.raises(DataError, match=f"{path.name}: {message}"):

@@ -1,5 +1,6 @@
 """Files as people have them: ``init`` reads each as a run does, or says what it is and how to mend it."""
 
+import bz2
 import csv
 import datetime
 import gzip
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pyarrow
 import pytest
@@ -181,6 +183,24 @@ ENCODINGS: Mapping[str, Kind] = {
 }
 
 
+def zipped(path: Path) -> None:
+    with ZipFile(path, "w") as archive:
+        archive.writestr("rows.csv", table())
+
+
+# Files whose names say something else.
+OTHERS: Mapping[str, Kind] = {
+    "zip.csv": Kind(zipped, None, ("a zip file or a spreadsheet", "Unpack it")),
+    "workbook.csv": Kind(workbook(Data=TABLE), None, ("name it .xlsx",)),
+    "parquet.csv": Kind(
+        lambda path: parquet.write_table(pyarrow.Table.from_pylist(REVIEWS), path), None, ("Name it .parquet",)
+    ),
+    "document.txt": Kind(b"%PDF-1.7\n" + bytes(range(256)), None, ("a PDF document", "as .txt")),
+    "pointer.csv": Kind("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", None, ("git lfs pull",)),
+    "packed.csv": Kind(bz2.compress(table().encode()), None, ("bzip2", "Unpack it")),
+}
+
+
 def folder(**contents: str | bytes) -> Callable[[Path], None]:
     """Writes files, whose paths have two underscores for a slash and three for a dot."""
 
@@ -237,7 +257,7 @@ FOLDERS: Mapping[str, Kind] = {
     "nothing": Kind(Path.mkdir, None, ("The folder is empty",)),
 }
 
-KINDS: Mapping[str, Kind] = {**EXCEL, **ENCODINGS, **FOLDERS}
+KINDS: Mapping[str, Kind] = {**EXCEL, **ENCODINGS, **OTHERS, **FOLDERS}
 
 
 @pytest.fixture
