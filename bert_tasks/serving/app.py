@@ -59,6 +59,8 @@ from bert_tasks.tasks.zero_shot import zero_shot_task
 
 T = TypeVar("T")
 Served = Mapping[str, tuple[TaskModel, Batcher]]  # by the name of the adapter, "" for the base
+_LOADING = "The model is being loaded."
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _LARGE_BODY = 2**16  # bytes, because parsing a larger body would block the event loop for too long
 
 
@@ -98,7 +100,9 @@ def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
     _add_predict(app, served, answer)
     for shape in SHAPES:
         _add_shape(app, served, answer, shape)
-    _add_state(app, served, gate, name)
+    _add_page(app)
+    _add_description(app, served, gate.limits, name)
+    _add_state(app, gate)
     return app
 
 
@@ -219,7 +223,7 @@ class _Answers:
             return await asyncio.to_thread(work)
 
 
-def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:
+def _add_page(app: FastAPI) -> None:
     content = files("bert_tasks.serving").joinpath("page.html").read_bytes()
     policy = "default-src 'none'"
     for element in (b"script", b"style"):  # the one of the page
@@ -232,13 +236,15 @@ def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:
     async def try_the_model() -> Response:
         return Response(content, media_type="text/html", headers={"Content-Security-Policy": policy})
 
-    loading = {"model": Failure, "description": "The model is being loaded."}
-    failure = {"$ref": "#/components/schemas/Failure"}
 
+def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) -> None:
     @app.get(
         "/model",
         summary="Task, labels, columns, limits and examples of the served model",
-        responses={422: {"model": Invalid, "description": "No such adapter."}, 503: loading},
+        responses={
+            422: {"description": "No such adapter.", "model": Invalid},
+            503: {"description": _LOADING, "model": Failure},
+        },
     )
     async def describe(adapter: str | None = None) -> JSONResponse:
         model, batcher = _named(served, adapter, "query")
@@ -252,11 +258,15 @@ def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:
                 "labels": list(task.labels),
                 "adapters": [*filter(None, served)],
                 "columns": [asdict(column) for column in source_columns(task)],
-                "limits": asdict(gate.limits),
+                "limits": asdict(limits),
                 "examples": list(Card.of(task).example_rows),
                 "explains": batcher.no_explanations is None,
             }
         )
+
+
+def _add_state(app: FastAPI, gate: Gate) -> None:
+    failure = {"$ref": "#/components/schemas/Failure"}  # FastAPI would describe a model as plain text
 
     @app.get("/healthz", summary="Whether the process responds", response_model=State)
     async def healthz() -> JSONResponse:
@@ -266,7 +276,7 @@ def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:
         "/readyz",
         summary="Whether the server answers predictions",
         response_model=State,
-        responses={503: {"model": Failure | State, "description": "The server is loading or stopping."}},
+        responses={503: {"description": "The server is loading or stopping.", "model": Failure | State}},
     )
     async def readyz() -> JSONResponse:
         if gate.draining():
@@ -277,10 +287,10 @@ def _add_state(app: FastAPI, served: Served, gate: Gate, name: str) -> None:
         "/metrics",
         summary="Counters in Prometheus' text format",
         response_class=PlainTextResponse,
-        responses={503: {"description": loading["description"], "content": {"application/json": {"schema": failure}}}},
+        responses={503: {"description": _LOADING, "content": {"application/json": {"schema": failure}}}},
     )
     async def metrics() -> Response:
-        return Response(generate_latest(gate.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(gate.metrics.registry), media_type=_PROMETHEUS)
 
 
 def encoded(content: Any) -> bytes:
