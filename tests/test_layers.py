@@ -14,7 +14,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cli"}),
     frozenset({""}),  # bert_tasks/__init__.py, which names the public objects of all below
     frozenset({"api"}),
-    frozenset({"report", "cards", "serving", "tensorflow", "glue_submission"}),
+    frozenset({"report", "cards", "serving", "glue_submission"}),
     frozenset({"experiments"}),
     frozenset({"training"}),
     frozenset({"inference"}),

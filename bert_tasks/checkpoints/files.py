@@ -100,7 +100,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     has_weights = any((folder / f"{name}{suffix}").exists() for name in _WEIGHTS for suffix in ("", ".index.json"))
     if not has_weights and any(folder.glob("?*.index")):
         raise CheckpointError(
-            f"{folder} holds a TensorFlow checkpoint. Convert it with bert-tasks convert {folder} --output NEW_FOLDER"
+            f"{folder} holds a TensorFlow checkpoint, which is not supported. Every model of Google is on the hub in "
+            "Hugging Face's format, for example google-bert/bert-base-uncased"
         )
     if not os.path.lexists(folder / "config.json"):
         inner = folder / "model"

@@ -74,11 +74,6 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
         return model_folder(folder)
     if folder.exists():
         raise CheckpointError(f"{name} is a file. Expected the folder that holds config.json and the weights")
-    if Path(f"{folder}.index").exists():
-        raise CheckpointError(
-            f"{name} is a TensorFlow checkpoint. Convert its folder with bert-tasks convert {folder.parent} "
-            "--output NEW_FOLDER"
-        )
     if (
         isinstance(name, Path)
         or name.startswith(("/", ".", "~"))

@@ -31,7 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Use": ("predict", "evaluate", "embed", "serve", "export"),
     "Study": ("report", "search", "reproduce"),
     "Share": ("push",),
-    "Tools": ("inspect", "tokenizer", "convert", "env"),
+    "Tools": ("inspect", "tokenizer", "env"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The commands that use a trained model or a finished run, and inspect and convert."""
+"""The commands that use a trained model or a finished run, and inspect."""
 
 import signal
 import sys
@@ -488,19 +488,3 @@ def inspect(
 
     inspection = inspect_checkpoint(model, revision=revision)
     print_result(inspection.to_json(), inspection.lines(verbose=verbose), as_json=as_json)
-
-
-@app.command("convert")
-def convert(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a TensorFlow 1 checkpoint.")],
-    output: NewFolder,
-    as_json: AsJson = False,
-) -> None:
-    """Convert a TensorFlow 1 checkpoint of BERT, ALBERT or ELECTRA to a folder of Hugging Face.
-
-    Example: bert-tasks convert uncased_L-12_H-768_A-12 --output bert-base-uncased
-    """
-    from bert_tasks.tensorflow.convert import convert
-
-    result = convert(folder, output)
-    print_result(result.to_json(), result.lines(), as_json=as_json)

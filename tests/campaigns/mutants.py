@@ -68,7 +68,6 @@ NEIGHBOURS: dict[str, tuple[str, ...]] = {
     "recipe": ("cli/test_commands.py", "training/test_run.py"),
     "storage": ("checkpoints/test_save.py", "training/test_files.py", "cli/test_commands.py"),
     "tasks": ("inference/test_files.py", "serving/test_app.py", "report/test_build.py", "init/test_recipe.py"),
-    "tensorflow": ("tf1",),
     "terminal": ("cli/test_terminal.py",),
     "training": ("experiments", "inference/test_trained_names.py"),
     "variables": ("faults/test_network.py",),

@@ -310,3 +310,10 @@ def test_damaged_config(content: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"config\.json: .*{reason}"):
         read_config(tmp_path)
+
+
+def test_tensorflow_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "bert_config.json").write_text("{}")
+    (tmp_path / "bert_model.ckpt.index").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="holds a TensorFlow checkpoint, which is not supported"):
+        read_config(tmp_path)

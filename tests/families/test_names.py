@@ -1,4 +1,4 @@
-"""Only families/, and the converter of TensorFlow's names, know families and Hugging Face's names of parameters."""
+"""Only families/ knows families and Hugging Face's names of parameters."""
 
 import ast
 import re
@@ -25,7 +25,7 @@ NAMES = re.compile(r"(?<!\w)(" + "|".join(map(re.escape, sorted(parameter_names(
 
 def family_knowledge(source: Source) -> Iterator[str]:
     """Where a module outside families/ tests the family of a model or knows a parameter of Hugging Face's."""
-    if source.name.split(".")[0] in ("families", "tensorflow"):
+    if source.name.split(".")[0] == "families":
         return
     tree = source.tree
     docstrings = {
