@@ -40,7 +40,6 @@ COMMANDS = {
         "--output-dir",
         "PATH",
     ),
-    "reproduce": ("reproduce", "PATH"),
     "serve": ("serve", "PATH"),
     "predict glue": ("predict", "PATH", "--format", "glue", "--output", "submission"),
 }

@@ -29,7 +29,7 @@ BOXES = 80  # columns of a terminal below which the boxes of help pages would cu
 GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("init", "check", "train"),
     "Use": ("predict", "evaluate", "embed", "serve", "export"),
-    "Study": ("report", "search", "reproduce"),
+    "Study": ("report", "search"),
     "Share": ("push",),
     "Tools": ("inspect", "tokenizer", "env"),
 }

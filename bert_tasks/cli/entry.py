@@ -29,7 +29,7 @@ from bert_tasks.terminal import printable
 from bert_tasks.variables import disable_telemetry, limit_primitive_caches
 
 # Parts of what gloo and nccl report when another process has ended or does not respond.
-_TRAINING = ("train", "search", "reproduce")
+_TRAINING = ("train", "search")
 _LOST = (
     *("closed by peer", "reset by peer", "onnection refused", "imed out", "Broken pipe", "pair closure"),
     *("likely closed", "likely been closed"),

@@ -1,4 +1,4 @@
-"""The commands around recipes and runs (train, search, check, init, tokenizer, reproduce), and env."""
+"""The commands around recipes and runs (train, search, check, init, tokenizer), and env."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -306,30 +306,6 @@ def tokenizer(
         corpus, output, type=type, vocab_size=vocab_size, lowercase=lowercase is True, reading=reading
     )
     print_result(result.to_json(), result.lines(), as_json=as_json)
-
-
-@app.command("reproduce")
-def reproduce(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    output_dir: Annotated[
-        Path | None,
-        typer.Option("--output-dir", "-o", metavar="FOLDER", help="New folder. Default: RUN-reproduced."),
-    ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Train a saved run again in another folder and compare metrics and weights bit for bit.
-
-    Exits with 0 if all are equal, else with 5 and a table of the differences.
-
-    Example: bert-tasks reproduce runs/first
-    """
-    from bert_tasks.experiments.reproduce import reproduce
-
-    result = reproduce(run, output_dir=output_dir, progress=not quiet)
-    print_result(result.to_json(), result.lines(), as_json=as_json)
-    if not result.equal:
-        raise typer.Exit(DivergedError.exit_code)
 
 
 @app.command("env")

@@ -1,1 +1,1 @@
-"""Several runs as one experiment, and reproducing a finished run."""
+"""Several runs as one experiment: seeds, folds and search."""

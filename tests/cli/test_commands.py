@@ -163,7 +163,6 @@ WRONG_FOLDER = {
     "serve": ("serve", "rnu"),
     "report": ("report", "rnu"),
     "push": ("push", "rnu", "org/name", "--dry-run"),
-    "reproduce": ("reproduce", "rnu"),
 }
 
 

@@ -72,7 +72,6 @@ def test_commands_reach_nobody_and_leave_nothing(
         ["init", data, "--output", folder / "new.toml"],
         ["report", folder / "run", "--output", folder / "report.html"],
         ["push", folder / "run", "me/mine", "--dry-run", "--language", "en"],
-        ["reproduce", folder / "run", "--output-dir", folder / "again", "--quiet"],
         ["init", "--schema"],
         ["env"],
     ]
