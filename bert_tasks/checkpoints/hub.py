@@ -107,11 +107,9 @@ def model_folder(folder: Path) -> Path:
         )
     entries = folder.iterdir() if folder.is_dir() else ()
     seeds = sorted(path for path in entries if _SEED_RUN.fullmatch(path.name) and path.is_dir())
-    runs, plural = (
-        (seeds, "seeds") if seeds else (fold_runs(folder), "folds, which only predict and evaluate use together")
-    )
+    runs = [*seeds, *fold_runs(folder)]
     if runs:
-        raise CheckpointError(f"{folder} holds the models of several {plural}. Name one of them, such as {runs[0]}")
+        raise CheckpointError(f"{folder} holds the models of several runs. Name one of them, such as {runs[0]}")
     return folder
 
 

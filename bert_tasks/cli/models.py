@@ -26,7 +26,6 @@ from bert_tasks.cli.options import (
     AsJson,
     DataOrPipe,
     ModelName,
-    ModelOrFolds,
     NewFolder,
     Overwrite,
     Precision,
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
 @app.command("evaluate")
 @shared_options(reading=read_options, loading=model_options)
 def evaluate(
-    model: ModelOrFolds,
+    model: ModelName,
     data: Annotated[Path, typer.Argument(metavar="FILE", help="Rows with labels in csv, tsv, jsonl or parquet.")],
     reading: "ReadOptions",
     loading: dict[str, Any],
@@ -77,7 +76,7 @@ def evaluate(
     from bert_tasks.tasks.shared.report import Report
 
     reading = replace(reading, document=document)
-    loaded = load_trained(model, data=data, reading=reading, ensembles=True, adapter=adapter, **loading)
+    loaded = load_trained(model, data=data, reading=reading, adapter=adapter, **loading)
     evaluation = evaluate_data(loaded, data, reading=reading, dtype=dtype)
     table = Report.of(evaluation.task).table(evaluation.metrics)
     print_result(evaluation.metrics, table.lines(), as_json=as_json)
@@ -86,7 +85,7 @@ def evaluate(
 @app.command("predict")
 @shared_options(reading=read_options, loading=model_options, writing=write_options)
 def predict(
-    model: ModelOrFolds,
+    model: ModelName,
     reading: "ReadOptions",
     loading: dict[str, Any],
     writing: "WriteOptions",
@@ -159,7 +158,7 @@ def predict(
     predictor: Any = model
     if labels is not None:
         options: dict[str, Any] = {} if hypothesis is None else {"hypothesis": hypothesis}
-        predictor = load_trained(model, data=source, reading=reading, ensembles=True, **loading)
+        predictor = load_trained(model, data=source, reading=reading, **loading)
         predictor, loading = predictor.zero_shot(labels, multi_label=multi_label, **options), {}
     loading |= {"dtype": dtype, "writing": writing, "reading": reading}
     with _rows_output(output, quiet=quiet) as (target, progress):

@@ -31,9 +31,6 @@ OutputDir = Annotated[
 ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="Folder of a model or run, hub id, or package:NAME/PATH.")
 ]
-ModelOrFolds = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Folder of a model, run or folds, hub id, package:NAME/PATH.")
-]
 Format = Annotated[
     str | None, reading_option(metavar="NAME", help="Format, e.g. glue/sst2. Default: by the extension.")
 ]

@@ -7,7 +7,7 @@ which rows are in a fold.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +24,6 @@ from bert_tasks.inference.output import INPUT
 from bert_tasks.metrics.tables import format_number, split_key
 from bert_tasks.recipe.schema import Recipe, load_recipe
 from bert_tasks.tasks.base import Prediction, Task
-from bert_tasks.tasks.shared.calibration import CalibratedFitting
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
@@ -76,7 +75,6 @@ class FoldsResult:
         metric, summary: The metric that is shown for each fold, and how the rows were divided.
         rows, predictions, folds: All rows, in the order of the data, with their predictions and folds.
         task: The task of all folds' models, without the values that each fold fitted to its rows.
-        fitted: Values that are fitted to the out-of-fold predictions, for the mean of the models (calibration).
     """
 
     output_dir: Path
@@ -87,7 +85,6 @@ class FoldsResult:
     predictions: Sequence[Prediction]
     folds: Sequence[int]
     task: Task
-    fitted: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, FoldMetric]:
@@ -135,7 +132,6 @@ class FoldsResult:
                 for run in self.runs
             ],
             "predictions": str(self.output_dir / PREDICTIONS),
-            "fitted": dict(self.fitted),
             "notes": list(self.notes),
         }
 
@@ -181,7 +177,6 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
     group = fold_group(loaded, overwrite=overwrite)
     runs: list[FoldRun] = []
     parts: list[FoldPredictions] = []
-    tasks: list[Any] = []
     results = group.run(
         lambda planned: run_recipe(planned, progress=progress),
         progress=progress,
@@ -197,7 +192,6 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
         table = cast("RowTable", trainer.splits.held_out)
         evaluation = evaluate_data(trainer.model, table, reading=ReadOptions())
         parts.append(FoldPredictions(fold=number, table=table, predictions=evaluation.predictions))
-        tasks.append(trainer.model.task)
         run = FoldRun(
             fold=number,
             output_dir=group.home(number),
@@ -208,11 +202,6 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
         )
         runs.append(run)
     task, sets = Fitting.of(trainer.model.task).drop_fitted_values(), result.validation_sets
-    fitting, fitted = Fitting.of(task), {}
-    if isinstance(fitting, CalibratedFitting) and fitting.calibrates and fitting.sample == "row":
-        of_folds = ((each, fold.predictions, list(fold.table)) for each, fold in zip(tasks, parts, strict=True))
-        calibrated = fitting.calibrate_folds(of_folds)
-        fitted = {name: getattr(calibrated, name) for name in CalibratedFitting.fields}
     _, metric = split_key(metric_metadata(task, loaded.run, sets)["best"], sets)
     rows, folds, predictions = out_of_fold(parts)
     compared = FoldsResult(
@@ -224,7 +213,6 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
         predictions=predictions,
         folds=folds,
         task=task,
-        fitted=fitted,
     )
     if group.accelerator.is_main_process:
         write_predictions(compared)

@@ -276,7 +276,7 @@ def evaluate(
     """
     options = ReadOptions.from_arguments(evaluate, reading, document=document)
     loading: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
-    model = load_trained(model, data=data, reading=options, ensembles=True, **loading)
+    model = load_trained(model, data=data, reading=options, **loading)
     return evaluate_data(model, data, dtype=dtype, reading=options).metrics
 
 

@@ -189,7 +189,7 @@ def predict(
     how = ReadOptions.from_arguments(predict, reading)
     if output is not None:
         return predict_file(model, data, output, dtype=dtype, writing=writing, reading=how, **options).rows
-    model = load_trained(model, data=data, reading=how, ensembles=True, **options)
+    model = load_trained(model, data=data, reading=how, **options)
     model.to(default_device())
     if explain:
         explainable_task(model, model.task, dtype)
@@ -233,7 +233,7 @@ def predict_file(
     if is_standard and accelerator.num_processes > 1:
         raise UsageError("several processes cannot share standard input. Write it to a file first")
     options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
-    model = load_trained(model, data=data, reading=reading, ensembles=True, **options).to(accelerator.device)
+    model = load_trained(model, data=data, reading=reading, **options).to(accelerator.device)
     destination.check_task(model.task)
     if writing.explain:
         explainable_task(model, model.task, dtype)

@@ -1,4 +1,4 @@
-"""A model that predicts without weights, an exported one or the mean of several."""
+"""A model that predicts without weights, such as an exported one."""
 
 from collections.abc import Mapping
 from typing import Any, Self

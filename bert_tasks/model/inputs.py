@@ -20,7 +20,6 @@ from bert_tasks.data.readers import (
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import unknown_column
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.model.ensemble import is_ensemble, load_ensemble
 from bert_tasks.model.pretrained import CheckpointFolder, check_one_task, check_trained, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import tasks_with_head
@@ -38,14 +37,12 @@ def load_trained(
     reading: ReadOptions,
     revision: str | None,
     data: Data | None = None,
-    ensembles: bool = False,
     adapter: str | Path | None = None,
 ) -> TaskModel:
     """Loads a model, whose head must be complete. onnxruntime runs an exported folder.
 
-    With ``ensembles``, the folder of a cross-validation is the mean of its models. The columns of ``reading`` and
-    ``data`` say whether a classifier of transformers reads one text or two. For ``adapter`` see
-    ``TaskModel.from_pretrained``.
+    The columns of ``reading`` and ``data`` say whether a classifier of transformers reads one text or two. For
+    ``adapter`` see ``TaskModel.from_pretrained``.
 
     Raises:
         CheckpointError: The head, or a part of it, is not in the files.
@@ -68,8 +65,6 @@ def load_trained(
     }
     if adapter is not None:
         trained: TaskModel = TaskModel.load(model, adapter=adapter, **options)
-    elif ensembles and is_ensemble(model):
-        return load_ensemble(model, **options)
     else:
         trained = (ExportedModel if is_exported(model) else TaskModel).load(model, **options)
     check_trained(model if adapter is None else adapter, trained.task, trained.load_report)

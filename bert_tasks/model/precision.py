@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
-from bert_tasks.model.ensemble import EnsembleModel
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 
 DType = Literal["float32", "bf16", "int8"]
@@ -40,15 +39,14 @@ def logits_of(model: TaskModel, dtype: DType) -> ForwardFn:
     check_dtype(dtype)
     if dtype == "float32":
         return model.packed_logits
-    if model.no_weights_reason and not isinstance(model, EnsembleModel):
+    if model.no_weights_reason:
         raise UsageError(f"it cannot be converted, because {model.no_weights_reason}")
     slow = slow_bfloat16() if dtype == "bf16" and model.device.type == "cpu" else None
     if slow is not None:
         _log.warning("%s", slow)
-    convert = _bfloat16_logits if dtype == "bf16" else _int8_logits
-    if isinstance(model, EnsembleModel):
-        return model.joined([convert(cast("TaskModel", fold)) for fold in model.models])
-    return convert(model)
+    if dtype == "bf16":
+        return _bfloat16_logits(model)
+    return _int8_logits(model)
 
 
 def float32(logits: Any) -> Any:

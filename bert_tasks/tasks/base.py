@@ -268,7 +268,7 @@ class Task(ABC, Generic[PredictionT]):
 
     @property
     def output_kind(self) -> OutputKind:
-        """Meaning of the logits, which decides the divergence of distillation and the mean of an ensemble."""
+        """Meaning of the logits, which decides the divergence of distillation."""
         return "softmax"
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:

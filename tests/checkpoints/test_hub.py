@@ -85,7 +85,7 @@ def test_of_the_runs_of_several_seeds_one_must_be_named(tmp_path: Path) -> None:
     (tmp_path / "seed-5").touch()
     assert resolve(tmp_path) == tmp_path
     (tmp_path / "seed-7").mkdir()
-    with pytest.raises(CheckpointError, match=r"holds the models of several seeds. Name one of them.*seed-7$"):
+    with pytest.raises(CheckpointError, match=r"holds the models of several runs. Name one of them.*seed-7$"):
         resolve(tmp_path)
 
 

@@ -1,16 +1,14 @@
 """Cross-validation: the runs of the folds, the predictions for all rows, and the metrics over them."""
 
 import json
-import shutil
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from bert_tasks import TaskModel, batch_predictor, evaluate, load_recipe, predict, train
+from bert_tasks import TaskModel, batch_predictor, load_recipe, train
 from bert_tasks.cli import main
 from bert_tasks.data.columns import PASSTHROUGH
 from bert_tasks.data.table import RowTable
@@ -24,8 +22,6 @@ from bert_tasks.experiments.folds import (
     write_predictions,
 )
 from bert_tasks.experiments.seeds import train_seeds
-from bert_tasks.inference import predict_file
-from bert_tasks.metrics.calibration import fit_temperature
 from bert_tasks.recipe.schema import Recipe
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import gather, with_file_columns
@@ -84,31 +80,6 @@ def test_every_row_is_predicted_once_by_a_model_that_did_not_see_it(finished: tu
         for row, again in zip(held_out, model.predict([{"text": row["text"]} for row in held_out]), strict=True):
             assert row["label"] == again.label
             assert row["score"] == pytest.approx(again.score, abs=1e-5)
-
-
-def test_the_mean_of_the_folds_has_the_temperature_of_all_rows(tmp_path: Path, checkpoint: Path) -> None:
-    settings = 'calibration = "temperature"\n'
-    result = train_folds(load_recipe(write(tmp_path, checkpoint, settings=settings, epochs=4)), progress=False)
-    folder, names = result.output_dir, result.task.labels
-    models = [TaskModel.from_pretrained(folder / f"fold-{fold}" / "model") for fold in (1, 2, 3)]
-    logits, labels = [], []
-    for row in lines_of(folder / "out_of_fold.jsonl"):
-        (prediction,) = models[int(str(row["fold"])) - 1].predict({"text": row["text"]}, logits=True)
-        logits.append(prediction.logits)
-        labels.append(names.index(str(row["input.label"])))
-    temperature = json.loads((folder / "folds.json").read_text("utf-8"))["fitted"]["temperature"]
-    assert temperature == pytest.approx(fit_temperature(logits, labels), rel=1e-3)
-    assert temperature not in [model.task.temperature for model in models]
-    (prediction,) = predict(folder, ["a sunny day"])
-    each = [torch.tensor(model.predict("a sunny day", logits=True)[0].logits) / temperature for model in models]
-    expected = torch.stack([fold_logits.softmax(0) for fold_logits in each]).mean(0)
-    assert list(prediction.scores.values()) == pytest.approx(expected.tolist(), abs=1e-6)
-    assert "ece" in result.metrics
-    assert predict(folder, ["a sunny day"], abstain_below=1.0)[0].label is None
-    content = json.loads((folder / "folds.json").read_text("utf-8"))
-    (folder / "folds.json").write_text(json.dumps({**content, "fitted": {"temperature": "hot"}}), "utf-8")
-    with pytest.raises(CheckpointError, match=r"folds\.json is damaged"):
-        predict(folder, ["a sunny day"])
 
 
 def test_columns_of_the_row_come_first(finished: tuple[FoldsResult, Recipe]) -> None:
@@ -373,93 +344,15 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 @pytest.fixture
-def ensemble(finished: tuple[FoldsResult, Recipe], tmp_path: Path) -> Path:
-    """A copy of the folder that a test may change."""
-    return Path(shutil.copytree(finished[0].output_dir, tmp_path / "ensemble"))
-
-
-def test_the_folder_predicts_with_the_mean(
-    ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Wherever the folder is by now."""
-    rows = [{"text": row["text"]} for row in make_rows(5, seed=1)]
-    data, output = tmp_path / "new.jsonl", tmp_path / "answers.jsonl"
-    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
-    assert command(monkeypatch, "predict", ensemble, data, "--output", output) == 0
-    each = [TaskModel.from_pretrained(ensemble / f"fold-{fold}").predict(rows) for fold in (1, 2, 3)]
-    scores = [
-        statistics.fmean(prediction.scores["positive"] for prediction in models) for models in zip(*each, strict=True)
-    ]
-    written = lines_of(output)
-    assert [row["scores"]["positive"] for row in written] == pytest.approx(scores, abs=1e-6)  # type: ignore[index]  # JSON
-    assert [prediction.score for prediction in predict(ensemble, rows)] == pytest.approx(
-        [row["score"] for row in written]
-    )
-    capsys.readouterr()
-    labelled = tmp_path / "train.csv"
-    labelled.write_text("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in make_rows(9)), "utf-8")
-    assert command(monkeypatch, "evaluate", ensemble, labelled, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == pytest.approx(evaluate(ensemble, labelled))
-
-
-def test_an_interrupted_prediction_resumes_unless_a_fold_changes(
-    ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows, output = [{"text": row["text"]} for row in make_rows(7)], tmp_path / "answers.jsonl"
-    monkeypatch.setattr("bert_tasks.model.task_model.CHUNK_ROWS", 2)
-    seen: list[int] = []
-
-    def interrupted(completed: int, total: int | None) -> None:
-        seen.append(completed)
-        if completed == 4:
-            raise KeyboardInterrupt
-
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            predict_file(ensemble, rows, output, progress=interrupted)
-    assert seen == [0, 2, 4, 4]
-    weights = ensemble / "fold-2" / "model"
-    shutil.rmtree(weights)
-    shutil.copytree(ensemble / "fold-1" / "model", weights)
-    assert predict_file(ensemble, rows, output).resumed == 0
-    assert "starting again, because model changed" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("removed", "message"),
-    [
-        ("fold-2/metrics.json", "no finished run of fold-2 (interrupted, diverged or removed). Run the command"),
-        ("fold-3", "no finished run of fold-3"),
-        ("fold-2/model/config.json", "no model/ with config.json of fold-2"),
-        ("fold-1/model/model.safetensors", "fold-1/model: no weights"),
-        ("folds.json", "the cross-validation is not finished, as there is no folds.json. Run the command"),
-    ],
-)
-def test_folds_without_a_model_are_named(
-    ensemble: Path,
-    removed: str,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (shutil.rmtree if removed == "fold-3" else Path.unlink)(ensemble / removed)
-    assert command(monkeypatch, "predict", ensemble, "--text", "a day") == 4
-    assert message in capsys.readouterr().err
-
-
-def test_models_of_others_are_refused(ensemble: Path) -> None:
-    config = ensemble / "fold-2" / "model" / "config.json"
-    content = json.loads(config.read_text("utf-8"))
-    content["bert_tasks"]["settings"]["max_length"] = 20
-    config.write_text(json.dumps(content), "utf-8")
-    with pytest.raises(CheckpointError, match=r"fold-2 and .*fold-1 do not predict .* max_length is 20 and 40$"):
-        evaluate(ensemble, make_rows(3))
-    assert predict(ensemble, ["a day"], settings={"max_length": 30})  # of all models
+def folds(finished: tuple[FoldsResult, Recipe]) -> Path:
+    return finished[0].output_dir
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("predict", "--text", "a day"),
+        ("evaluate", "new.txt"),
         ("serve",),
         ("export", "--to", "onnx", "--output", "exported"),
         ("embed", "new.txt"),
@@ -467,8 +360,8 @@ def test_models_of_others_are_refused(ensemble: Path) -> None:
         ("push", "me/model", "--dry-run"),
     ],
 )
-def test_other_commands_name_one_fold(
-    ensemble: Path,
+def test_commands_name_one_fold(
+    folds: Path,
     tmp_path: Path,
     arguments: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
@@ -477,17 +370,15 @@ def test_other_commands_name_one_fold(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "new.txt").write_text("a day\n", "utf-8")
     name, *options = arguments
-    assert command(monkeypatch, name, ensemble, *options) == 4
+    assert command(monkeypatch, name, folds, *options) == 4
     error = capsys.readouterr().err
-    assert "holds the models of several folds, which only predict and evaluate use together. Name one of" in error
-    assert str(ensemble / "fold-1") in error
+    assert "holds the models of several runs. Name one of them" in error
+    assert str(folds / "fold-1") in error
 
 
-def test_neither_a_start_nor_a_teacher(ensemble: Path, recipe: Callable[..., Recipe]) -> None:
-    for setting in (f"model.name={ensemble}", f"teacher.name={ensemble}"):
-        with pytest.raises(CheckpointError, match="holds the models of several folds"):
+def test_neither_a_start_nor_a_teacher(folds: Path, recipe: Callable[..., Recipe]) -> None:
+    for setting in (f"model.name={folds}", f"teacher.name={folds}"):
+        with pytest.raises(CheckpointError, match="holds the models of several runs"):
             train(recipe(setting, "folds.fold=1"), progress=False)
-    with pytest.raises(CheckpointError, match="holds the models of several folds"):
-        batch_predictor(ensemble)
-    with pytest.raises(UsageError, match=r"fold-1 is a folder, and has no revision 'main'"):
-        predict(ensemble, ["a day"], revision="main")
+    with pytest.raises(CheckpointError, match="holds the models of several runs"):
+        batch_predictor(folds)

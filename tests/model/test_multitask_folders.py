@@ -24,7 +24,6 @@ from bert_tasks.cli.app import app
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.export import export
 from bert_tasks.model.encoder import Encoder
-from bert_tasks.model.ensemble import EnsembleModel
 from bert_tasks.model.inputs import load_table
 from bert_tasks.model.multitask import MultiTaskModel
 from bert_tasks.report import make_report
@@ -287,14 +286,6 @@ def test_adapters_are_trained_together_and_saved_with_one_head(base: Path, tmp_p
             torch.testing.assert_close(opened.state_dict()[key], tensor, atol=1e-6, rtol=0)
     before, after = (Encoder.from_pretrained(folder).encoder.state_dict() for folder in (base, tmp_path / "run"))
     assert any(not torch.equal(tensor, after[key]) for key, tensor in before.items())
-
-
-def test_folds_predict_one_task_together(run: Path) -> None:
-    with pytest.raises(UsageError, match="choose one of the tasks intent, slots"):
-        EnsembleModel({"first": TaskModel.from_pretrained(run), "second": TaskModel.from_pretrained(run)})
-    slots = TaskModel.from_pretrained(run, task="slots")
-    ensemble = EnsembleModel({"first": slots, "second": TaskModel.from_pretrained(run, task="slots")})
-    assert ensemble.predict("eat soup")[0].tags == slots.predict("eat soup")[0].tags
 
 
 @pytest.mark.parametrize(

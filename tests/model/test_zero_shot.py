@@ -15,7 +15,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from bert_tasks import TaskModel, evaluate, fit, predict
 from bert_tasks.errors import BertTasksError, CheckpointError, UsageError
 from bert_tasks.export import export
-from bert_tasks.model.ensemble import EnsembleModel
 from bert_tasks.tasks import PairClassification, SequenceClassification
 from bert_tasks.tasks.base import Task
 from support.small_checkpoints import save_checkpoint, tokenizer_of
@@ -254,7 +253,6 @@ def test_what_the_model_of_texts_is_not_for(model: TaskModel, tmp_path: Path) ->
         ),
         (lambda: zero_shot.predict(LINES, explain=True), "has no explanations"),
         (lambda: zero_shot.zero_shot(LABELS), "must be one of pair-classification"),
-        (lambda: EnsembleModel({"a": model, "b": model}).zero_shot(LABELS), "Use the model of one fold"),
         (
             lambda: TaskModel.from_pretrained(folder, long_texts="windows").zero_shot(LABELS),
             "labels: texts are not read in windows. Set long_texts = 'truncate'",

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, evaluate, fit, predict
 from bert_tasks.errors import UsageError
-from bert_tasks.model.ensemble import EnsembleModel
 from bert_tasks.model.multitask import MultiTaskModel
 from support.small_checkpoints import edit_config, save_checkpoint
 from support.task_examples import CHOICES, CLASSES, LABELS, PAIRS, SENTENCES
@@ -153,18 +152,6 @@ def test_several_tasks_have_a_temperature_each(base: Path, tmp_path: Path) -> No
     for prediction, logits in zip(opened.predict(rows), opened.models["topic"].predict(rows, logits=True), strict=True):
         expected = (torch.tensor(logits.logits) / temperatures[0]).softmax(0)
         assert list(prediction["topic"].scores.values()) == pytest.approx(expected.tolist(), abs=1e-6)
-
-
-def test_each_model_of_an_ensemble_has_its_own_temperature(base: Path) -> None:
-    models = []
-    for seed, temperature in enumerate((0.5, 3.0)):
-        torch.manual_seed(seed)
-        settings = {"labels": ["low", "mid", "high"], "calibration": "temperature", "temperature": temperature}
-        models.append(TaskModel.from_pretrained(base, task="sequence-classification", max_length=32, **settings))
-    ensemble = EnsembleModel({f"model {number}": model for number, model in enumerate(models)})
-    expected = torch.stack([torch.tensor([[*p.scores.values()] for p in m.predict(CLASSES)]) for m in models]).mean(0)
-    scores = torch.tensor([[*prediction.scores.values()] for prediction in ensemble.predict(CLASSES)])
-    torch.testing.assert_close(scores, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ The temperature changes confidences, not predictions. Source: Guo et al., "On Ca
 Shape legend: L classes or choices of a row.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -16,7 +16,7 @@ from bert_tasks.errors import UsageError, argument
 from bert_tasks.metrics.calibration import calibration, coverage_curve, fit_temperature
 from bert_tasks.tasks.base import Feature, PredictionT, Task, require
 from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.lazy import Tensor, torch
+from bert_tasks.tasks.shared.lazy import Tensor
 
 ECE = "ece"  # the expected calibration error among the metrics
 
@@ -68,22 +68,6 @@ class CalibratedFitting(Fitting):
 
     def calibrate(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> Task[Any]:
         return self.fit(self.labelled_logits(compact, features, rows))
-
-    def calibrate_folds(self, parts: Iterable[tuple[CalibratedTask[Any], Sequence[Any], Sequence[Row]]]) -> Task[Any]:
-        """Returns the task with the temperature of out-of-fold predictions.
-
-        Args:
-            parts: The task of each fold's model, with its own temperature, and its predictions for rows that it did not
-                see.
-        """
-        pairs = []
-        for task, predictions, rows in parts:
-            for row, prediction in zip(rows, predictions, strict=True):
-                scores, label = prediction.scores, self.label_of(row)
-                values = list(scores.values() if isinstance(scores, Mapping) else scores)
-                if label is not None:
-                    pairs.append((torch.tensor(values).clamp(min=1e-30).log() * task.temperature, label))
-        return self.fit(pairs)
 
     def fit(self, pairs: Sequence[tuple[Tensor, int]]) -> Task[Any]:
         """Returns the task fitted to pairs of logits ``[L]`` and the index of the class."""

@@ -8,8 +8,7 @@ Shape legend: N tokens, B sequences (windows), S samples, R rows of logits, C ch
 window.
 """
 
-import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from itertools import groupby
 from typing import Any
@@ -180,58 +179,6 @@ def _vocabulary_divergence(
         for pair in zip(student.split(sizes), teacher.split(sizes), strict=True)
     ]
     return torch.stack(totals).sum(), rows
-
-
-# Means of several models.
-
-
-def mean_logits(task: Task, head: Head, logits: Iterable[Any], windows: Sequence[int]) -> Any:
-    """Returns the logits of the mean of the predictions of several models for a batch.
-
-    Args:
-        task: The task of all models.
-        head: The head of one of them.
-        logits: The logits of each model. An iterator may compute them, so each is read once.
-        windows: Number of sequences of each row. If samples are rows, these are all sequences of the row.
-
-    Raises:
-        UsageError: The task has no such mean.
-    """
-    output_kind = task.output_kind
-    if output_kind == "vocabulary":
-        raise UsageError(f"{task.name} has no mean of the predictions of several models. Name one of the models")
-    if output_kind == "choice":
-        by_row = zip(*(torch.split(each, list(windows)) for each in logits), strict=True)  # [C, 1] of each model
-        return torch.cat([mean_softmax([choices.t() for choices in row]).t() for row in by_row])
-    mean = {"softmax": mean_softmax, "sigmoid": mean_sigmoid}.get(output_kind, mean_values)
-    if not joins_windows(task, head):
-        return mean(logits)
-    rows = mean(sample_logits(each, windows) for each in logits)  # [S, L]
-    return rows.index_select(0, torch.repeat_interleave(torch.tensor(windows)).to(rows.device, non_blocking=True))
-
-
-def mean_softmax(logits: Iterable[Tensor]) -> Tensor:
-    """Returns logarithms of mean probabilities, ``M x [..., L] -> [..., L]``."""
-    stacked = torch.stack([each.log_softmax(dim=-1) for each in logits])
-    return stacked.logsumexp(dim=0) - math.log(len(stacked))
-
-
-def mean_sigmoid(logits: Iterable[Tensor]) -> Tensor:
-    """Returns the log-odds of labels' mean probabilities."""
-    stacked = torch.stack(list(logits))
-    present, absent = (F.logsigmoid(sign * stacked).logsumexp(dim=0) for sign in (1, -1))
-    return present - absent
-
-
-def mean_values(logits: Iterable[Tensor]) -> Tensor:
-    """Returns the mean of numbers, with two tensors in memory at a time."""
-    remaining = iter(logits)
-    total, count = next(remaining).clone(), 1
-    for each in remaining:
-        total += each
-        count += 1
-        del each  # before the next model computes
-    return total.div_(count)
 
 
 # Logits in predictions.
