@@ -103,11 +103,8 @@ def predict(
         bool, output_option("--explain", help="Write what each word contributed (about 100 times as slow).")
     ] = False,
     abstain_below: Annotated[
-        float | None, prediction_option(metavar="SCORE", help="Score below which the label is null.")
-    ] = None,
-    min_accuracy: Annotated[
-        float | None, prediction_option(metavar="SHARE", help="Validation accuracy that defines --abstain-below.")
-    ] = None,
+        float, prediction_option(metavar="SCORE", help="Score below which the label is null. 0 keeps all.")
+    ] = 0.0,
     labels: Annotated[
         str | None, prediction_option(metavar="NAMES", help="Labels for an entailment model, e.g. sports,politics.")
     ] = None,
@@ -151,9 +148,7 @@ def predict(
             print_out(f"{Path(output) / name}: {rows} rows")
         return
     source = _texts_or_data(text, text_pair, data, "predict")
-    writing = replace(
-        writing, csv_raw=csv_raw, logits=logits, explain=explain, abstain_below=abstain_below, min_accuracy=min_accuracy
-    )
+    writing = replace(writing, csv_raw=csv_raw, logits=logits, explain=explain, abstain_below=abstain_below)
     loading |= {"adapter": adapter}
     predictor: Any = model
     if labels is not None:

@@ -64,7 +64,7 @@ class WriteOptions:
         format: jsonl, csv, tsv or parquet, if the output's name does not say it.
         logits: Also write the logits of every row.
         explain: Also write how much each word contributed to the prediction.
-        abstain_below, min_accuracy: See ``predict``.
+        abstain_below: See ``predict``.
     """
 
     keep_columns: PassthroughColumns = "all"
@@ -74,8 +74,7 @@ class WriteOptions:
     format: str | None = None
     logits: bool = False
     explain: bool = False
-    abstain_below: float | None = None
-    min_accuracy: float | None = None
+    abstain_below: float = 0.0
 
 
 class StreamWriter:

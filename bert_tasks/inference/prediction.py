@@ -59,7 +59,7 @@ from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained
 from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Prediction, PredictionT, Task, float_list
-from bert_tasks.tasks.shared.calibration import abstention_score, without_label
+from bert_tasks.tasks.shared.calibration import check_abstention, without_label
 from bert_tasks.tasks.shared.notebook import Predictions
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import Windows
@@ -81,8 +81,7 @@ def predict(
     dtype: DType = "float32",
     logits: bool = False,
     explain: bool = False,
-    abstain_below: float | None = None,
-    min_accuracy: float | None = None,
+    abstain_below: float = 0.0,
     **reading: Unpack[ReadingArguments],
 ) -> Predictions[PredictionT]: ...
 
@@ -105,8 +104,7 @@ def predict(
     output_format: str | None = None,
     logits: bool = False,
     explain: bool = False,
-    abstain_below: float | None = None,
-    min_accuracy: float | None = None,
+    abstain_below: float = 0.0,
     **reading: Unpack[ReadingArguments],
 ) -> int: ...
 
@@ -128,8 +126,7 @@ def predict(
     output_format: str | None = None,
     logits: bool = False,
     explain: bool = False,
-    abstain_below: float | None = None,
-    min_accuracy: float | None = None,
+    abstain_below: float = 0.0,
     **reading: Unpack[ReadingArguments],
 ) -> Predictions[PredictionT] | int:
     """Returns one prediction for each row, in row order, or writes them to a file.
@@ -149,8 +146,7 @@ def predict(
         csv_raw: True to write texts that a spreadsheet takes for a formula without the ``'`` in front.
         output_format: jsonl, csv, tsv or parquet. Default: by the output's extension.
         logits, explain: True to compute logits and explanations of the predictions (``TaskModel.predict``).
-        abstain_below: Lowest score with which one label or choice is kept. Below it the label is None.
-        min_accuracy: Accuracy on the validation rows that sets this lowest score, for a calibrated model.
+        abstain_below: Lowest score with which one label or choice is kept. Below it the label is None. 0 keeps all.
         reading: Fields of `ReadOptions`. Default: columns with the names of the training data.
 
     Returns:
@@ -175,7 +171,6 @@ def predict(
         logits=logits,
         explain=explain,
         abstain_below=abstain_below,
-        min_accuracy=min_accuracy,
     )
     if output is None and (keep_columns, on_error, rejects, csv_raw, output_format) != (
         "all",
@@ -195,10 +190,11 @@ def predict(
         explainable_task(model, model.task, dtype)
     forward_fn = logits_of(model, dtype)
     table = load_table(data, model.task, names=model.columns, reading=how, labels="unread")
-    lowest = abstention_score(model.task, abstain_below=abstain_below, min_accuracy=min_accuracy)
     predictions = model.predict_rows(table, forward_fn=forward_fn, logits=logits, explain=explain)
-    answers = (without_label(each, lowest) for each in predictions) if lowest else predictions
-    return cast("Predictions[PredictionT]", Predictions(answers, index=index_of(data)))
+    if abstain_below:
+        check_abstention(model.task, abstain_below)
+        predictions = (without_label(each, abstain_below) for each in predictions)
+    return cast("Predictions[PredictionT]", Predictions(predictions, index=index_of(data)))
 
 
 def predict_file(
@@ -273,8 +269,8 @@ class PredictionRun:
         self._rendering = Rendering.of(model.task)
         self._renames: Mapping[str, str] = {}  # the task's columns -> the file's, if they differ
         self._counts = Predicted(rejects=destination.rejects)
-        limits = {"abstain_below": writing.abstain_below, "min_accuracy": writing.min_accuracy}
-        self._lowest_score = abstention_score(model.task, **limits)
+        if writing.abstain_below:
+            check_abstention(model.task, writing.abstain_below)
 
     def predict_table(self, data: Data, reading: ReadOptions, name: str) -> Predicted:
         """Predicts the rows of a file or of memory, which are called ``name`` in messages."""
@@ -430,7 +426,7 @@ class PredictionRun:
             "on_error": writing.on_error,
             "logits": writing.logits,
             "explain": writing.explain,
-            "lowest_score": self._lowest_score,
+            "lowest_score": self.writing.abstain_below,
             "dtype": self.dtype,
             "device": self.model.device.type,
         }
@@ -460,8 +456,8 @@ class PredictionRun:
         predictions, features = self.model.predict_chunk(
             canonical, forward_fn=self._forward_fn, logits=self.writing.logits, explain=self.writing.explain
         )
-        if self._lowest_score:
-            predictions = [without_label(prediction, self._lowest_score) for prediction in predictions]
+        if self.writing.abstain_below:
+            predictions = [without_label(prediction, self.writing.abstain_below) for prediction in predictions]
         token_ids = np.fromiter(chain.from_iterable(feature["input_ids"] for feature in features), np.int64)
         counts = Predicted(
             rows=len(rows),

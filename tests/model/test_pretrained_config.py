@@ -63,8 +63,6 @@ def test_what_is_stored(folder: Path, tmp_path: Path) -> None:
         "balanced_weights": [],
         "thresholds": [],
         "temperature": 1.0,
-        "coverage_scores": [],
-        "coverage_accuracies": [],
     }
     original = json.loads((folder / "config.json").read_text())
     assert config["id2label"] == {"0": "calm", "1": "glad", "2": "sad"}

@@ -214,17 +214,6 @@ def test_predictions_below_the_score_have_no_label(trained: tuple[str, Path]) ->
         assert prediction.to_json()["label"] == prediction.label
 
 
-def test_the_accuracy_is_reached_on_the_validation_rows(trained: tuple[str, Path]) -> None:
-    skip_tags(trained)
-    rows = TASKS[trained[0]][0]
-    for accuracy in (0.0, 0.5, 0.75):
-        predictions = answered(trained, min_accuracy=accuracy)
-        correct = [p.label == row["label"] for p, row in zip(predictions, rows, strict=True) if p.label is not None]
-        assert correct
-        assert sum(correct) / len(correct) >= accuracy
-    assert all(prediction.label is not None for prediction in answered(trained, min_accuracy=0.0))
-
-
 def test_rows_without_a_label_are_written(trained: tuple[str, Path], tmp_path: Path) -> None:
     task, run = trained
     skip_tags(trained)
@@ -240,23 +229,14 @@ def test_rows_without_a_label_are_written(trained: tuple[str, Path], tmp_path: P
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
+        ({"abstain_below": -0.1}, "abstain_below is -0.1, expected a number from 0 to 1"),
         ({"abstain_below": 1.5}, "abstain_below is 1.5, expected a number from 0 to 1"),
-        ({"min_accuracy": -0.1}, "min_accuracy is -0.1, expected a number from 0 to 1"),
-        ({"min_accuracy": 0.9, "abstain_below": 0.5}, "exclude each other"),
-        ({"min_accuracy": 0.9}, "trained with settings.calibration = 'temperature'"),
     ],
 )
 def test_wrong_limits_are_named(base: Path, limits: dict[str, float], message: str) -> None:
     model = TaskModel.from_pretrained(base, task="sequence-classification", labels=["a", "b"])
     with pytest.raises(UsageError, match=message):
         predict(model, ["a text"], **limits)
-
-
-def test_an_accuracy_that_was_never_reached_is_named(base: Path) -> None:
-    settings = {"calibration": "temperature", "coverage_scores": (0.9, 0.5), "coverage_accuracies": (0.7, 0.6)}
-    model = TaskModel.from_pretrained(base, task="sequence-classification", labels=["a", "b"], **settings)
-    with pytest.raises(UsageError, match=r"min_accuracy is 0\.9, and no share of the validation rows reached it"):
-        predict(model, ["a text"], min_accuracy=0.9)
 
 
 @pytest.mark.parametrize(
