@@ -29,7 +29,7 @@ SUBSET = [0, 3, 9, 14, 16]
 MASKED: dict[str, dict[str, Any]] = {
     "tokens": {},
     "smoothed": {"mask_smoothing": 0.7},
-    "words": {"whole_word_mask": True, "max_ngram": 3},
+    "words": {"whole_word_mask": True},
     "static": {"masking": "static"},
     "sop": {"sentence_objective": "sop"},
 }

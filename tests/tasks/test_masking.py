@@ -19,7 +19,6 @@ from bert_tasks.tasks.masked_language_modeling.masking import (
     masked_positions,
     select_units,
     token_weights,
-    unit_starts,
     word_numbers,
 )
 from support.small_tokenizers import LINES
@@ -181,51 +180,6 @@ def test_a_window_with_words_has_one_masked_word_at_least(seed):
     assert is_masked.sum() == 1
 
 
-def expected_units(words, longest):
-    """How many n-grams of each length ``words`` words are cut into on average, by recursion."""
-    totals = np.zeros((words + 1, longest))
-    for left in range(1, words + 1):
-        room = min(longest, left)
-        chances = 1 / np.arange(1, room + 1)
-        for length, chance in enumerate(chances / chances.sum(), start=1):
-            totals[left] += chance * (totals[left - length] + np.eye(longest)[length - 1])
-    return totals[words]
-
-
-def test_ngrams_have_lengths_in_inverse_proportion():
-    rule = MaskingRule(whole_word_mask=True, max_ngram=3)
-    words = np.repeat(np.arange(300), np.tile([1, 2, 1, 3], 75))
-    positions, numbers = np.arange(len(words)) + 1, words
-    cut, chosen_lengths, draws = np.zeros(3), np.zeros(3), 2000
-    for i in range(draws):
-        chance = generator(i)
-        starts = unit_starts(positions, numbers, chance, max_ngram=3)
-        lengths = np.diff([*numbers[starts], 300])
-        cut += np.bincount(lengths, minlength=4)[1:]
-        sizes = np.diff([*starts, len(words)])
-        is_masked = select_units(sizes, 80, chance)
-        chosen_lengths += np.bincount(lengths[is_masked], minlength=4)[1:]
-    shares = expected_units(300, 3)
-    assert shares / shares.sum() == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.004)
-    for counts in (cut, chosen_lengths):
-        for number, share in zip(counts, shares / shares.sum(), strict=True):
-            within(number, counts.sum() * share, counts.sum() * share * (1 - share))
-    picked = masked_positions(np.concatenate([[-1], words, [-1]]), generator(0), rule)
-    assert picked.tolist() == masked_positions(np.concatenate([[-1], words, [-1]]), generator(0), rule).tolist()
-    # near the mean over all windows
-    mean = np.mean([len(masked_positions(words, generator(i), rule)) for i in range(1000)])
-    assert mean == pytest.approx(0.15 * len(words), rel=0.01)
-
-
-def test_ngrams_end_at_tokens_that_are_no_candidates():
-    words = np.array([0, 1, 2, -1, 2, 3, 4, 5])
-    candidates = np.flatnonzero(words >= 0)
-    for i in range(50):
-        starts = unit_starts(candidates, words[candidates], generator(i), max_ngram=3)
-        assert {0, 3} <= set(starts.tolist())
-        assert starts.tolist() == sorted(set(starts.tolist()))
-
-
 def test_rare_tokens_are_predicted_more_often():
     corpus = [{"input_ids": [0, *[5] * 15, 1]}, {"input_ids": [0, 6, 1]}]
     weights = token_weights(corpus, 8, 0.5)
@@ -263,10 +217,9 @@ class TestPreparing:
         [
             MaskingRule(),
             MaskingRule(whole_word_mask=True),
-            MaskingRule(whole_word_mask=True, max_ngram=3),
             MaskingRule(mask_smoothing=0.7),
         ],
-        ids=["tokens", "words", "ngrams", "smoothed"],
+        ids=["tokens", "words", "smoothed"],
     )
     def test_masks_are_those_of_the_feature_in_any_batch(self, wordpiece_tokenizer, rule):
         features = self.features(wordpiece_tokenizer)
@@ -306,8 +259,6 @@ class TestPreparing:
         ({"mlm_probability": 1.5}, "mlm_probability"),
         ({"mask_replace_prob": -0.1}, "mask_replace_prob"),
         ({"mask_replace_prob": 0.8, "random_replace_prob": 0.3}, "at most 1"),
-        ({"max_ngram": 0}, "max_ngram"),
-        ({"max_ngram": 3}, "whole_word_mask = true"),
         ({"mask_smoothing": -1.0}, "mask_smoothing"),
         ({"mask_smoothing": 0.7, "whole_word_mask": True}, "Do not set whole_word_mask"),
     ],

@@ -19,7 +19,7 @@ from support.stopped_runs import signalling
 from support.training_runs import make_steps, walk
 
 ROWS = [{"text": "\n".join(LINES[i : i + 4]), "sentences": LINES[i : i + 4]} for i in range(0, 20, 4)]
-SETTINGS = [{"whole_word_mask": True, "max_ngram": 3}, {"mask_smoothing": 0.7, "sentence_objective": "nsp"}]
+SETTINGS = [{"whole_word_mask": True}, {"mask_smoothing": 0.7, "sentence_objective": "nsp"}]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def trainer(folder, output, settings):
     )
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["ngrams", "pairs"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=["words", "pairs"])
 def test_a_stopped_run_ends_with_the_same_bits(folder, tmp_path, monkeypatch, settings):
     trainer(folder, tmp_path / "straight", settings).train(progress=False)
     with monkeypatch.context() as patch:
@@ -72,7 +72,7 @@ class Recording(Supervised):
         return masked_features
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["ngrams", "pairs"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=["words", "pairs"])
 @pytest.mark.parametrize("masking", ["dynamic", "static"])
 def test_neither_batches_nor_micro_batches_change_a_mask(folder, settings, masking):
     seen = []

@@ -1,16 +1,14 @@
 """Chooses and replaces the masked tokens of a window.
 
-Positions are drawn in units, which are single tokens, whole words, or n-grams of whole words.
+Positions are drawn in units, which are single tokens or whole words.
 
 Shape legend: N tokens of a window, C candidates (tokens that may be masked), U units, W words, V vocabulary.
 """
 
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -42,8 +40,6 @@ class MaskingRule:
         mask_replace_prob: Share of the predicted tokens that the mask token replaces.
         random_replace_prob: Share of the predicted tokens that random tokens replace. The rest is not changed.
         whole_word_mask: True to select whole words.
-        max_ngram: Maximum number of whole words in an n-gram, which is drawn with a probability proportional to 1/n
-            (ALBERT, Lan et al., arXiv:1909.11942, section 4.1).
         mask_smoothing: Exponent of the weight ``max(count, 1) ** -mask_smoothing`` with which a token that occurs
             ``count`` times in the training data is drawn (XLM, Lample and Conneau, arXiv:1901.07291). DistilBERT uses
             0.7. Evaluation ignores it, so that the masks of a window do not depend on other rows.
@@ -56,7 +52,6 @@ class MaskingRule:
     mask_replace_prob: float = 0.8
     random_replace_prob: float = 0.1
     whole_word_mask: bool = False
-    max_ngram: int = 1
     mask_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
@@ -68,11 +63,6 @@ class MaskingRule:
         require(
             self.mask_replace_prob + self.random_replace_prob <= 1 + 1e-9,
             "mask_replace_prob and random_replace_prob are shares of predicted tokens, expected a sum of at most 1",
-        )
-        require(self.max_ngram >= 1, f"max_ngram is {self.max_ngram}, expected 1 or more words")
-        require(
-            self.max_ngram == 1 or self.whole_word_mask,
-            f"max_ngram = {self.max_ngram} masks n-grams of whole words. Set whole_word_mask = true",
         )
         require(self.mask_smoothing >= 0, f"mask_smoothing is {self.mask_smoothing}, expected 0 or more")
         require(
@@ -239,7 +229,7 @@ def masked_positions(
         return candidates
     count = min(size, max(1, int(rule.mlm_probability * size + generator.random())))
     if rule.whole_word_mask:
-        starts = unit_starts(candidates, words[candidates], generator, max_ngram=rule.max_ngram)
+        starts = word_starts(candidates, words[candidates])
         sizes = np.diff(starts, append=size)
         selected = np.flatnonzero(np.repeat(select_units(sizes, count, generator), sizes))
     elif weights is None:
@@ -250,25 +240,17 @@ def masked_positions(
     return candidates[selected]
 
 
-def unit_starts(positions: Numbers, words: Numbers, generator: np.random.Generator, *, max_ngram: int) -> Numbers:
-    """Returns the starts ``[U]`` of units of whole words among the candidates ``[C]``.
+def word_starts(positions: Numbers, words: Numbers) -> Numbers:
+    """Returns the starts ``[W]`` of whole words among the candidates ``[C]``.
 
-    Neighbouring words are cut into n-grams from the first to the last, each of n words with a probability proportional
-    to 1/n among the lengths that fit. No unit goes beyond a token that is no candidate.
+    Args:
+        positions: ``[C]`` positions of the candidates. No word goes beyond a token that is no candidate.
+        words: ``[C]`` the word of each candidate.
     """
     gaps = np.diff(positions, prepend=-1) != 1
     gaps[0] = True
-    starts = np.flatnonzero(gaps | (np.diff(words, prepend=NO_WORD) != 0))  # [W]
-    if max_ngram == 1:
-        return starts
-    limits = list(accumulate(1 / length for length in range(1, max_ngram + 1)))
-    kept, word = [], 0
-    for end in [*np.flatnonzero(gaps[starts])[1:].tolist(), len(starts)]:
-        while word < end:
-            kept.append(word)
-            room = min(max_ngram, end - word)
-            word += 1 + bisect_right(limits, generator.random() * limits[room - 1], hi=room - 1)
-    return starts[kept]
+    changes = np.diff(words, prepend=NO_WORD) != 0
+    return np.flatnonzero(gaps | changes)
 
 
 def select_units(sizes: Numbers, count: int, generator: np.random.Generator) -> NDArray[np.bool_]:

@@ -157,7 +157,6 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     """Documents whose tokens are masked and predicted.
 
     Attributes:
-        max_ngram: Select n-grams of up to this number of whole words, with a probability proportional to 1/n (ALBERT).
         mask_smoothing: Mask rare tokens more often in training. A token that occurs ``count`` times has the weight
             ``max(count, 1) ** -mask_smoothing``. Evaluation ignores it.
         masking: ``dynamic`` masks other tokens in each epoch, ``static`` always the same ones.
@@ -180,7 +179,6 @@ class MaskedLanguageModeling(CorpusTask[Any]):
     output_kind: ClassVar[OutputKind] = "vocabulary"
     primary_metric: ClassVar[str] = "perplexity"
     parts: ClassVar[tuple[type[Part], ...]] = (MaskedDetection, MaskedFormats, MaskedFitting, MaskedReport)
-    max_ngram: int = 1
     mask_smoothing: float = 0.0
     masking: Literal["dynamic", "static"] = "dynamic"
     fill: Literal["document", "across"] = "document"
