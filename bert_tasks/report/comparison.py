@@ -1,6 +1,8 @@
 """Several runs side by side on the same rows, and whether a difference is chance.
 
-Every run is compared with the first run. The p-values are adjusted for the number of comparisons.
+Every run is compared with the first run by a permutation test, which swaps the two models' predictions row by row at
+random and counts how often the difference is at least as large as the observed one. Its only assumption is that rows
+are independent of each other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,20 +12,7 @@ from typing import Any
 from bert_tasks.errors import UsageError
 from bert_tasks.report.collect import Run
 from bert_tasks.report.results import Results
-from bert_tasks.report.statistics import Estimate, difference, holm, randomisation_test
-
-MCNEMAR = "McNemar's exact test"
-RANDOMISATION = "approximate randomisation"
-ASSUMPTIONS: Mapping[str, str] = {
-    MCNEMAR: (
-        "It tests whether the rows that only one of the two models predicts correctly are divided between them as by a "
-        "fair coin. Its only assumption is that rows are independent of each other."
-    ),
-    RANDOMISATION: (
-        "It swaps the two models' predictions row by row at random, many times, and counts how often the difference "
-        "is at least as large as the observed one. Its only assumption is that rows are independent of each other."
-    ),
-}
+from bert_tasks.report.statistics import Estimate, difference, permutation_test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +20,15 @@ class ComparedRun:
     """A run's metric and its difference from the first run, with p-values.
 
     Attributes:
-        draws: Number of times that predictions were swapped (approximate randomisation only).
-        only_first, only_this: Rows that only one of the two predicts correctly (McNemar's test only).
-        no_p: Why there is no p-value. Empty if there is one. The adjusted p-value follows Holm's method.
+        draws: Number of times that predictions were swapped.
+        no_p: Why there is no p-value. Empty if there is one.
     """
 
     run: str
     value: Estimate
     difference: Estimate | None = None
     p: float | None = None
-    p_adjusted: float | None = None
     draws: int | None = None
-    only_first: int | None = None
-    only_this: int | None = None
     no_p: str = ""
 
 
@@ -56,7 +41,6 @@ class Comparison:
     rows: int
     unit: str
     percent: bool
-    test: str
     runs: tuple[ComparedRun, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -65,12 +49,15 @@ class Comparison:
     def lines(self) -> list[str]:
         """Returns a table for people."""
         on_set = f" on {self.name}" if self.name else ""
-        lines = [f"{self.metric}{on_set}, {self.rows} {self.unit}, {self.test}:"]
+        lines = [f"{self.metric}{on_set}, {self.rows} {self.unit}, permutation test:"]
         for run in self.runs:
-            drawn = "" if run.draws is None else f" of {run.draws:,} draws"
-            p = "" if run.p_adjusted is None else f", p {run.p_adjusted:.3g}{drawn} against {self.runs[0].run}"
-            reason = f", no p-value because {run.no_p}" if run.no_p else ""
-            lines.append(f"  {run.run}: {'-' if run.value.value is None else f'{run.value.value:.4g}'}{p}{reason}")
+            value = "-" if run.value.value is None else f"{run.value.value:.4g}"
+            line = f"  {run.run}: {value}"
+            if run.p is not None:
+                line += f", p {run.p:.3g} of {run.draws:,} draws against {self.runs[0].run}"
+            if run.no_p:
+                line += f", no p-value because {run.no_p}"
+            lines.append(line)
         return lines
 
 
@@ -112,44 +99,25 @@ def compare(runs: Sequence[Run], results: Sequence[Mapping[str, Results]]) -> li
 def _compare_on(name: str, runs: Sequence[str], results: Sequence[Results]) -> Comparison:
     first = results[0]
     metric = first.sections.headline[0]
-    # The accuracy of masked tokens is not the share of correct texts.
-    test = MCNEMAR if metric == "accuracy" and first.sections.accuracy_of_rows else RANDOMISATION
-    others = [_against_first(run, first, each, metric, test) for run, each in zip(runs[1:], results[1:], strict=True)]
-    adjusted = iter(holm([run.p for run in others if run.p is not None]))
-    others = [run if run.p is None else replace(run, p_adjusted=next(adjusted)) for run in others]
+    others = [_against_first(run, first, each, metric) for run, each in zip(runs[1:], results[1:], strict=True)]
     return Comparison(
         name=name,
         metric=metric,
         rows=first.rows,
         unit=first.sections.unit,
         percent=first.sections.percent,
-        test=test,
         runs=(ComparedRun(run=runs[0], value=first.estimates[metric]), *others),
     )
 
 
-def _against_first(run: str, first: Results, other: Results, metric: str, test: str) -> ComparedRun:
+def _against_first(run: str, first: Results, other: Results, metric: str) -> ComparedRun:
     if metric not in other.estimates:
         return ComparedRun(run=run, value=Estimate(value=None), no_p=f"it has no {metric}")
     formulas = first.sections.measure, other.sections.measure
     compared = ComparedRun(run=run, value=other.estimates[metric], difference=difference(*formulas, metric))
-    if test == MCNEMAR:
-        pairs = list(zip(first.sections.results, other.sections.results, strict=True))
-        only_first = sum(a.is_correct and not b.is_correct for a, b in pairs)
-        only_this = sum(b.is_correct and not a.is_correct for a, b in pairs)
-        p = sign_test(only_first, only_this)
-        return replace(compared, p=p, only_first=only_first, only_this=only_this)
     if (formulas[0].labels, formulas[0].names) != (formulas[1].labels, formulas[1].names):
         return replace(compared, no_p="its labels differ from the labels of the first run")
-    swaps = randomisation_test(*formulas, metric)
-    if swaps is None:
+    test = permutation_test(*formulas, metric)
+    if test is None:
         return replace(compared, no_p=f"{metric} has no value in one of the two")
-    return replace(compared, p=swaps.p, draws=swaps.draws)
-
-
-def sign_test(only_first: int, only_second: int) -> float:
-    """Returns McNemar's two-sided p-value of rows that only one model gets right."""
-    from scipy.stats import binomtest  # its import takes 2 s
-
-    total = only_first + only_second
-    return float(binomtest(only_first, total).pvalue) if total else 1.0
+    return replace(compared, p=test.p, draws=test.draws)

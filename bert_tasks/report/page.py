@@ -16,7 +16,7 @@ from bert_tasks.metrics.tables import LOSS, metric_key, untuned
 from bert_tasks.report import charts
 from bert_tasks.report.charts import display_name, drawn_metrics, overall_metrics, spoken
 from bert_tasks.report.collect import Run
-from bert_tasks.report.comparison import ASSUMPTIONS, Comparison
+from bert_tasks.report.comparison import Comparison
 from bert_tasks.report.label_issues import LabelIssue
 from bert_tasks.report.results import FileResults, Results, ScoreRow
 from bert_tasks.report.statistics import LEVEL, REPLICATES, Estimate
@@ -129,7 +129,6 @@ def comparison_page(
             title=f"{len(runs)} runs · bert-tasks report",
             runs=runs,
             comparisons=comparisons,
-            assumptions=ASSUMPTIONS,
             curves=[chart for chart in curves if chart is not None],
             metrics=[(name, display_name(name, runs[0].sets)) for name in [*names, *losses]],
             same=[(name, values[0]) for name, values in rows.items() if len(set(values)) == 1],

@@ -1,16 +1,15 @@
-"""Bootstrap intervals and paired tests, from sums over rows.
+"""Bootstrap intervals and paired permutation tests of metrics, computed by scipy from sums over rows.
 
-Everything is seeded, so that the same predictions give the same report. Rows that add the same to the sums form one
-group, and a replicate draws how many rows of each group there are. This has the distribution of drawing rows one by
-one, as ``scipy.stats.bootstrap`` does, and makes a thousand replicates of a large data set cheap.
+A metric is a formula of sums over rows (``MetricFormula``). scipy draws rows, and the formula is applied to the sums
+over the drawn rows. Everything is seeded, so that the same predictions give the same report.
 
 Shape legend: S rows, G groups of equal rows, K sums, M numbers, R replicates.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+import warnings
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +17,12 @@ from bert_tasks.metrics.formulas import Floats, Integers, MetricFormula, Suffici
 
 SEED = 0
 REPLICATES = 1000
-FLIPS = 10_000
+SWAPS = 10_000
 LEVEL = 95  # per cent
 _EQUAL = 1e-12  # relative difference of equal sums in another order
-_MOST_DRAWS = 20_000_000  # binomial draws in one call of a few seconds
-_FEWEST_REPLICATES, _FEWEST_FLIPS = 100, 999  # however many draws they are
-_MOST_CELLS = 2_000_000  # numbers in an array, but at least one replicate
+_MOST_DRAWS = 20_000_000  # rows that are drawn in a few seconds
+_FEWEST_SWAPS = 999  # however many rows there are
+_MOST_CELLS = 2_000_000  # numbers in an array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,7 @@ class Estimate:
     high: float | None = None
 
 
-class RandomisationTest(NamedTuple):
+class PermutationTest(NamedTuple):
     """A p-value, and its number of draws."""
 
     p: float
@@ -45,17 +44,34 @@ class RandomisationTest(NamedTuple):
 def bootstrap(measure: MetricFormula, *, seed: int = SEED, replicates: int = REPLICATES) -> dict[str, Estimate]:
     """Returns percentile intervals at 95 % from resampled rows (Efron 1979).
 
-    The interval of a number ignores replicates in which the number is not defined (a correlation of equal values).
+    The interval of a number ignores replicates in which the number is not defined, such as a correlation of equal
+    values. A single row has no interval.
     """
-    rows, generator = measure.statistics, np.random.default_rng(seed)
-    shares = rows.sizes / rows.rows
-    sizes = _batches(replicates, _FEWEST_REPLICATES, rows)
-    drawn = (rows.sums(generator.multinomial(rows.rows, shares, size=size)) for size in sizes)
-    numbers = np.concatenate([measure.formula(sums) for sums in drawn])  # [R, M]
-    return {
-        name: _estimate(value, column)
-        for (name, value), column in zip(measure.values().items(), numbers.T, strict=True)
-    }
+    from scipy import stats  # its import takes 2 s
+
+    rows = measure.statistics
+    if rows.rows < 2:
+        return {name: Estimate(value=value) for name, value in measure.values().items()}
+
+    def numbers(drawn: Integers, axis: int = -1) -> Floats:
+        metrics: Floats = measure.formula(rows.sums(_group_counts(rows, drawn)))  # [R, M]
+        return np.moveaxis(metrics, -1, 0)
+
+    with warnings.catch_warnings():
+        # scipy warns of numbers that some replicates do not define, and of its own interval, which is not used.
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        result = stats.bootstrap(
+            (np.arange(rows.rows),),
+            numbers,
+            n_resamples=replicates,
+            batch=_batch_size(rows),
+            method="percentile",
+            vectorized=True,
+            rng=np.random.default_rng(seed),
+        )
+    distributions = np.atleast_2d(result.bootstrap_distribution)  # [M, R]
+    pairs = zip(measure.values().items(), distributions, strict=True)
+    return {name: _estimate(value, distribution) for (name, value), distribution in pairs}
 
 
 def paired(first: MetricFormula, second: MetricFormula, name: str) -> MetricFormula:
@@ -75,30 +91,46 @@ def difference(first: MetricFormula, second: MetricFormula, name: str, *, seed: 
     return bootstrap(paired(first, second, name), seed=seed)[name]
 
 
-def randomisation_test(
+def permutation_test(
     first: MetricFormula, second: MetricFormula, name: str, *, seed: int = SEED
-) -> RandomisationTest | None:
-    """Runs a two-sided approximate randomisation test (Noreen 1989, Yeh 2000).
+) -> PermutationTest | None:
+    """Runs a two-sided permutation test of the metrics of two models on the same rows (Noreen 1989, Yeh 2000).
 
-    Exchanges two models' predictions for each row with probability 1/2 and counts how often the difference is at least
-    as large as the observed one. The p-value is (hits + 1) / (draws + 1). Both formulas must have the same sums.
+    It exchanges the two models' predictions for each row with probability 1/2 and counts how often the difference is at
+    least as large as the observed one. For few rows it makes all exchanges. Both formulas must have the same sums.
 
     Returns:
         The test, or None if the number is not defined.
     """
+    from scipy import stats
+
     values = [float(measure.number(name, measure.statistics.total)) for measure in (first, second)]
     observed = abs(values[1] - values[0])
     if not math.isfinite(observed):
         return None
-    lowest = observed - _EQUAL * max(1.0, *map(abs, values))
-    pair, generator = paired(first, second, name), np.random.default_rng(seed)
-    groups = pair.statistics.sizes
-    hits = draws = 0
-    for size in _batches(FLIPS, _FEWEST_FLIPS, pair.statistics):
-        gaps = swapped_differences(pair, generator.binomial(groups, 0.5, size=(size, len(groups))))
-        hits += int((~(np.abs(gaps) < lowest)).sum())  # a swap without a value is no evidence of a difference
-        draws += size
-    return RandomisationTest((hits + 1) / (draws + 1), draws)
+    tolerance = _EQUAL * max(1.0, *map(abs, values))
+    pair = paired(first, second, name)
+    count = pair.statistics.rows
+
+    def absolute_gap(rows: Integers, partners: Integers, axis: int = -1) -> Floats:
+        """Returns the difference if the first model has these of 2 S predictions, ``[R, S] -> [R]``."""
+        swapped = _group_counts(pair.statistics, rows % count, chosen=rows >= count)
+        gaps = np.abs(swapped_differences(pair, swapped))
+        gaps[np.abs(gaps - observed) <= tolerance] = observed
+        gaps[np.isnan(gaps)] = math.inf  # a swap without a value is no evidence of a difference
+        return gaps
+
+    result: Any = stats.permutation_test(
+        (np.arange(count), np.arange(count, 2 * count)),
+        absolute_gap,
+        permutation_type="samples",
+        alternative="greater",
+        n_resamples=min(SWAPS, max(_FEWEST_SWAPS, _MOST_DRAWS // count)),
+        batch=_batch_size(pair.statistics),
+        vectorized=True,
+        rng=np.random.default_rng(seed),
+    )
+    return PermutationTest(float(result.pvalue), len(result.null_distribution))
 
 
 def swapped_differences(pair: MetricFormula, swapped: Integers) -> Floats:
@@ -108,27 +140,25 @@ def swapped_differences(pair: MetricFormula, swapped: Integers) -> Floats:
     return pair.number(pair.names[0], kept + np.roll(moved, rows.columns // 2, axis=-1))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Returns p-values adjusted for their number (Holm 1979), in the same order."""
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    adjusted, highest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted
+def _group_counts(rows: SufficientStatistics, drawn: Integers, *, chosen: Any = None) -> Integers:
+    """Counts the drawn rows of each group, ``[R, S] -> [R, G]``, and of them only the ``chosen`` ones."""
+    groups = rows.group_of_row[np.atleast_2d(drawn)]  # [R, S]
+    replicates, size = len(groups), len(rows.sizes)
+    cells = groups + size * np.arange(replicates)[:, None]
+    if chosen is not None:
+        cells = cells[np.atleast_2d(chosen)]
+    counts: Integers = np.bincount(cells.ravel(), minlength=replicates * size)
+    return counts.reshape(replicates, size)
 
 
-def _batches(replicates: int, fewest: int, rows: SufficientStatistics) -> Iterator[int]:
-    """Yields numbers of replicates that fit in memory and can be drawn in seconds."""
-    total = min(replicates, max(fewest, _MOST_DRAWS // len(rows.sizes)))
-    size = max(1, _MOST_CELLS // max(len(rows.sizes), rows.columns))
-    for start in range(0, total, size):
-        yield min(size, total - start)
+def _batch_size(rows: SufficientStatistics) -> int:
+    """Returns the number of replicates whose arrays fit in memory."""
+    return max(1, _MOST_CELLS // max(rows.rows, rows.columns))
 
 
 def _estimate(value: float | None, replicates: Floats) -> Estimate:
     finite = replicates[np.isfinite(replicates)]
-    if not len(finite):
+    if len(finite) == 0:
         return Estimate(value=value)
     low, high = np.percentile(finite, [(100 - LEVEL) / 2, 50 + LEVEL / 2]).tolist()
     return Estimate(value=value, low=low, high=high)

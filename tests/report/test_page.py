@@ -95,7 +95,7 @@ def test_several_runs_side_by_side(browser, run_of, tmp_path):
         assert browser.overflowing() == []
         assert browser.unreachable() == []
     text = browser.text()
-    assert "McNemar" in text
+    assert "by a permutation test" in text
     assert "rows are independent" in text
     assert MARK in text
     assert HOSTILE not in text  # examples are those of one run

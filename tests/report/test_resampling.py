@@ -8,7 +8,7 @@ import pytest
 
 from bert_tasks.metrics.classification import classification_metrics, multilabel_metrics
 from bert_tasks.metrics.formulas import class_measure, multilabel_measure
-from bert_tasks.report.statistics import bootstrap, randomisation_test
+from bert_tasks.report.statistics import bootstrap, permutation_test
 
 DRAW = np.random.default_rng(0)
 
@@ -20,7 +20,7 @@ def test_many_classes_need_little_memory_and_have_numbers_where_they_are_frequen
     predicted[:2000] = true[:2000]
     tracemalloc.start()
     first, second = (class_measure(true, side, labels) for side in (predicted, true))
-    estimates, result = bootstrap(first), randomisation_test(first, second, "macro_f1")
+    estimates, result = bootstrap(first), permutation_test(first, second, "macro_f1")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 150e6  # one dense matrix would be 192 MB
@@ -58,4 +58,4 @@ def test_a_stray_answer_of_one_run_leaves_both_the_same_denominator():
         pairs = [(b, a) if swap else (a, b) for a, b, swap in zip(straying, missing, swapped, strict=True)]
         gaps.append(metric([a for a, _ in pairs]) - metric([b for _, b in pairs]))
     hits = int((np.abs(gaps) >= abs(metric(straying) - metric(missing)) - 1e-12).sum())
-    assert randomisation_test(first, second, "f1").p == pytest.approx((hits + 1) / 501, abs=0.02)
+    assert permutation_test(first, second, "f1").p == pytest.approx((hits + 1) / 501, abs=0.02)

@@ -272,7 +272,6 @@ class ReportSections:
         unit: The name of rows in the plural, which is rows, sentences or questions.
         headline: The names of the metrics that are shown first.
         results: The results of each row that has a label, in row order.
-        accuracy_of_rows: ``accuracy`` is the share of the results that are correct, as McNemar's test assumes.
         percent: Metrics are on a scale of 0 to 100 instead of 0 to 1.
         label_word: The name of a label, which is class, label, type or tag. Empty if there is no table by label.
         labels: The labels of that table, in order.
@@ -286,7 +285,6 @@ class ReportSections:
     unit: str
     headline: tuple[str, ...]
     results: tuple[RowResult, ...]
-    accuracy_of_rows: bool = False
     percent: bool = False
     label_word: str = ""
     labels: tuple[str, ...] = ()

@@ -134,7 +134,6 @@ class RowReport(Report):
             unit="rows",
             headline=("accuracy", "macro_f1") if has_classes else ("accuracy",),
             results=tuple(results),
-            accuracy_of_rows=True,
             label_word="class" if has_classes else "",
             labels=names,
             confusion=Confusion.of(labels, predicted, names, "rows") if has_classes else None,
