@@ -40,11 +40,10 @@ _SECRET_VALUE = (
     # A JSON web token. Its header and payload are JSON objects in base64, so that both begin with "eyJ".
     (re.compile(r"\beyJ[A-Za-z0-9_\-]{6,}\.eyJ[A-Za-z0-9_\-]{2,}\.[A-Za-z0-9_\-]*"), "***"),
 )
-_ASSIGNED = re.compile(r"^(--?[\w.\-]+|[\w.\-]+)=(.*)$", re.DOTALL)
 
 
-def environment(*, devices: bool = True) -> dict[str, Any]:
-    """Returns the JSON of ``bert-tasks env``, with ``devices`` of torch (slow)."""
+def environment() -> dict[str, Any]:
+    """Returns the JSON of ``bert-tasks env``."""
     system = ""
     with suppress(OSError):
         system = platform.freedesktop_os_release().get("PRETTY_NAME", "")
@@ -61,7 +60,7 @@ def environment(*, devices: bool = True) -> dict[str, Any]:
             "usable_cores": _known(lambda: len(os.sched_getaffinity(0))),
         },
         "memory": _known(_memory),
-        "torch": _known(_torch) if devices else "not asked",
+        "torch": _known(_torch),
         "offline": any(value in ("1", "ON", "YES", "TRUE") for value in offline),
         "folders": {name: _folder(path) for name, path in cache_folders().items()},
         "variables": shown_variables(os.environ),
@@ -130,20 +129,6 @@ def masked(text: str) -> str:
     for pattern, replacement in _SECRET_VALUE:
         text = pattern.sub(replacement, text)
     return text
-
-
-def masked_arguments(arguments: Iterable[str]) -> list[str]:
-    """Returns a command line without secrets, such as the value of ``--token``."""
-    shown: list[str] = []
-    hide_next = False
-    for argument in arguments:
-        names, rest = "", argument
-        while not hide_next and (assigned := _ASSIGNED.match(rest)) is not None:  # may hold another: --set=run.token=X
-            names, rest = f"{names}{assigned[1]}=", assigned[2]
-            hide_next = _may_be_secret(assigned[1])
-        shown.append(f"{names}***" if hide_next else names + masked(rest))
-        hide_next = argument.startswith("--") and "=" not in argument and _may_be_secret(argument)
-    return shown
 
 
 def _may_be_secret(name: str) -> bool:

@@ -1,20 +1,14 @@
-"""The console script, which runs a command and turns its errors into one short message and an exit code.
-
-Owns the crash file that an internal error leaves for a bug report. It holds the traceback, the command and what
-``bert-tasks env`` prints, with secrets masked and without local variables.
-"""
+"""The console script, which runs a command and turns its errors into one short message and an exit code."""
 
 import os
 import shlex
 import sys
-import tempfile
-import time
 import traceback
 
 from typer.exceptions import TyperException
 
 from bert_tasks.cli.app import app, discard_output, exit_without_shutdown, process_count, standard_streams
-from bert_tasks.environment import environment, environment_lines, masked, masked_arguments
+from bert_tasks.environment import masked
 from bert_tasks.errors import (
     BertTasksError,
     CheckpointError,
@@ -117,22 +111,7 @@ def _message(error: Exception, *, debug: bool) -> str:
         return f"{prefix}error: lost the connection to {other}, which failed first or does not respond ({reason})\n"
     if isinstance(error, OSError):
         return f"{prefix}error: {masked(os_error_message(error))[:500]}\n"
-    hint = "" if debug or several else "  --debug shows where. Please report it\n"
-    path = write_crash_file(error)
-    crash = "" if path is None else f"  traceback and versions, for the report: {path}\n"
-    return f"{prefix}error: internal error {type(error).__name__} ({reason})\n{hint}{crash}"
-
-
-def write_crash_file(error: Exception) -> str | None:
-    """Writes a file that only its owner can read. Returns None if it cannot be written."""
-    note = "Written by bert-tasks for a bug report. Secrets are masked. The error's message may quote your data."
-    command = " ".join(["bert-tasks", *masked_arguments(sys.argv[1:])])
-    trace = masked("".join(traceback.format_exception(error)))
-    versions = environment_lines(environment(devices="torch" in sys.modules))  # torch may be what is broken
-    try:
-        handle, path = tempfile.mkstemp(".txt", time.strftime("bert-tasks-crash-%Y%m%d-%H%M%S-"))
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write("\n".join([note, "", f"command: {command}", "", trace, *versions, ""]))
-    except OSError:
-        return None
-    return path
+    message = f"{prefix}error: internal error {type(error).__name__} ({reason})\n"
+    if not debug and not several:
+        message += "  Add --debug to see where, and please report it with what `bert-tasks env` prints\n"
+    return message

@@ -144,20 +144,16 @@ class MetricsLogger:
         self._folder, self._names, self._project, self._silent = folder, trackers, project, silent
         self._trackers: dict[str, Any] = {}  # those that have begun or resumed the run
         self._keys: dict[str, str] = {}  # their identifiers of the run
-        self._resumed: set[str] = set()  # those that have the records up to `_reached` already
-        self._reached: dict[str, float] = {}  # event -> its last step, before metrics.jsonl is cut back
-        for event in outputs.read_events(folder) if trackers else ():
-            self._reached[event["event"]] = max(event["step"], self._reached.get(event["event"], 0))
 
     def start_trackers(
         self, metadata: Mapping[str, Any], settings: Mapping[str, Any], *, step: int, changed: bool
     ) -> None:
         """Begins or resumes the run in each tracker.
 
-        A tracker without the run gets all points of metrics.jsonl. A tracker with the run gets only points that were
-        not in metrics.jsonl before. The points between the checkpoint and the kill were logged once, and training them
-        again gives the same values. With other settings (``changed``) the tracker begins another run. A tracker that
-        cannot start ends a run at step 0. Later the run continues without it.
+        A tracker without the run gets all points of metrics.jsonl, a tracker with the run the points of the steps that
+        are trained from now on. So after a kill it has the points between the checkpoint and the kill twice, with the
+        same values. With other settings (``changed``) the tracker begins another run. A tracker that cannot start ends
+        a run at step 0. Later the run continues without it.
         """
         disable_telemetry()
         stored: dict[str, dict[str, str]] = {}  # the identifiers of the run in each tracker
@@ -193,11 +189,11 @@ class MetricsLogger:
         self._trackers.clear()
 
     def _send(self, name: str, event: Mapping[str, Any]) -> None:
-        """Sends an event to a tracker, unless the tracker has it already."""
+        """Sends the numbers of an event to a tracker."""
         values = points(event)
         if name == "mlflow":
             values = {_NOT_IN_MLFLOW.sub("_", key): value for key, value in values.items()}
-        if values and (name not in self._resumed or event["step"] > self._reached.get(event["event"], 0)):
+        if values:
             self._trackers[name].log(values, step=event["step"])
 
     def _start(self, name: str, key: str | None, config: Mapping[str, Any]) -> None:
@@ -225,7 +221,6 @@ class MetricsLogger:
         # MLflow alone chooses the identifier.
         self._trackers[name], self._keys[name] = tracker, tracker.tracker.info.run_id if name == "mlflow" else new_key
         if key is not None:
-            self._resumed.add(name)
             return
         tracker.store_init_configuration(dict(config))
         for event in outputs.read_events(self._folder):

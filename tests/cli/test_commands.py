@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -563,11 +562,7 @@ class TestFailures:
         assert "safetensors" in failure(run("predict", broken, data, "--output", output), 4)
         assert not output.exists()
 
-    def test_internal_error(
-        self, model: Path, data: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
+    def test_internal_error(self, model: Path, data: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(*_: Any, **__: Any) -> None:
             raise RuntimeError("wheel of https://ada:s3cret@host came off\nsecond line")
 
@@ -575,9 +570,6 @@ class TestFailures:
         message = failure(run("evaluate", model, data), 1)
         assert message.startswith("error: internal error RuntimeError (wheel of https://***@host came off)\n")
         assert "--debug" in message
-        (file,) = tmp_path.glob("bert-tasks-crash-*.txt")
-        assert str(file) in message
-        assert "Traceback" in file.read_text("utf-8")
         for arguments in (
             ("--debug", "evaluate", model, data),
             ("evaluate", model, data, "--debug"),

@@ -68,7 +68,6 @@ def test_a_text_about_memory_in_another_error_stays_an_internal_error(
         raise KeyError("out of memory")
 
     monkeypatch.setattr(entry, "app", fail)
-    monkeypatch.setattr(entry, "write_crash_file", lambda error: None)
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert (ended.value.code, "internal error KeyError" in capfd.readouterr().err) == (1, True)

@@ -113,7 +113,6 @@ def test_only_the_process_that_failed_prints_a_traceback(
         raise error
 
     monkeypatch.setattr(entry, "app", fail)
-    monkeypatch.setattr(entry, "write_crash_file", lambda error: None)
     monkeypatch.setattr(entry, "exit_without_shutdown", sys.exit)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
