@@ -302,10 +302,11 @@ def tokenizer(
         return  # the first of several processes trains the tokenizer
     if lowercase is None and type != "bpe":
         raise UsageError(f"{type}: pass --lowercase or --cased")
-    result = train_tokenizer(
+    trained = train_tokenizer(
         corpus, output, type=type, vocab_size=vocab_size, lowercase=lowercase is True, reading=reading
     )
-    print_result(result.to_json(), result.lines(), as_json=as_json)
+    content = {"folder": str(output), "type": type, "vocab_size": len(trained)}
+    print_result(content, [f"{type}: {len(trained):,} tokens", f"tokenizer: {output}"], as_json=as_json)
 
 
 @app.command("env")
