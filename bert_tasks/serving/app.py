@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
-from prometheus_client import generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from typing_extensions import TypedDict
@@ -28,21 +28,38 @@ from bert_tasks.errors import CheckpointError, DataError, NotFiniteScoresError, 
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
 from bert_tasks.serving.clients import (
-    SHAPES,
-    Call,
     ClassifyRequest,
+    EmbedRequest,
     LabelScore,
-    Shape,
-    Source,
+    OpenAIRequest,
+    OpenAIResponse,
+    Rank,
+    RerankRequest,
+    classify_call,
+    embed_call,
     is_classifier,
+    is_embedder,
+    is_reranker,
     is_tei,
-    tei_predict,
+    openai_call,
+    rerank_call,
 )
-from bert_tasks.serving.failures import PREDICT, Failure, Invalid, documented_failures, error_response
+from bert_tasks.serving.failures import (
+    EMBED,
+    OPENAI,
+    PREDICT,
+    RERANK,
+    Failure,
+    Invalid,
+    documented_failures,
+    error_response,
+)
 from bert_tasks.serving.gate import DISCONNECTED, Gate
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import (
     ADAPTER,
+    Call,
+    Source,
     answers_schema,
     body_error,
     check_pairs,
@@ -60,7 +77,6 @@ from bert_tasks.tasks.zero_shot import zero_shot_task
 T = TypeVar("T")
 Served = Mapping[str, tuple[TaskModel, Batcher]]  # by the name of the adapter, "" for the base
 _LOADING = "The model is being loaded."
-_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _LARGE_BODY = 2**16  # bytes, because parsing a larger body would block the event loop for too long
 
 
@@ -98,8 +114,7 @@ def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
     gate.metrics.ready.set_function(lambda: not gate.draining())
     answer = _Answers(served, gate.limits, name)
     _add_predict(app, served, answer)
-    for shape in SHAPES:
-        _add_shape(app, served, answer, shape)
+    _add_clients(app, served, answer)
     _add_page(app)
     _add_description(app, served, gate.limits, name)
     _add_state(app, gate)
@@ -141,7 +156,7 @@ def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
     def read(content: Any, source: Source) -> Call:
         task = requested_labels(content, source.model, source.limits)
         if task is None and is_tei(content, source.model):
-            return tei_predict(content, source)
+            return classify_call(content, source)
         rows, several = source.reader(task).rows(content)
         check_pairs(rows, source.model.task if task is None else task, source.limits)
 
@@ -163,17 +178,44 @@ def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
         return await answer.to(request, read, explain=explain)
 
 
-def _add_shape(app: FastAPI, served: Served, answer: "_Answers", shape: Shape) -> None:
+def _add_clients(app: FastAPI, served: Served, answer: "_Answers") -> None:
+    """Adds the paths of clients of other servers. The document has those that a model can answer."""
+    models = [model for model, _ in served.values()]
+    embeds = any(is_embedder(model) for model in models)
+    reranks = any(is_reranker(model) for model in models)
+
     @app.post(
-        shape.path,
-        summary=shape.summary,
-        response_model=shape.response,
-        responses=documented_failures(shape.path),
-        openapi_extra=_body_schema(shape.request.model_json_schema()),
-        include_in_schema=any(shape.problem(model) is None for model, _ in served.values()),
+        OPENAI,
+        summary="Embed texts, in OpenAI's form",
+        response_model=OpenAIResponse,
+        responses=documented_failures(OPENAI),
+        openapi_extra=_body_schema(OpenAIRequest.model_json_schema()),
+        include_in_schema=embeds,
     )
-    async def predict_in_shape(request: Request) -> Response:
-        return await answer.to(request, shape.call)
+    async def embeddings(request: Request) -> Response:
+        return await answer.to(request, openai_call)
+
+    @app.post(
+        EMBED,
+        summary="Embed texts, in the form of text-embeddings-inference",
+        response_model=list[list[float]],
+        responses=documented_failures(EMBED),
+        openapi_extra=_body_schema(EmbedRequest.model_json_schema()),
+        include_in_schema=embeds,
+    )
+    async def embed(request: Request) -> Response:
+        return await answer.to(request, embed_call)
+
+    @app.post(
+        RERANK,
+        summary="Sort texts by their scores with a query, in the form of text-embeddings-inference",
+        response_model=list[Rank],
+        responses=documented_failures(RERANK),
+        openapi_extra=_body_schema(RerankRequest.model_json_schema()),
+        include_in_schema=reranks,
+    )
+    async def rerank(request: Request) -> Response:
+        return await answer.to(request, rerank_call)
 
 
 def _body_schema(schema: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -290,7 +332,7 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
         responses={503: {"description": _LOADING, "content": {"application/json": {"schema": failure}}}},
     )
     async def metrics() -> Response:
-        return Response(generate_latest(gate.metrics.registry), media_type=_PROMETHEUS)
+        return Response(generate_latest(gate.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def encoded(content: Any) -> bytes:

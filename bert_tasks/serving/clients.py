@@ -1,84 +1,30 @@
-"""Requests of clients of OpenAI, text-embeddings-inference (TEI) and the hub.
+"""Requests of clients of text-embeddings-inference (TEI), and of OpenAI's embeddings.
 
 Sources:
-    https://platform.openai.com/docs/api-reference/embeddings
     https://github.com/huggingface/text-embeddings-inference (router/src/http, core/src/infer.rs)
-    https://huggingface.co/docs/inference-providers/tasks/index
+    https://platform.openai.com/docs/api-reference/embeddings
 
 Shape legend: H hidden.
 """
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from math import log, tanh
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SkipValidation, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from bert_tasks.data.columns import Row, as_row, text_columns
-from bert_tasks.errors import DataError
+from bert_tasks.data.columns import text_columns
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.serving.failures import EMBED, HUB, OPENAI, RERANK
-from bert_tasks.serving.limits import Limits
-from bert_tasks.serving.requests import INPUTS, LABELS, BodyReader, body_error, check_pairs, requested_labels
-from bert_tasks.tasks.base import Feature, Task, float_list
+from bert_tasks.serving.requests import INPUTS, Call, Source, body_error
+from bert_tasks.tasks.base import float_list
 from bert_tasks.tasks.embedding import Embedding
-from bert_tasks.tasks.shared.card import Card
 
-_CLASSES = "single_label_classification"
 _LEAST = 2.0**-126  # the smallest float32 of full precision, instead of a probability of 0
 ModelT = TypeVar("ModelT", bound=BaseModel)
-
-
-@dataclass(kw_only=True)
-class Call:
-    """The rows of a request, and the content of its response.
-
-    Attributes:
-        rows, task: See ``Batcher.answer``.
-        respond: Returns the content of the response from the predictions and the number of tokens of the request.
-        truncate: True if a text that is too long is cut. Otherwise it is rejected.
-        tokens: The number of tokens that the model reads, which ``count`` sets.
-    """
-
-    rows: Sequence[Row]
-    respond: Callable[[Sequence[Any], int], Any]
-    task: Task | None = None
-    truncate: bool = True
-    tokens: int = 0
-
-    def count(self, features: Sequence[Feature]) -> None:
-        """Counts the tokens of the features.
-
-        Raises:
-            DataError: A text is too long, and may not be cut.
-        """
-        self.tokens = sum(len(feature["input_ids"]) for feature in features)
-        longest = max((feature.get("lost_tokens", 0) for feature in features), default=0)
-        if longest and not self.truncate:
-            raise DataError(f"a text is {longest} tokens too long. Shorten it, or set truncate to true")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """The model that a request is for.
-
-    Attributes:
-        name: The name of the model in responses.
-        has_adapters: True if requests choose a model.
-    """
-
-    name: str
-    model: TaskModel
-    limits: Limits
-    has_adapters: bool
-
-    def reader(self, task: Task | None = None) -> BodyReader:
-        task = self.model.task if task is None else task
-        return BodyReader(task, self.limits, self.model.columns, has_adapters=self.has_adapters)
 
 
 class _Request(BaseModel):
@@ -124,32 +70,27 @@ class RerankRequest(_TEIRequest):
 
 def _as_sequences(value: Any) -> Any:
     """Returns one or several texts or pairs as a list of lists."""
-    sequences = [[value]] if isinstance(value, str) else [value] if isinstance(value[0], str) else value
+    sequences = value
+    if isinstance(value, str):
+        sequences = [[value]]
+    elif isinstance(value[0], str):
+        sequences = [value]
     if not all(isinstance(sequence, list) and 0 < len(sequence) <= 2 for sequence in sequences):
         raise PydanticCustomError("sequences", "expected a text, a list of one or two texts, or a list of such lists")
     return sequences
 
 
+Sequences = str | list[str] | list[list[str]]
+
+
 class ClassifyRequest(_TEIRequest):
     """A text, a list of one text or of the two texts of a pair, or a list of lists."""
 
-    inputs: Annotated[
-        list[list[str]], BeforeValidator(_as_sequences, json_schema_input_type=str | list[str] | list[list[str]])
-    ]
+    inputs: Annotated[list[list[str]], BeforeValidator(_as_sequences, json_schema_input_type=Sequences)]
     raw_scores: Literal[False] = False
 
 
-class HubRequest(BaseModel):
-    """A text, a row of the task, or a list of them. ``options`` are not read."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    inputs: SkipValidation[str | dict[str, Any] | list[str | dict[str, Any]]]
-    parameters: dict[str, Any] = {}
-    options: dict[str, Any] = {}
-
-
-class _Vector(TypedDict):
+class Vector(TypedDict):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
@@ -157,7 +98,7 @@ class _Vector(TypedDict):
 
 class OpenAIResponse(TypedDict):
     object: Literal["list"]
-    data: list[_Vector]
+    data: list[Vector]
     model: str
     usage: dict[Literal["prompt_tokens", "total_tokens"], int]
 
@@ -185,72 +126,90 @@ def _validated(model: type[ModelT], content: Any) -> ModelT:
         raise body_error(path, first["msg"]) from None
 
 
-def _needs_vectors(model: TaskModel) -> str | None:
-    is_embedding = isinstance(model.task, Embedding)
-    return None if is_embedding else "the model does not embed texts. Serve an encoder with --task embedding"
+def is_classifier(model: TaskModel) -> bool:
+    """Returns True if a model classifies texts or pairs."""
+    return getattr(model.task, "problem_type", None) is not None
 
 
-def _needs_scores(model: TaskModel) -> str | None:
-    problem, labels = getattr(model.task, "problem_type", None), len(model.task.labels)
-    has_scores = problem == "regression" or (problem == _CLASSES and labels == 2)
-    return None if has_scores else "the model needs one score, or two labels, for a pair of texts"
+def is_embedder(model: TaskModel) -> bool:
+    """Returns True if a model embeds texts."""
+    return isinstance(model.task, Embedding)
 
 
-def _needs_hub_form(model: TaskModel) -> str | None:
-    has_form = Card.of(model.task).hub_parameters is not None
-    return None if has_form else f"the hub has no form for {model.task.name}. Send rows to /predict"
+def is_reranker(model: TaskModel) -> bool:
+    """Returns True if a model has one score, or two labels, for a text or pair."""
+    problem = getattr(model.task, "problem_type", None)
+    has_two_labels = problem == "single_label_classification" and len(model.task.labels) == 2
+    return problem == "regression" or has_two_labels
 
 
-def _openai(content: Any, source: Source) -> Call:
-    request = _validated(OpenAIRequest, content)
+def openai_call(content: Any, source: Source) -> Call:
+    """Reads OpenAI's ``/v1/embeddings``."""
+    rows, request = _texts_to_embed(OpenAIRequest, content, source, "input")
 
-    def encode(vector: Any) -> list[float] | str:
-        is_float = request.encoding_format == "float"
-        return float_list(vector) if is_float else base64.b64encode(vector.astype("<f4").tobytes()).decode()
-
-    def respond(predictions: Sequence[Any], tokens: int) -> dict[str, Any]:
-        vectors = [encode(prediction.embedding) for prediction in predictions]  # [H] each
-        data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    def respond(predictions: Sequence[Any], tokens: int) -> OpenAIResponse:
+        data: list[Vector] = []
+        for index, prediction in enumerate(predictions):
+            vector: list[float] | str = float_list(prediction.embedding)  # [H]
+            if request.encoding_format == "base64":
+                vector = base64.b64encode(prediction.embedding.astype("<f4").tobytes()).decode()
+            data.append({"object": "embedding", "index": index, "embedding": vector})
+        usage: Any = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": source.name, "usage": usage}
 
-    return Call(rows=source.reader().several([{"text": text} for text in request.input], "input"), respond=respond)
+    return Call(rows=rows, respond=respond)
 
 
-def _embed(content: Any, source: Source) -> Call:
-    request = _validated(EmbedRequest, content)
-    return Call(
-        rows=source.reader().several([{"text": text} for text in request.inputs], INPUTS),
-        respond=lambda predictions, _: [float_list(prediction.embedding) for prediction in predictions],
-        task=_with_norm(source.model.task, request.normalize),
-        truncate=request.truncate is not False,
-    )
+def embed_call(content: Any, source: Source) -> Call:
+    """Reads TEI's ``/embed``."""
+    rows, request = _texts_to_embed(EmbedRequest, content, source, INPUTS)
+    task = source.model.task
+    if request.normalize is not None and isinstance(task, Embedding):
+        task = replace(task, normalize=request.normalize)
+
+    def respond(predictions: Sequence[Any], tokens: int) -> list[list[float]]:
+        return [float_list(prediction.embedding) for prediction in predictions]
+
+    return Call(rows=rows, respond=respond, task=task, truncate=request.truncate is not False)
 
 
-def _with_norm(task: Task, normalize: bool | None) -> Task:
-    """Returns the task with or without vectors of length 1, if it embeds."""
-    return task if normalize is None or not isinstance(task, Embedding) else replace(task, normalize=normalize)
+def _texts_to_embed(kind: type[ModelT], content: Any, source: Source, key: str) -> tuple[list[Any], ModelT]:
+    if not is_embedder(source.model):
+        raise body_error((), "the model does not embed texts. Serve an encoder with --task embedding")
+    request = _validated(kind, content)
+    rows = [{"text": text} for text in getattr(request, key)]
+    return source.reader().several(rows, key), request
 
 
-def _rerank(content: Any, source: Source) -> Call:
-    """Reads TEI's ``/rerank``. With two labels the second label has the score."""
+def rerank_call(content: Any, source: Source) -> Call:
+    """Reads TEI's ``/rerank``."""
+    if not is_reranker(source.model):
+        raise body_error((), "the model needs one score, or two labels, for a pair of texts")
     request = _validated(RerankRequest, content)
 
-    def score(prediction: Any) -> float:
-        logit = prediction.score
-        if prediction.scores:
-            negative, positive = prediction.scores.values()
-            logit = log(max(positive, _LEAST)) - log(max(negative, _LEAST))
-        return logit if request.raw_scores else (1 + tanh(logit / 2)) / 2  # the sigmoid, which cannot overflow
-
     def respond(predictions: Sequence[Any], tokens: int) -> list[Rank]:
-        ranks = [Rank(index=index, score=score(prediction)) for index, prediction in enumerate(predictions)]
-        if request.return_text:
-            ranks = [Rank(**rank, text=request.texts[rank["index"]]) for rank in ranks]
+        ranks: list[Rank] = []
+        for index, (prediction, text) in enumerate(zip(predictions, request.texts, strict=True)):
+            score = _logit(prediction)
+            if not request.raw_scores:
+                score = (1 + tanh(score / 2)) / 2  # the sigmoid, which cannot overflow
+            rank = Rank(index=index, score=score)
+            if request.return_text:
+                rank["text"] = text
+            ranks.append(rank)
         return sorted(ranks, key=lambda rank: -rank["score"])
 
-    rows = source.reader().several([{"text": request.query, "text_pair": text} for text in request.texts], "texts")
+    pairs = [{"text": request.query, "text_pair": text} for text in request.texts]
+    rows = source.reader().several(pairs, "texts")
     return Call(rows=rows, respond=respond, truncate=request.truncate is not False)
+
+
+def _logit(prediction: Any) -> float:
+    """Returns a score without limits: a number as it is, or the logit of the second of two labels."""
+    if not prediction.scores:
+        return float(prediction.score)
+    negative, positive = prediction.scores.values()
+    return log(max(positive, _LEAST)) - log(max(negative, _LEAST))
 
 
 def is_tei(content: Any, model: TaskModel) -> bool:
@@ -258,118 +217,30 @@ def is_tei(content: Any, model: TaskModel) -> bool:
 
     A list of texts is a pair only for a model of pairs. For other models each of the texts is a row.
     """
-    inputs = content.get(INPUTS) if isinstance(content, Mapping) else None
+    inputs = content.get(INPUTS) if isinstance(content, dict) else None
     if not is_classifier(model) or not isinstance(inputs, str | list) or len(inputs) == 0:
         return False
     reads_pairs = len(text_columns(model.input_columns)) == 2
     return isinstance(inputs, str) or isinstance(inputs[0], list) or (reads_pairs and isinstance(inputs[0], str))
 
 
-def is_classifier(model: TaskModel) -> bool:
-    """Returns True if a model classifies texts or pairs."""
-    return getattr(model.task, "problem_type", None) is not None
-
-
-def tei_predict(content: Any, source: Source) -> Call:
-    """Reads TEI's form of ``/predict``, in which a list of two texts is a pair."""
-    request, card = _validated(ClassifyRequest, content), Card.of(source.model.task)
+def classify_call(content: Any, source: Source) -> Call:
+    """Reads TEI's ``/predict``, in which a list of two texts is a pair."""
+    request = _validated(ClassifyRequest, content)
     is_single = isinstance(content[INPUTS][0], str)
-    rows = [dict(zip(("text", "text_pair"), sequence, strict=False)) for sequence in request.inputs]
 
-    def respond(predictions: Sequence[Any], _: int) -> Any:
-        answers = [card.hub_answer(prediction, {}) for prediction in predictions]
+    def respond(predictions: Sequence[Any], tokens: int) -> list[LabelScore] | list[list[LabelScore]]:
+        answers = [_label_scores(prediction) for prediction in predictions]
         return answers[0] if is_single else answers
 
-    return Call(rows=source.reader().several(rows, INPUTS), respond=respond, truncate=request.truncate is not False)
+    texts = [dict(zip(("text", "text_pair"), sequence, strict=False)) for sequence in request.inputs]
+    rows = source.reader().several(texts, INPUTS)
+    return Call(rows=rows, respond=respond, truncate=request.truncate is not False)
 
 
-def _hub(content: Any, source: Source) -> Call:
-    """Reads the hub's request. Feature extraction has its options next to ``inputs``."""
-    request = _validated(HubRequest, content)
-    parameters = {**request.parameters, **(request.model_extra if request.model_extra is not None else {})}
-    parameters = {name: value for name, value in parameters.items() if value is not None}
-    task, similar = _zero_shot(parameters, source), _compared(request.inputs, source)
-    card = Card.of(task)
-    values = _validated(_parameters(task), parameters).model_dump(exclude_none=True)
-    truncate, is_single = values.pop("truncate", True), not isinstance(request.inputs, list)
-    inputs: Any = similar if similar else [request.inputs] if is_single else request.inputs
-    columns = [column for column in task.columns if not column.is_label]
-    try:
-        rows = [as_row(each, columns, number) for number, each in enumerate(inputs)]
-    except DataError as error:
-        raise body_error((INPUTS,), str(error)) from None
-
-    def respond(predictions: Sequence[Any], _: int) -> Any:
-        if similar:
-            first, *others = (prediction.embedding for prediction in predictions)
-            return [float(first @ other) for other in others]
-        answers = [card.hub_answer(prediction, values) for prediction in predictions]
-        return answers[0] if is_single and not card.hub_nests else answers
-
-    rows = source.reader(task).several(rows, INPUTS)
-    check_pairs(rows, task, source.limits)
-    task = _with_norm(task, True if similar else values.get("normalize"))
-    return Call(rows=rows, respond=respond, task=task, truncate=truncate)
-
-
-def _zero_shot(parameters: dict[str, Any], source: Source) -> Task:
-    """Removes candidate labels from parameters. Returns their or the model's task."""
-    if "candidate_labels" not in parameters:
-        return source.model.task
-    names = {"candidate_labels": LABELS, "hypothesis_template": "hypothesis", "multi_label": "multi_label"}
-    content = {names[name]: parameters.pop(name) for name in [*names] if name in parameters}
-    task = requested_labels(content, source.model, source.limits)
-    return source.model.task if task is None else task
-
-
-def _compared(inputs: Any, source: Source) -> list[str]:
-    """Returns the sentence and the others of a request for sentence similarity."""
-    if not isinstance(source.model.task, Embedding) or not isinstance(inputs, dict) or "source_sentence" not in inputs:
-        return []
-    request = _validated(create_model("Similarity", __base__=_Request, source_sentence=str, sentences=Texts), inputs)
-    return [request.source_sentence, *request.sentences]  # type: ignore[attr-defined]
-
-
-def _parameters(task: Task) -> type[BaseModel]:
-    """Returns the type of the parameters of the hub for a task."""
-    names = Card.of(task).hub_parameters
-    fields: Any = {name: (value | None, None) for name, value in ({} if names is None else names).items()}
-    return create_model("Parameters", __base__=_Request, truncate=(bool | None, None), **fields)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A path that answers as another server does.
-
-    Attributes:
-        summary: Its title in the OpenAPI document.
-        request, response: The types of the bodies.
-        read: Reads the content of a body.
-        problem: Returns why a model cannot answer, or None.
-    """
-
-    path: str
-    summary: str
-    request: type[BaseModel]
-    response: Any
-    read: Callable[[Any, Source], Call]
-    problem: Callable[[TaskModel], str | None]
-
-    def call(self, content: Any, source: Source) -> Call:
-        """Returns the call of a request, or raises the response to an invalid request."""
-        problem = self.problem(source.model)
-        if problem is not None:
-            raise body_error((), problem)
-        return self.read(content, source)
-
-
-_OPENAI = "Embed texts, in OpenAI's form"
-_EMBED = "Embed texts, in the form of text-embeddings-inference"
-_RERANK = "Sort texts by their scores with a query, in the form of text-embeddings-inference"
-_HUB = "Predict in the form of the hub's inference API"
-SHAPES = (
-    Shape(OPENAI, _OPENAI, OpenAIRequest, OpenAIResponse, _openai, _needs_vectors),
-    Shape(EMBED, _EMBED, EmbedRequest, list[list[float]], _embed, _needs_vectors),
-    Shape(RERANK, _RERANK, RerankRequest, list[Rank], _rerank, _needs_scores),
-    Shape(HUB, _HUB, HubRequest, list[Any] | dict[str, Any], _hub, _needs_hub_form),
-)
+def _label_scores(prediction: Any) -> list[LabelScore]:
+    """Returns all labels, the most probable first. A number has one label."""
+    if not prediction.scores:
+        return [LabelScore(label="LABEL_0", score=prediction.score)]
+    best = sorted(prediction.scores.items(), key=lambda item: -item[1])
+    return [LabelScore(label=label, score=score) for label, score in best]

@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from typing_extensions import TypedDict
 
-PREDICT, OPENAI, EMBED, RERANK, HUB = PATHS = ("/predict", "/v1/embeddings", "/embed", "/rerank", "/")  # of predictions
+PREDICT, OPENAI, EMBED, RERANK = PATHS = ("/predict", "/v1/embeddings", "/embed", "/rerank")  # of predictions
 
 
 class Failure(TypedDict):

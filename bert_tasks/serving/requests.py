@@ -7,7 +7,8 @@ row, and its error never repeats a value.
 import gc
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from types import GenericAlias, MappingProxyType
@@ -22,7 +23,7 @@ from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.limits import Limits
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.base import Feature, Task
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.zero_shot import HYPOTHESIS, ZeroShotClassification, zero_shot_task
@@ -33,6 +34,54 @@ ADAPTER = "adapter"  # the key that chooses a model, if there are several
 _LONGEST_KEY = 100
 _NO_OBJECT = "expected an object with the task's columns, sent as application/json"
 _UNREADABLE = "the body is not JSON that can be read. It is nested too deeply, has too long a number, or is not UTF-8"
+
+
+@dataclass(kw_only=True)
+class Call:
+    """The rows of a request, and the content of its response.
+
+    Attributes:
+        rows, task: See ``Batcher.answer``.
+        respond: Returns the content of the response from the predictions and the number of tokens of the request.
+        truncate: True if a text that is too long is cut. Otherwise it is rejected.
+        tokens: The number of tokens that the model reads, which ``count`` sets.
+    """
+
+    rows: Sequence[Row]
+    respond: Callable[[Sequence[Any], int], Any]
+    task: Task | None = None
+    truncate: bool = True
+    tokens: int = 0
+
+    def count(self, features: Sequence[Feature]) -> None:
+        """Counts the tokens of the features.
+
+        Raises:
+            DataError: A text is too long, and may not be cut.
+        """
+        self.tokens = sum(len(feature["input_ids"]) for feature in features)
+        longest = max((feature.get("lost_tokens", 0) for feature in features), default=0)
+        if longest and not self.truncate:
+            raise DataError(f"a text is {longest} tokens too long. Shorten it, or set truncate to true")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The model that a request is for.
+
+    Attributes:
+        name: The name of the model in responses.
+        has_adapters: True if requests choose a model.
+    """
+
+    name: str
+    model: TaskModel
+    limits: Limits
+    has_adapters: bool
+
+    def reader(self, task: Task | None = None) -> "BodyReader":
+        task = self.model.task if task is None else task
+        return BodyReader(task, self.limits, self.model.columns, has_adapters=self.has_adapters)
 
 
 class BodyReader:

@@ -7,7 +7,6 @@ Shape legend: S samples (rows), H hidden.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import UsageError
-from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task, float_list
+from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
 from bert_tasks.tasks.shared.hf_config import HFConfig
@@ -41,16 +40,11 @@ class EmbeddingFormats(Card, Rendering, HFConfig):
     """Embeddings on cards, in files of predictions and in a config of transformers."""
 
     pipeline_tag: ClassVar[str] = "feature-extraction"
-    hub_parameters: ClassVar[Mapping[str, Any]] = MappingProxyType({"normalize": bool})
-    hub_nests: ClassVar[bool] = True
     row_formats: ClassVar[tuple[str, ...]] = ("jsonl", "parquet", "npy")
 
     @property
     def entries(self) -> dict[str, Any]:
         return {}
-
-    def hub_answer(self, prediction: EmbeddingPrediction, parameters: Mapping[str, Any]) -> list[float]:
-        return float_list(prediction.embedding)
 
     def vector_columns(self, config: EncoderConfig) -> Mapping[str, int]:
         return {"embedding": config.hidden_size}

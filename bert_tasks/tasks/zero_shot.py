@@ -35,9 +35,8 @@ HYPOTHESIS = "This example is {}."  # the default of transformers' pipeline
 
 
 class ZeroShotFormats(TextFormats):
-    """The limits of a request to the server, and the form of its response."""
+    """The columns that a request to the server may not have."""
 
-    hub_nests: ClassVar[bool] = False
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"text_pair": "a text with labels has no second text. Remove text_pair"}
     )

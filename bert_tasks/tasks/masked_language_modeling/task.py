@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import Any, ClassVar, Literal
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile, percentile
@@ -105,15 +103,6 @@ class MaskedFormats(Card, Rendering, HFConfig):
         {"text": "We waited an hour and the soup was [MASK]."},
         {"text": "The [MASK] leaves at nine from platform [MASK]."},
     ]
-
-    @property
-    def hub_parameters(self) -> Mapping[str, Any] | None:
-        return {"top_k": Annotated[int, Field(ge=1, le=self.task.top_k)]} if self.task.score == "none" else None
-
-    def hub_answer(self, prediction: MaskPrediction, parameters: Mapping[str, Any]) -> Any:
-        """Returns the candidates for the mask, or a list for each of several masks."""
-        masks = [mask[: parameters.get("top_k")] for mask in prediction.to_json()["masks"]]
-        return masks[0] if len(masks) == 1 else masks
 
     @property
     def prediction_type(self) -> type[Prediction]:

@@ -25,7 +25,7 @@ from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, labelled, require
 from bert_tasks.tasks.sequence_classification.detection import TextDetection
 from bert_tasks.tasks.shared.calibration import CalibratedFitting, CalibratedTask
-from bert_tasks.tasks.shared.card import Card, TopK
+from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.class_loss import (
     WeightedConfig,
     WeightedFitting,
@@ -95,15 +95,7 @@ class TextFormats(Card, Rendering, WeightedConfig):
 
     task: "TextClassification"
     pipeline_tag: ClassVar[str] = "text-classification"
-    hub_parameters: ClassVar[Mapping[str, Any]] = MappingProxyType({"top_k": TopK})
-    hub_nests: ClassVar[bool] = True
     default_head: ClassVar[Literal["sequence"]] = "sequence"
-
-    def hub_answer(self, prediction: SequencePrediction, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Returns all labels, the most probable first. A number has one label."""
-        scores = prediction.scores if prediction.scores else {"LABEL_0": prediction.score}
-        best = sorted(scores.items(), key=lambda item: item[1], reverse=True)[: parameters.get("top_k")]
-        return [{"label": label, "score": score} for label, score in best]
 
     @property
     def prediction_fields(self) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from bert_tasks.data.columns import Column, Row
@@ -20,7 +19,7 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
-from bert_tasks.tasks.shared.card import Card, TopK
+from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
@@ -75,7 +74,6 @@ class SpanFormats(Card, Rendering, HFConfig):
 
     task: "SpanExtraction"
     pipeline_tag: ClassVar[str] = "question-answering"
-    hub_parameters: ClassVar[Mapping[str, Any]] = MappingProxyType({"top_k": TopK})
     file_formats: ClassVar[tuple[str, ...]] = (".json",)
     has_labels: ClassVar[bool] = False
     default_head: ClassVar[Literal["span"]] = "span"
@@ -91,16 +89,6 @@ class SpanFormats(Card, Rendering, HFConfig):
             {"question": "How many books may members borrow?", "context": notice},
             {"question": "Who founded the library?", "context": notice},
         ]
-
-    def hub_answer(self, prediction: SpanPrediction, parameters: Mapping[str, Any]) -> Any:
-        """Returns the answer, or with ``top_k`` above 1 the best spans."""
-        top_k = parameters.get("top_k", 1)
-        spans = [(span.text, span) for span in prediction.n_best[:top_k]] if top_k > 1 else []
-        answers = [
-            {"answer": text, "score": each.score, "start": each.start, "end": each.end}
-            for text, each in (spans if spans else [(prediction.answer, prediction)])
-        ]
-        return answers if top_k > 1 else answers[0]
 
     def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
         """Checks that the official files have one answer for each id.

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, pairwise
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from bert_tasks.data.columns import Column, Row
@@ -105,18 +104,12 @@ class TokenFormats(Card, Rendering, WeightedConfig):
     file_formats: ClassVar[tuple[str, ...]] = (".conll", ".conllu", ".txt")
     renders_labels: ClassVar[bool] = True
     pipeline_tag: ClassVar[str] = "token-classification"
-    hub_parameters: ClassVar[Mapping[str, Any]] = MappingProxyType({"aggregation_strategy": Literal["simple", "first"]})
 
     example_rows: ClassVar[Sequence[Row]] = (
         {"words": ["Ada", "Lovelace", "met", "Charles", "Babbage", "in", "London", "in", "1833", "."]},
         {"words": ["The", "European", "Commission", "met", "in", "Brussels", "on", "Monday", "."]},
         {"words": ["Please", "book", "a", "table", "at", "Luigi", "'s", "for", "four", "on", "Friday", "evening", "."]},
     )
-
-    def hub_answer(self, prediction: TokenPrediction, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Returns the entities. The tag of a word is the tag of its first sub-word."""
-        entities: list[dict[str, Any]] = prediction.to_json()["entities"]
-        return entities
 
     def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
         """Counts words that ``render`` changes. Changed tags would be other classes.
