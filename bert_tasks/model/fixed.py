@@ -20,6 +20,12 @@ class FixedModel(TaskModel[PredictionT]):
             super().__init__(hf_config, task)
         del self.encoder
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the head, which is the CPU for a head without parameters (a decoder that is the table)."""
+        parameter = next(self.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
     def forward(self, input_ids: Tensor | PackedBatch, *_: Any, **__: Any) -> Any:
         if not isinstance(input_ids, PackedBatch):
             raise UsageError(f"it accepts packed batches, not padded tensors, because {self.no_weights_reason}")

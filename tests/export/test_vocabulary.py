@@ -10,7 +10,7 @@ from bert_tasks import TaskModel, evaluate, predict
 from bert_tasks.errors import UsageError
 from bert_tasks.export import export
 from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens, Task
-from support.small_checkpoints import save_checkpoint
+from support.small_checkpoints import edit_config, save_checkpoint, tokenizer_of
 from support.task_contract import numbers
 from support.task_examples import MASKED, TEXTS
 
@@ -32,6 +32,33 @@ def test_predictions_and_metrics_are_the_models(checkpoint: Path, tmp_path: Path
         export(model, to="int8", output=tmp_path / "int8", data=rows)
     with pytest.raises(UsageError, match="int8 is not supported for masked-language-modeling"):
         predict(model, rows, dtype="int8")
+
+
+@pytest.mark.every_family
+@pytest.mark.parametrize(
+    ("family", "is_tied"),
+    [
+        ("eurobert", True),
+        *(
+            pytest.param(family, is_tied, marks=pytest.mark.slow)
+            for family, is_tied in [("eurobert", False), ("ultrabert", True), ("ultrabert", False)]
+        ),
+    ],
+)
+def test_tied_and_untied_tables(
+    family: str, is_tied: bool, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
+) -> None:
+    """EuroBERT's head has no parameters if its decoder is the table of words."""
+    save_checkpoint(tmp_path / "model", family, tokenizer_of(family, by_kind), wide=True)
+    edit_config(tmp_path / "model", tie_word_embeddings=is_tied)
+    torch.manual_seed(0)
+    model = TaskModel.from_pretrained(tmp_path / "model", task=MaskedLanguageModeling(max_length=24))
+    rows = [dict(row) for row in MASKED]
+    export(model, to="onnx", output=tmp_path / "onnx", data=rows)
+    assert numbers(predict(tmp_path / "onnx", rows)) == pytest.approx(numbers(model.predict(rows)), abs=1e-4)
+    assert evaluate(tmp_path / "onnx", rows)["perplexity"] == pytest.approx(
+        evaluate(model, rows)["perplexity"], rel=1e-4
+    )
 
 
 @pytest.mark.slow
