@@ -225,9 +225,11 @@ def _sentences(
         read: Returns the cells of a line. They are empty if the line is no separate word, a text if it is invalid, and
             None for a comment. The second argument is True within a sentence.
         cells_of: Returns the cells of the record from the columns.
+
+    A record has its comments in a cell ``comments``, among them the one that begins a document.
     """
     start, documents = 0, 0
-    rows, texts, faults = list[list[str]](), list[str](), list[Record]()
+    rows, texts, faults, comments = list[list[str]](), list[str](), list[Record](), list[str]()
     for number, text in enumerate(chain(lines, [""]), start=1):
         line = text.removesuffix("\n").removesuffix("\r")
         begins_document = document.match(line) is not None
@@ -235,12 +237,19 @@ def _sentences(
             yield from (fault._replace(raw="\n".join(texts)) for fault in faults)
             if rows and not faults:
                 cells = cells_of([list(column) for column in zip(*rows, strict=True)])
-                yield Record(start, cells | ({"document": str(documents - 1)} if documents else {}))
-            rows, texts, faults = [], [], []
+                if documents:
+                    cells["document"] = str(documents - 1)
+                if comments:
+                    cells["comments"] = comments
+                yield Record(start, cells)
+            rows, texts, faults, comments = [], [], [], []
+            if begins_document and line.startswith("#"):
+                comments.append(line)
             documents += begins_document
             continue
         parts = read(line, len(texts) > 0)
         if parts is None:
+            comments.append(line)
             continue
         texts.append(line)
         if isinstance(parts, str):
@@ -254,7 +263,8 @@ def conll_rows(lines: Iterable[str]) -> Iterator[Record]:
     """Yields the sentences of a file with the word first and the tag last.
 
     A row's cells are ``words`` (the first column), ``tags`` (the last, missing in files of words alone), each column by
-    its number as text, the word being ``"0"``, and ``document``, the number of the document, after a -DOCSTART- line.
+    its number as text, the word being ``"0"``, ``document``, the number of the document, after a -DOCSTART- line, and
+    ``comments``.
 
     The first word decides on the separator of the columns. It is a tab, if its line has a tab, else any number of
     spaces or tabs.
@@ -295,8 +305,9 @@ def conll_rows(lines: Iterable[str]) -> Iterator[Record]:
 def conllu_rows(lines: Iterable[str]) -> Iterator[Record]:
     """Yields the sentences of a CoNLL-U file with ``form``, ``upos``, ``xpos`` etc.
 
-    ``document`` follows after a "# newdoc". Words are the syntactic words, so the surface form of a range (1-2) and
-    empty nodes (1.1) are skipped. A column that holds "_" for every word of a sentence is missing there.
+    ``document`` follows after a "# newdoc", and ``comments`` are the lines with "#" of a sentence. Words are the
+    syntactic words, so the surface form of a range (1-2) and empty nodes (1.1) are skipped. A column that holds "_" for
+    every word of a sentence is missing there.
     """
 
     def read(line: str, is_inside: bool) -> list[str] | str | None:

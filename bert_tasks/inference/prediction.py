@@ -281,6 +281,9 @@ class PredictionRun:
         elif not isinstance(data, RowTable):
             data = rows_as_given = in_memory(data, task)
         self._renames = {} if reading.columns is None else reading.columns
+        passthrough = self.writing.keep_columns
+        if destination.rendered:
+            passthrough = "all" if destination.form in self._rendering.formats_with_columns else "none"
         with main_process_first(self.accelerator):
             table = load_table(
                 data,
@@ -289,7 +292,7 @@ class PredictionRun:
                 reading=reading,
                 labels="optional" if destination.rendered and self._rendering.renders_labels else "unread",
                 name=name,
-                passthrough="none" if destination.rendered else self.writing.keep_columns,
+                passthrough=passthrough,
                 skip_errors=self.writing.on_error == "skip",
             )
         check_agreement({"the content of the data": table.fingerprint}, found_in_data=("the content",))

@@ -299,6 +299,36 @@ def test_tags_are_written_as_universal_dependencies(model_of: ModelOf, tmp_path:
     assert [row["tags"] for row in table] == [list(prediction.tags) for prediction in model.predict(rows)]
 
 
+def test_comments_of_universal_dependencies_are_kept(model_of: ModelOf, tmp_path: Path) -> None:
+    word = "{0}\t{1}\t_\t_\t_\t_\t0\troot\t_\t_\n"
+    head = ["# newdoc id = d1\n# sent_id = d1-s1\n# text = Ada met\n", "# sent_id = d1-s2\n", ""]
+    words = [["Ada", "met"], ["Bob"], ["she"]]
+    sentences = [
+        above + "".join(word.format(number, text) for number, text in enumerate(texts, start=1)) + "\n"
+        for above, texts in zip(head, words, strict=True)
+    ]
+    (tmp_path / "rows.conllu").write_text("".join(sentences), "utf-8")
+    model = model_of("token")
+    predict(model, tmp_path / "rows.conllu", output=tmp_path / "predicted.conllu")
+    written = (tmp_path / "predicted.conllu").read_text("utf-8")
+    tags = [prediction.tags for prediction in model.predict([{"words": texts} for texts in words])]
+    expected = ""
+    for above, texts, row_tags in zip(head, words, tags, strict=True):
+        numbered = enumerate(zip(texts, row_tags, strict=True), start=1)
+        lines = [f"{number}\t{text}\t_\t{tag}" + "\t_" * 6 + "\n" for number, (text, tag) in numbered]
+        expected += above + "".join(lines) + "\n"
+    assert written == expected
+    predict(model, tmp_path / "rows.conllu", output=tmp_path / "predicted.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "predicted.jsonl").read_text("utf-8").splitlines()]
+    assert [row.get("comments", []) for row in rows] == [text.splitlines() for text in head]
+
+
+@pytest.mark.parametrize("comments", [3, "# text", ["text", 3, "# a\n1\tb"], None])
+def test_other_columns_of_this_name_are_no_comments(comments: object, model_of: ModelOf, tmp_path: Path) -> None:
+    predict(model_of("token"), [{"words": ["Ada"], "comments": comments}], output=tmp_path / "rows.conllu")
+    assert (tmp_path / "rows.conllu").read_text("utf-8").startswith("1\tAda\t_\t")
+
+
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

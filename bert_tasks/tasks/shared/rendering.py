@@ -19,6 +19,7 @@ class Rendering(Part):
         file_formats: Extensions that ``render`` knows.
         row_formats: Formats in which predictions can be written row by row.
         renders_labels: True if ``render`` writes the labels of the rows beside the predictions.
+        formats_with_columns: Extensions for which ``render`` reads further columns of a row, in ``PASSTHROUGH``.
 
     Example:
         >>> Rendering.of(task).prediction_fields
@@ -28,6 +29,7 @@ class Rendering(Part):
     file_formats: ClassVar[tuple[str, ...]] = ()
     row_formats: ClassVar[tuple[str, ...]] = FORMS
     renders_labels: ClassVar[bool] = False
+    formats_with_columns: ClassVar[tuple[str, ...]] = ()
 
     @property
     def prediction_type(self) -> type[Prediction]:

@@ -7,6 +7,7 @@ Windows are made in shared/windows.py, the CRF is in encoder/crf.py.
 Shape legend: B windows, R sub-words read (words, for a CRF), W words, L labels.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from itertools import accumulate, chain, islice, pairwise
 from statistics import fmean
 from typing import Any, ClassVar, Literal
 
-from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.columns import PASSTHROUGH, Column, Row
 from bert_tasks.data.conll import (
     Scheme,
     continuation_label,
@@ -103,6 +104,7 @@ class TokenFormats(Card, Rendering, WeightedConfig):
     default_head: ClassVar[Literal["token"]] = "token"
     file_formats: ClassVar[tuple[str, ...]] = (".conll", ".conllu", ".txt")
     renders_labels: ClassVar[bool] = True
+    formats_with_columns: ClassVar[tuple[str, ...]] = (".conllu",)
     pipeline_tag: ClassVar[str] = "token-classification"
 
     example_rows: ClassVar[Sequence[Row]] = (
@@ -139,17 +141,14 @@ class TokenFormats(Card, Rendering, WeightedConfig):
         """Returns the columns of conlleval, with entities in IOB2.
 
         They are word, its tag if all rows have tags, and predicted tag. A blank line ends each row. White space within
-        a word, which would separate columns, becomes ``_``, as does an empty word. ``check_render`` says how many.
-        ".conllu" has the predicted tag as ``UPOS``, and _ in other columns.
+        a word, which would separate columns, becomes ``_``, as does an empty word. ``check`` says how many.
+        ".conllu" has the comments of the row, the predicted tag as ``UPOS``, and _ in other columns.
         """
         if extension not in self.file_formats:
             return super().render(extension, predictions, rows)
         if extension == ".conllu":
-            sentences = (enumerate(zip(result.words, result.tags, strict=True), start=1) for result in predictions)
-            text = (
-                "".join(f"{n}\t{_column(word)}\t_\t{tag}" + "\t_" * 6 + "\n" for n, (word, tag) in s) for s in sentences
-            )
-            return {"": "".join(f"{sentence}\n" for sentence in text)}
+            sentences = [_universal(prediction, row) for prediction, row in zip(predictions, rows, strict=True)]
+            return {"": "".join(sentences)}
         with_tags = all(row.get("tags") is not None for row in rows)
         lines: list[str] = []
         for prediction, row in zip(predictions, rows, strict=True):
@@ -172,6 +171,23 @@ class TokenFormats(Card, Rendering, WeightedConfig):
         names = labels if labels else ("LABEL_0", "LABEL_1")
         max_length = min(self.task.max_length, usable_length)
         return {"labels": names, "max_length": max_length, "doc_stride": min(self.task.doc_stride, max_length // 4)}
+
+
+def _universal(prediction: TokenPrediction, row: Row) -> str:
+    """Returns a sentence in the columns of CoNLL-U, after the comments of its row."""
+    lines = _comments(row)
+    for number, (word, tag) in enumerate(zip(prediction.words, prediction.tags, strict=True), start=1):
+        lines.append("\t".join([str(number), _column(word), "_", tag, *["_"] * 6]))
+    return "".join(f"{line}\n" for line in [*lines, ""])
+
+
+def _comments(row: Row) -> list[str]:
+    """Returns the comments that CoNLL-U's reader found. Rows in memory may have anything in a column of this name."""
+    given = row.get(PASSTHROUGH, {})
+    comments = (json.loads(given) if isinstance(given, str) else given).get("comments")
+    if not isinstance(comments, list):
+        return []
+    return [text for text in comments if isinstance(text, str) and re.fullmatch(r"#[^\r\n]*", text)]
 
 
 class TokenFitting(WeightedFitting, CalibratedFitting, Windows):
