@@ -1,5 +1,6 @@
 """Which model is the best: directions and sets are data, ties are decided by the loss."""
 
+import json
 import math
 
 import pytest
@@ -104,3 +105,15 @@ def test_counts_and_thresholds_are_declared_by_the_task():
     pairs = PairClassification(labels=LABELS)
     assert Report.of(pairs).neutral_metrics < ranking_metrics(["a"], [True], [0.5]).keys()
     assert Report.of(TASK).neutral_metrics == Report.of(TAGGER).neutral_metrics == frozenset()
+
+
+def test_a_state_without_values_comes_back_from_json() -> None:
+    """A run may have no best model yet, or metrics without a value. JSON has neither NaN nor infinity."""
+    state = TrainerState(task=TASK, step=3, best={"f1": math.nan, "accuracy": 0.5}, last={"loss": math.nan})
+    stored = json.loads(json.dumps(state.state_dict(), allow_nan=False))
+    again = TrainerState(task=TASK, step=9, best_value=0.5, best_loss=0.1, best_collapse="predicts 'a' for every row")
+    again.load_state_dict(stored)
+    assert (again.step, again.best_value, again.best_loss, again.best_collapse) == (3, -math.inf, math.inf, None)
+    assert again.best == pytest.approx({"f1": math.nan, "accuracy": 0.5}, nan_ok=True)
+    assert again.last == pytest.approx({"loss": math.nan}, nan_ok=True)
+    assert again.add_evaluation({"f1": 0.1}, (-1e9, 1e9), task=TASK, collapse=None)  # whatever comes is better

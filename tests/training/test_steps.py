@@ -25,6 +25,7 @@ from support.training_runs import (
     TWENTY_STEPS,
     UNLABELLED,
     WEIGHTED_TASK,
+    LengthAndLabel,
     batches,
     distance,
     load_model,
@@ -131,6 +132,27 @@ def test_the_gradient_is_that_of_the_weighted_mean_over_labelled_rows(wide_check
     assert result.values[0].item() == pytest.approx(loss.item(), rel=1e-12)
     for name, parameter in reference.named_parameters():
         torch.testing.assert_close(kept[name].to_dense(), parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_term_without_a_count_leaves_the_gradient_of_the_other(wide_checkpoint, size):
+    """The first of the two terms counts labelled rows, of which there are none, the second one counts 1 or more."""
+    model = load_model(wide_checkpoint).double()
+    rows = make_rows(size, unlabelled=range(size))
+    objective = LengthAndLabel(model, shortest=0).double()
+    steps = make_steps(model, rows, objective=objective, batch_size=size, max_grad_norm=None, vocabulary_rows="all")
+    batch = next(batches(steps))
+    (features,) = steps.cut(0, batch)
+    _, term = objective(model.packed(features))
+    (term.total * term.weight / size).backward()
+    squares = [parameter.grad.to_dense().square().sum() for parameter in objective.parameters()]
+    expected = float(torch.stack(squares).sum().sqrt())
+    objective.zero_grad(set_to_none=True)
+    loss, norm, bad, _, *means = steps.update(0, batch, steps.backward(0, batch)).values.tolist()
+    assert (norm, bad) == (pytest.approx(expected, rel=1e-9), 0)
+    assert loss == pytest.approx(term.total.item() * term.weight / size, rel=1e-9)
+    assert expected > 0
+    assert math.isnan(means[0])
 
 
 class WithTable(Supervised):
