@@ -213,7 +213,7 @@ def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licen
 
 
 def card_text(run: FinishedRun, fields: Mapping[str, Any]) -> str:
-    """Returns the card. ``stated`` has the ``language`` and ``license`` of a person."""
+    """Returns the card. ``fields`` are the ``language`` and ``license`` that a person stated."""
     from huggingface_hub import ModelCard
 
     results = [(name, split, *run.metrics_on(name)) for name, split in run.splits.items() if name != "train"]

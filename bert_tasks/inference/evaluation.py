@@ -235,7 +235,7 @@ def _decoded(
 
 
 def _summaries(samples: Samples, results: Sequence[_BatchResult]) -> list[Tensor]:
-    """Yields the inputs of decoding for each feature, in order."""
+    """Returns the inputs of decoding for each feature, in order."""
     summaries: dict[int, Tensor] = {}
     for result in results:
         summaries |= zip(samples.indices(result.samples), result.summaries, strict=True)
