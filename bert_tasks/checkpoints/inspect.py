@@ -17,7 +17,7 @@ from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.hub import is_model_file, resolve
 from bert_tasks.checkpoints.load import LoadReport, match_weights
 from bert_tasks.checkpoints.save import read_head_tensors
-from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
+from bert_tasks.checkpoints.tokenizers import load_tokenizer, trained_segments
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import (
     ChoiceHead,
@@ -141,7 +141,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     tokenizer, refusals = None, []
     try:
         tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
-        tokenizer = None if tokenizer is None else with_segments(tokenizer, second=config.second_segment)
+        tokenizer = None if tokenizer is None else trained_segments(tokenizer, second=config.second_segment)
     except CheckpointError as error:
         tokenizer, refusals = None, [str(error)]
     numbers = {key: shape.numel() for key, shape in shapes.items()}

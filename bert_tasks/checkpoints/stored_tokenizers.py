@@ -18,7 +18,7 @@ from tokenizers import Encoding, Tokenizer
 
 from bert_tasks.checkpoints.files import checked_file
 from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
-from bert_tasks.checkpoints.tokenizers import class_fields, load_tokenizer, save_tokenizer, with_segments
+from bert_tasks.checkpoints.tokenizers import class_fields, load_tokenizer, save_tokenizer, trained_segments
 from bert_tasks.data.arrow import cache_folder
 from bert_tasks.environment import installed_version
 from bert_tasks.errors import CheckpointError, DataError
@@ -27,7 +27,7 @@ from bert_tasks.storage import atomic_path, sha256, sha256_file, sha256_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_VERSION = 1  # of what is stored
+_VERSION = 2  # of what is stored
 _FILES = ("tokenizer.json", "tokenizer_config.json")
 _ROLES = ("pad", "unk", "cls", "sep", "bos", "eos", "mask")
 _ATTRIBUTES = (
@@ -85,7 +85,13 @@ class StoredTokenizer:
         if tokenizer is None:
             raise CheckpointError(f"{self.name_or_path}: no tokenizer")
         tokenizer.name_or_path = self.name_or_path
-        return with_segments(tokenizer, second=self._stored["second"])
+        return trained_segments(tokenizer, second=self._stored["second"])
+
+    @property
+    def init_kwargs(self) -> Mapping[str, Any]:
+        """The content of tokenizer_config.json."""
+        config: Mapping[str, Any] = self._stored["config"]
+        return config
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_attributes" not in self.__dict__:  # while it is copied
@@ -159,7 +165,7 @@ def open_tokenizer(folder: Path, *, vocab_size: int, second: int, required: bool
     Args:
         folder: Folder with the files of a tokenizer.
         vocab_size: Number of rows of the model's embedding table, which must hold every token id.
-        second: Segment of the second text of a pair, see ``with_segments``.
+        second: The family's segment of the second text of a pair, see ``trained_segments``.
         required: Raise an error if the folder has no tokenizer. Otherwise the result is None.
 
     Raises:
@@ -176,7 +182,7 @@ def open_tokenizer(folder: Path, *, vocab_size: int, second: int, required: bool
     tokenizer = load_tokenizer(folder, vocab_size=vocab_size, required=required)
     if tokenizer is None:
         return None
-    content = json.dumps(_stored_content(with_segments(tokenizer, second=second), vocab_size, second))
+    content = json.dumps(_stored_content(trained_segments(tokenizer, second=second), vocab_size, second))
     with (
         suppress(DataError, OSError),
         atomic_path(cache_folder(None, "tokenizers") / f"{key}.json", durable=False) as temporary,

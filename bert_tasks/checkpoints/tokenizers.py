@@ -146,16 +146,45 @@ def _class_config(folder: Path) -> "PreTrainedConfig":
     return config
 
 
+def trained_segments(tokenizer: "PreTrainedTokenizerBase", *, second: int) -> "PreTrainedTokenizerBase":
+    """Returns the tokenizer with the segments that a trained model has learned, or a copy.
+
+    They are the family's unless the tokenizer states that pairs have none. It does so if its ``model_input_names`` in
+    tokenizer_config.json lack ``token_type_ids``, or if its post-processor gives segment 0 to both texts. transformers
+    feeds zeros for such a tokenizer, in training, too, so a model that was fine-tuned with it expects zeros. ALBERT's
+    and RemBERT's classes in transformers 5.23 omit segment ids, too, but state nothing: their post-processors have
+    them, and the published models were trained with them.
+
+    Args:
+        tokenizer: The tokenizer of the model's folder, or one that a caller sets.
+        second: ``EncoderConfig.second_segment``.
+
+    Raises:
+        CheckpointError: See ``with_segments``.
+    """
+    return with_segments(tokenizer, second=min(second, _stated_segment(tokenizer)))
+
+
+def _stated_segment(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Returns 0 if the tokenizer states that the texts of a pair have the same segment, else 1."""
+    names = tokenizer.init_kwargs.get("model_input_names")
+    if names is not None and "token_type_ids" not in names:
+        return 0
+    pair = tokenizer("a", "a", truncation=False, padding=False, return_token_type_ids=True)
+    return int(any(pair["token_type_ids"]))
+
+
 def with_segments(tokenizer: "PreTrainedTokenizerBase", *, second: int) -> "PreTrainedTokenizerBase":
     """Returns the tokenizer with segment 0 for single and first texts, or a copy.
 
     Tokenizers of published models disagree with their models. For example, a template gives RoBERTa segment 1, for
-    which it has no row. ALBERT's class in transformers omits segment ids, so that stock code feeds zeros. The decision
-    is stored in the tokenizer's files, and stock transformers then returns the same ids.
+    which it has no row. The decision is stored in the tokenizer's files, and stock transformers then returns the same
+    ids. A new model has the segments of its family, and a trained one those of ``trained_segments``.
 
     Args:
-        second: Segment of the second text of a pair, 0 or 1 (``EncoderConfig.second_segment``). With 0 the tokenizer
-            passes stock models no segment ids, which they read as zeros.
+        tokenizer: The tokenizer.
+        second: Segment of the second text of a pair, 0 or 1. With 0 the tokenizer passes stock models no segment ids,
+            which they read as zeros.
 
     Raises:
         CheckpointError: The tokenizer returns other ids that cannot be changed.

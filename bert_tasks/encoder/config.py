@@ -131,7 +131,7 @@ class EncoderConfig:
         initializer_range: Standard deviation of new weights.
         initializer_cutoff: New weights come from a normal distribution that is cut at this number of deviations, and is
             narrower if a layer adds to its input (ModernBERT). None means no cut.
-        second_segment: Segment id of the second text of a pair.
+        second_segment: Segment id of the second text of a pair, unless the tokenizer states that pairs have none.
         norm: LayerNorm, which subtracts the mean, or RMSNorm, which only divides by the root of the mean square,
             without a bias (Zhang & Sennrich, arXiv:1910.07467).
         placement: A layer normalises after each residual connection, or before attention and feed-forward.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from bert_tasks.checkpoints.hub import Origin, origin, resolve
 from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
+from bert_tasks.checkpoints.tokenizers import with_segments
 from bert_tasks.data.table import RowTable, Samples, Truncation, cached_features
 from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.encoder.config import EncoderConfig
@@ -92,10 +93,8 @@ def new_tokenizer(settings: Mapping[str, Any], name: str | Path) -> "PreTrainedT
         CheckpointError: There is no such tokenizer or family.
     """
     second = encoder_config(new_hf_config(settings)).second_segment
-    tokenizer: PreTrainedTokenizerBase = open_tokenizer(
-        resolve(name, weights=False), vocab_size=_MOST_TOKENS, second=second
-    )
-    return tokenizer
+    opened = open_tokenizer(resolve(name, weights=False), vocab_size=_MOST_TOKENS, second=second)
+    return with_segments(opened, second=second)
 
 
 def config_with_tokenizer(settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_tasks.checkpoints.load import LoadReport
-from bert_tasks.checkpoints.tokenizers import with_segments
+from bert_tasks.checkpoints.tokenizers import trained_segments
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.encoder.packing import Padded
@@ -121,14 +121,14 @@ class PretrainedModule(nn.Module):
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """The tokenizer. A tokenizer with other segment ids than the family's is copied."""
+        """The tokenizer. A tokenizer with other segment ids than the model's is copied (see ``trained_segments``)."""
         # From now on the caller may change it, so the model uses the same object.
         self._tokenizer = getattr(self._tokenizer, "of_transformers", self._tokenizer)
         return self._tokenizer
 
     @tokenizer.setter
     def tokenizer(self, tokenizer: "PreTrainedTokenizerBase | None") -> None:
-        fits = None if tokenizer is None else with_segments(tokenizer, second=self.config.second_segment)
+        fits = None if tokenizer is None else trained_segments(tokenizer, second=self.config.second_segment)
         self._tokenizer = fits
 
     @contextmanager

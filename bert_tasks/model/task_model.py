@@ -22,6 +22,7 @@ from bert_tasks.checkpoints.hub import Origin, origin, resolve
 from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights
 from bert_tasks.checkpoints.save import file_tensors, hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
+from bert_tasks.checkpoints.tokenizers import with_segments
 from bert_tasks.data.columns import Column, Row, as_rows, first_column
 from bert_tasks.data.problems import first_few
 from bert_tasks.data.readers import Frame, index_of, is_frame, rows_in_memory
@@ -33,7 +34,7 @@ from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.lora import AdapterWeights
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, NoHeadError, UsageError
-from bert_tasks.families import converted_config, copies_of_tied, family_of, parameter_map
+from bert_tasks.families import converted_config, copies_of_tied, encoder_config, family_of, parameter_map
 from bert_tasks.model.explanation import explainable_task, explained
 from bert_tasks.model.features import config_with_tokenizer, new_tokenizer
 from bert_tasks.model.label_order import with_label_order
@@ -196,6 +197,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         if isinstance(tokenizer, str | Path):
             tokenizer = new_tokenizer(config, tokenizer)
         hf_config = config_with_tokenizer(config, tokenizer)
+        tokenizer = with_segments(tokenizer, second=encoder_config(hf_config).second_segment)
         built, _ = folder_task(
             CheckpointFolder(path=Path("config"), hf_config=hf_config), task, _task_fields(settings, labels)
         )

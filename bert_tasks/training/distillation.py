@@ -33,6 +33,7 @@ from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Task, is_dynam
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.outputs import DISTILLATION, check_teachable, distillation_count, distillation_loss
 from bert_tasks.tasks.shared.report import Report
+from bert_tasks.tasks.shared.windows import PairFrame
 from bert_tasks.training.evaluation import Validation
 from bert_tasks.training.objectives import Objective, weights_digest
 
@@ -237,7 +238,9 @@ class Distillation(Objective):
     def _of_teacher(self, feature: Feature) -> Feature:
         """Returns the feature with BERT's segments if only the teacher reads them."""
         teacher = self.teachers.get(feature.get("head"))
-        if self.model.config.type_vocab_size or teacher is None or not teacher.config.second_segment:
+        if self.model.config.type_vocab_size or teacher is None:
+            return feature
+        if not any(PairFrame.of(teacher.require_tokenizer()).types):
             return feature
         ids, separator = feature["input_ids"], self.model.require_tokenizer().sep_token_id
         first = ids.index(separator) + 1 if separator in ids else len(ids)

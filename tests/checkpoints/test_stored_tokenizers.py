@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from bert_tasks import TaskModel
 from bert_tasks.checkpoints import stored_tokenizers
 from bert_tasks.checkpoints.stored_tokenizers import StoredTokenizer, open_tokenizer
-from bert_tasks.checkpoints.tokenizers import load_tokenizer, same_token_ids, save_tokenizer, with_segments
+from bert_tasks.checkpoints.tokenizers import load_tokenizer, same_token_ids, save_tokenizer, trained_segments
 from bert_tasks.errors import CheckpointError, UsageError
 from support.small_checkpoints import copied
 from support.small_tokenizers import (
@@ -88,7 +88,7 @@ def test_every_call_gives_what_transformers_gives(folder: Path, second: int, mon
     ours = stored(folder, monkeypatch, second)
     loaded = load_tokenizer(folder, vocab_size=MANY)
     assert loaded is not None
-    theirs = with_segments(loaded, second=second)
+    theirs = trained_segments(loaded, second=second)
     for name, (texts, options) in CALLS.items():
         ours_encoded, theirs_encoded = ours(*texts, **options), theirs(*texts, **options)
         assert plain(ours_encoded) == plain(theirs_encoded), name
@@ -109,7 +109,7 @@ def test_a_text_has_the_ids_of_stock_transformers(folder: Path, monkeypatch: pyt
 def test_its_files_are_those_of_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     loaded = load_tokenizer(folder, vocab_size=MANY)
     assert loaded is not None
-    tokenizers = {"ours": stored(folder, monkeypatch), "theirs": with_segments(loaded, second=1)}
+    tokenizers = {"ours": stored(folder, monkeypatch), "theirs": trained_segments(loaded, second=1)}
     for name, tokenizer in tokenizers.items():
         (tmp_path / name).mkdir()
         save_tokenizer(tokenizer, tmp_path / name)

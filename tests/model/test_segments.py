@@ -1,4 +1,4 @@
-"""Segment ids are the family's, whatever a tokenizer's template says; stock transformers gives those of our folder."""
+"""Segment ids are the family's, or zeros if the tokenizer states none; stock transformers gives those of our folder."""
 
 from collections import abc
 from dataclasses import dataclass
@@ -36,6 +36,7 @@ ROWS = [
 # kind of post-processor -> the segment of each piece: before, first text, its end, second text, its end
 TEMPLATES = {"zeros": (0, 0, 0, 0, 0), "bert": (0, 0, 0, 1, 1), "late": (0, 0, 1, 1, 1), "far": (2, 1, 1, 3, 3)}
 PROCESSORS = (*TEMPLATES, "roberta", "bert processing", "sequence", "own class")
+ZEROS = {("zeros", "bpe"), ("roberta", "bpe"), ("own class", "bpe")}  # these give both texts of a pair segment 0
 WIDTHS = (0, 1, 2, 3)
 
 
@@ -94,7 +95,7 @@ def segments_of(ids: list[list[int]], tokenizer: PreTrainedTokenizerBase, second
 @pytest.mark.parametrize(
     ("processor_name", "name"), [*product(PROCESSORS, ["bpe"]), ("own class", "wordpiece"), ("own class", "unigram")]
 )
-def test_segments_are_the_familys_here_and_in_stock(
+def test_segments_are_the_familys_or_zeros_here_and_in_stock(
     processor_name: str, family: str, name: str, fresh: Any, tmp_path: Path
 ) -> None:
     tokenizer = plain(fresh(name), processor_name)
@@ -103,7 +104,7 @@ def test_segments_are_the_familys_here_and_in_stock(
         tmp_path / "stock",
         task=PairClassification(labels=LABELS, max_length=40, problem_type="multi_label_classification"),
     )
-    second = 0 if family in WITHOUT_SEGMENTS else 1
+    second = 0 if family in WITHOUT_SEGMENTS or (processor_name, name) in ZEROS else 1
     features = model.task.features(ROWS, model.tokenizer)
     segments = [feature["token_type_ids"] for feature in features]
     assert segments == segments_of([feature["input_ids"] for feature in features], tokenizer, second)
@@ -121,6 +122,50 @@ def test_segments_are_the_familys_here_and_in_stock(
         with torch.no_grad():
             scores = classifier(**inputs).logits.sigmoid()[0]
         assert list(prediction.scores.values()) == pytest.approx(scores.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("stated", ["names of inputs", "zeros", "both"])
+def test_pairs_of_a_folder_without_segments_have_the_logits_of_transformers(
+    stated: str, fresh: Any, tmp_path: Path
+) -> None:
+    """Also after we fine-tuned it, and in the folder that we save."""
+    tokenizer = fresh("wordpiece")
+    if stated != "names of inputs":
+        tokenizer = plain(tokenizer, "zeros")
+    if stated != "zeros":
+        tokenizer.save_pretrained(tmp_path / "named")
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "named", model_input_names=["input_ids", "attention_mask"])
+    save_checkpoint(tmp_path / "stock", "bert", tokenizer, head="sequence", labels=LABELS, wide=True)
+    model = TaskModel.from_pretrained(tmp_path / "stock", task="pair-classification")
+    _check_logits(model, tmp_path / "stock")
+    rows = [{**row, "label": label} for row, label in zip(ROWS, LABELS, strict=True)]
+    fit(model, train=rows, validation=rows, epochs=1, output_dir=tmp_path / "run", progress=False)
+    saved = TaskModel.from_pretrained(tmp_path / "run")
+    _check_logits(saved, tmp_path / "run" / "model")
+    model.tokenizer = AutoTokenizer.from_pretrained(tmp_path / "stock")
+    assert not any(model.task.features(ROWS, model.tokenizer)[0]["token_type_ids"])
+
+
+def _check_logits(model: TaskModel, folder: Path) -> None:
+    stock = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for row, prediction in zip(ROWS, model.predict(ROWS, logits=True), strict=True):
+        with torch.no_grad():
+            expected = stock(**tokenizer([row["text"]], [row["text_pair"]], return_tensors="pt")).logits[0]
+        assert list(prediction.logits) == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_new_model_has_the_segments_of_its_family(is_folder: bool, fresh: Any, tmp_path: Path) -> None:
+    tokenizer = fresh("bpe")
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    config = {"family": "bert", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    task = PairClassification(labels=LABELS, max_length=40)
+    model = TaskModel.from_config(config, task=task, tokenizer=tmp_path / "tokenizer" if is_folder else tokenizer)
+    model.save_pretrained(tmp_path / "saved")
+    for each in (model, TaskModel.from_pretrained(tmp_path / "saved")):
+        assert any(each.task.features(ROWS, each.tokenizer)[0]["token_type_ids"])
+    assert any(AutoTokenizer.from_pretrained(tmp_path / "saved")("a", "b")["token_type_ids"])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -167,7 +212,7 @@ def test_a_tokenizer_that_is_set_is_fitted_and_the_callers_stays(fresh: Any, tmp
 
 
 def test_what_cannot_be_changed_is_refused(fresh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = plain(fresh("wordpiece"), "zeros")
+    tokenizer = plain(fresh("wordpiece"), "late")  # as no other test has it, because opened tokenizers are kept
     save_checkpoint(tmp_path, "bert", tokenizer)
     monkeypatch.setattr("bert_tasks.checkpoints.tokenizers._resegmented", lambda content, second: content)
     with pytest.raises(
