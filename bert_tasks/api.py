@@ -14,8 +14,9 @@ from bert_tasks.cards.card import write_card
 from bert_tasks.checkpoints.hub import RUN_SUMMARY
 from bert_tasks.data.columns import has_labels
 from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.readers import ReadingArguments, ReadOptions
-from bert_tasks.data.splits import Splits, joined_splits, train_validation_split
+from bert_tasks.data.readers import ReadingArguments, ReadOptions, column_values, rows_in_memory
+from bert_tasks.data.split_column import count_splits
+from bert_tasks.data.splits import Splits, joined_splits, split_notes, train_validation_split
 from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import is_main_process, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, UsageError
@@ -247,19 +248,37 @@ def _splits_of(
 ) -> Splits:
     skips, has_teacher = recipe.data.on_error == "skip", recipe.teacher is not None
     sets = {} if validation is None else validation if isinstance(validation, Mapping) else {"": validation}
+    notes: tuple[str, ...] = ()
+    if reading.split_column is not None:
+        if validation is not None:
+            raise UsageError("fit: split_column divides the rows of train, but validation is given. Remove one of them")
+        counts = count_splits(_cells(train, reading, reading.split_column), reading.split_column, "train")
+        sets = {"": train} if counts["validation"] else {}
+        notes = split_notes(counts, reading.split_column)
     tables: list[RowTable] = []
     for split, data in (("train", train), *((f"validation {split}".strip(), data) for split, data in sets.items())):
         rows = renamed(data, task, reading.columns, split + name)
         lacks_labels = has_teacher and split == "train" and has_labels(task.columns)
         labels: Literal["optional", "required"] = "optional" if lacks_labels else "required"
         try:
-            table = load_table(rows, task, reading=reading, name=split + name, skip_errors=skips, labels=labels)
+            of_split = replace(reading, split="train" if split == "train" else "validation")
+            table = load_table(rows, task, reading=of_split, name=split + name, skip_errors=skips, labels=labels)
             tables.append(table.without_errors())
         except RowErrors as error:
             error.advice = "" if skips else 'pass on_error="skip" to skip such rows'
             raise
     train_rows, validation_rows = tables[0], dict(zip(sets, tables[1:], strict=True))
-    if validation is None:
+    train_rows = replace(train_rows, notes=(*train_rows.notes, *notes))
+    if validation is None and not sets:
         share, seed = recipe.data.validation_share, recipe.run.seed
         train_rows, validation_rows[""] = train_validation_split(train_rows, task.columns, share, seed)
     return Splits(train=train_rows, validation=validation_rows)
+
+
+def _cells(data: Data, reading: ReadOptions, column: str) -> Iterator[Any]:
+    """Yields the cells of a column of a file or of rows in memory, and None for a row without it."""
+    if isinstance(data, str | Path):
+        yield from column_values(Path(data), reading, column)
+        return
+    for row in data if isinstance(data, RowTable) else rows_in_memory(data):
+        yield row.get(column) if isinstance(row, Mapping) else None

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -94,6 +95,7 @@ def train_tokenizer(
         raise UsageError(f"vocab_size is {vocab_size}, expected {least} to {_LARGEST_VOCABULARY} for {type}")
     target = Path(output)
     check_new_folder(target)
+    reading = replace(ReadOptions() if reading is None else reading, split="train")
     tables = [read_table(path, columns=CORPUS_COLUMNS, reading=reading) for path in corpus]
 
     def texts() -> Iterator[str]:

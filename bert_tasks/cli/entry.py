@@ -24,6 +24,7 @@ from bert_tasks.variables import disable_telemetry, limit_primitive_caches
 
 # Parts of what gloo and nccl report when another process has ended or does not respond.
 _TRAINING = ("train", "search")
+_WITH_RECIPES = ("train", "search", "check")
 _LOST = (
     *("closed by peer", "reset by peer", "onnection refused", "imed out", "Broken pipe", "pair closure"),
     *("likely closed", "likely been closed"),
@@ -84,8 +85,31 @@ def _report_error(error: Exception, *, debug: bool) -> int:
 def _parser_message(error: TyperException) -> str:
     """Returns what is wrong with the arguments, and where to read about them."""
     message = error.format_message().replace("Value error, ", "")  # pydantic's prefix
+    setting = _setting_hint(error)
+    if setting:
+        return f"No such option: {getattr(error, 'option_name', '')}. {setting}."
     hint = f" See '{context.command_path} --help'." if (context := getattr(error, "ctx", None)) else ""
     return f"{message}{'' if message.endswith(('.', '?')) else '.'}{hint}"
+
+
+def _setting_hint(error: TyperException) -> str:
+    """Returns how to set the key of a recipe that was typed as an option of a command with recipes, if it is one."""
+    option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if option is None or context is None or context.info_name not in _WITH_RECIPES:
+        return ""
+    from bert_tasks.recipe.schema import option_hint  # which imports pydantic
+
+    return option_hint(option, _typed_value(option))
+
+
+def _typed_value(option: str) -> str:
+    """Returns the value of an unknown option in the command, or VALUE if it has none."""
+    for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+        if word == option and following != "" and not following.startswith("--"):
+            return following
+    return "VALUE"
 
 
 def _is_lost_connection(error: Exception) -> bool:

@@ -387,7 +387,7 @@ def export(
     """
     from bert_tasks.export import export
 
-    options = {name: value for name, value in vars(reading).items() if name != "document"}
+    options = {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
     loading |= {"adapter": adapter, "overwrite": overwrite}
     result = export(model, to=to, output=output, data=data, **loading, **options)
     print_result(result.to_json(), result.lines(), as_json=as_json)

@@ -47,6 +47,9 @@ DataOrPipe = Annotated[
 LabelSeparator = Annotated[
     str | None, reading_option(metavar="TEXT", help="Separator of labels in a cell, e.g. '|'. Default: ';'.")
 ]
+SplitColumn = Annotated[
+    str | None, reading_option(metavar="COLUMN", help="Column of splits. Reads test rows. Default: all rows.")
+]
 Revision = Annotated[str | None, model_option(metavar="NAME", help="Branch, tag or commit of a hub id.")]
 Adapter = Annotated[str | None, model_option(metavar="FOLDER", help="Adapters to add to MODEL, their base.")]
 Precision = Annotated[
@@ -149,6 +152,7 @@ def read_options(
     encoding: Encoding = None,
     header: Header = None,
     label_separator: LabelSeparator = None,
+    split_column: SplitColumn = None,
 ) -> "ReadOptions":
     """How a file is read that a trained model gets."""
     from bert_tasks.data.readers import ReadOptions
@@ -160,6 +164,7 @@ def read_options(
         encoding=encoding,
         header=header,
         label_separator=label_separator,
+        split_column=split_column,
     )
 
 

@@ -1,5 +1,6 @@
 """The commands around recipes and runs (train, search, check, init, tokenizer), and env."""
 
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from bert_tasks.experiments.folds import FoldsResult
     from bert_tasks.experiments.search import SearchResult
     from bert_tasks.experiments.seeds import SeedsResult
+    from bert_tasks.init import RecipeDraft
     from bert_tasks.recipe.schema import Recipe
     from bert_tasks.tasks.base import Task
 
@@ -58,7 +60,8 @@ def train(
     """Train a recipe and save the best model in OUTPUT_DIR/model.
 
     For a file of rows, the command first writes the recipe that init would write, as OUTPUT_DIR.toml, by default
-    runs/NAME.toml. Run the command again to resume an interrupted run. A finished run is only reported.
+    runs/NAME.toml. It stops if the columns can be read in several ways. Run the command again to resume an interrupted
+    run. A finished run is only reported.
 
     Example: bert-tasks train recipes/quickstart.toml --set optim.epochs=1 --output-dir runs/first
 
@@ -122,6 +125,9 @@ def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, d
                 except DataError as error:
                     hint = "To name columns or a format, write the recipe with `bert-tasks init`."
                     raise DataError(f"{error}\n{hint}") from None
+                if draft.guess.alternatives:
+                    path.unlink()
+                    raise DataError(_question(file, draft))
                 line = "\n".join([*draft.findings(), *([] if dry_run else [f"recipe: {path}"])])
         if not quiet:
             print_err(line)
@@ -130,6 +136,23 @@ def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, d
     if file.absolute() not in (train, *train.parents):
         raise UsageError(f"{path} trains on {train}, not on {file}. Choose another --output-dir.")
     return loaded
+
+
+def _question(file: Path, draft: "RecipeDraft") -> str:
+    """Returns the message about a file with several readings that are as good, of which the user chooses one."""
+    columns = ", ".join(f'{column} = "{name}"' for column, name in draft.guess.columns.items())
+    likeliest = " with ".join(text for text in (draft.guess.task, columns) if text)
+    command = f"bert-tasks init {shlex.quote(str(file))}"
+    return "\n".join(
+        [
+            f"{file}: there are several ways to read the columns, so nothing was trained. Most likely:",
+            f"  {likeliest}",
+            "It could also be:",
+            *(f"  {other}" for other in draft.guess.alternatives),
+            f"Write a recipe with `{command}`, with options such as --label and --text or with a changed line if the "
+            "first is wrong, and train the recipe.",
+        ]
+    )
 
 
 def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from bert_tasks.data.problems import RowError
 
 LABEL_SEPARATOR = ";"
+HIDDEN_LABELS = ("-", "-1")  # of rows without a label, in SNLI's files and on the hub
 # Not latin-1, which reads the bytes 0x80 to 0x9f, quotes and dashes of Windows, as control characters without an error.
 ENCODING_EXAMPLE = "such as 'cp1252' for Western European or 'gb18030' for Chinese text"
 

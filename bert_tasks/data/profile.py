@@ -21,6 +21,9 @@ _SHOWN = 6
 _IDEOGRAPHS = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]+")
 _PIECE = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+|[^\w\s]")
+_DATE = r"(\d{4}-\d\d-\d\d|\d\d?/\d\d?/\d{2,4}|\d\d?\.\d\d?\.\d{2,4})"
+_REFERENCE = re.compile(rf"(https?://|www\.)\S+|{_DATE}([T ]\d\d:\d\d\S*)?")
+_MOST_REFERENCES = 0.9
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -34,6 +37,7 @@ class ColumnProfile:
         numbers: Share of numbers, from ``low`` to ``high``. With ``decimals``, some are not whole.
         sets: Share of cells with several names, split at ``separator``. ``names`` has the distinct names in all cells.
             It is empty if any cell holds something else.
+        references: Share of dates, times and web addresses.
         nested: Share of lists and objects. ``lists`` is the share of lists, also inside a text cell.
     """
 
@@ -50,6 +54,7 @@ class ColumnProfile:
     sets: float
     names: tuple[str, ...]
     separator: str
+    references: float
     nested: float
     lists: float
 
@@ -66,6 +71,11 @@ class ColumnProfile:
     def is_id(self) -> bool:
         """True if each row has another value without spaces, and it is no amount."""
         return self.filled == self.distinct == self.rows > 2 and self.words < 2 and not self.decimals
+
+    @property
+    def is_reference(self) -> bool:
+        """True for dates, times and web addresses."""
+        return self.references >= _MOST_REFERENCES
 
     @property
     def is_text(self) -> bool:
@@ -112,16 +122,19 @@ def profile(name: str, values: Sequence[Any], separator: str | None = None) -> C
 
     Args:
         name: Name of the column.
-        values: Its cells.
+        values: Its cells. Lists with one value each count as these values.
         separator: Separator of several names in a cell. None means that it is detected.
     """
-    filled = [value for value in values if value is not None and value != ""]
+    cells = [value for value in values if value is not None and value != ""]
+    filled = _only_values(cells)
     texts = [str(value) for value in filled]
     counts = Counter(texts)
     lengths = [len(_WORD.findall(text)) for text in texts]
     numbers = [float(text) for text in texts if _NUMBER.fullmatch(text.strip())]
     tried = SEPARATORS if separator is None else (separator,)
     separator, sets = _name_sets(filled, tried, distinct=len(counts), rows=len(values))
+    if filled is not cells:
+        sets = [[text] for text in texts]
     return ColumnProfile(
         name=name,
         rows=len(values),
@@ -136,6 +149,7 @@ def profile(name: str, values: Sequence[Any], separator: str | None = None) -> C
         sets=_share(sum(len(names) > 1 for names in sets), filled),
         names=_different(sets),
         separator=separator,
+        references=_share(sum(_REFERENCE.fullmatch(text.strip()) is not None for text in texts), filled),
         nested=_share(sum(isinstance(value, list | dict) for value in filled), filled),
         lists=_share(sum(_list_of(value) is not None for value in filled), filled),
     )
@@ -154,6 +168,14 @@ def percentile(lengths: Sequence[int]) -> int:
 def listed(parts: Sequence[str]) -> str:
     """Returns the first few, with commas."""
     return ", ".join([*parts[:_SHOWN], *(["..."] if len(parts) > _SHOWN else [])])
+
+
+def _only_values(cells: Sequence[Any]) -> Sequence[Any]:
+    """Returns the values of lists if each list has exactly one, such as ``["joy"]``."""
+    lists = [_list_of(cell) for cell in cells]
+    values = [cell[0] for cell in lists if cell is not None and len(cell) == 1]
+    are_plain = all(isinstance(value, str | int | float) for value in values)
+    return values if len(values) == len(cells) and are_plain else cells
 
 
 def _name_sets(

@@ -6,8 +6,8 @@ An unchanged file that is read in the same way is not parsed again. pandas need 
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from glob import glob, has_magic
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeGuard,
 from bert_tasks.data.arrow import cache_folder, row_batches, store, write_batches
 from bert_tasks.data.cells import LABEL_SEPARATOR, joined_names
 from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, Column, PassthroughColumns, Row, read_for_others
-from bert_tasks.data.formats import file_format, folder_format, named_format
+from bert_tasks.data.formats import Format, file_format, folder_format, named_format
 from bert_tasks.data.problems import did_you_mean, first_few, missing_path
 from bert_tasks.data.records import Document, ParseOptions, Records, arrow_records, dataset_records, open_text
+from bert_tasks.data.split_column import SplitName, missing_column, records_of_split
 from bert_tasks.data.table import RowTable, table_schema, without_absent
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError, UsageError
@@ -98,6 +99,7 @@ class ReadingArguments(TypedDict, total=False):
     encoding: str | None
     header: bool | None
     label_separator: str | None
+    split_column: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,10 @@ class ReadOptions(ParseOptions):
         label_separator: Separator of several labels in one cell. Default: ``;``.
         document: A document in a file of text, which is the lines between blank lines ("blank-line"), a "line", or the
             "file". Default: "blank-line" for training and evaluation, "line" for prediction.
+        split_column: Column with the split of each row, such as ``split`` with train, dev (or validation) and test.
+            Training uses the train rows and validates on the dev rows. Evaluation and prediction read the test rows.
+            Default: all rows.
+        split: The split that is read if ``split_column`` is set. Default: the test rows.
 
     Example:
         >>> evaluate("runs/first", "reviews.csv", columns={"text": "review"}, delimiter=";")
@@ -125,6 +131,8 @@ class ReadOptions(ParseOptions):
     columns: Mapping[str, Any] | None = None
     format: str | None = None
     label_separator: str | None = None
+    split_column: str | None = None
+    split: SplitName | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -267,6 +275,8 @@ def read_table(
     is_spread = any(field.column.type.is_numbered or set(",.") & set(field.name) for field in validator.fields)
     if carried != "all" and not is_spread:
         columns_to_read = [*(field.name for field in validator.fields), *([] if carried == "none" else carried)]
+        if options.split_column is not None:
+            columns_to_read.append(options.split_column)
     try:
         files = [file for file in layout.files(path) if file.exists()]
         names = [str(file.relative_to(path.parent)) for file in files]  # names of folders may be labels
@@ -285,7 +295,7 @@ def read_table(
     }
     fields = [asdict(field) for field in validator.fields]
     fingerprint = sha256_json(digests, settings, fields, labels, passthrough, skip_errors, _VERSION)
-    records = layout.open(path, options, columns_to_read=columns_to_read)
+    records = _opened(path, layout, options, columns_to_read, name)
     try:
         stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, validator, name))
     except MemoryError as error:
@@ -293,6 +303,33 @@ def read_table(
         raise
     rows = without_absent(stored.rows, columns)
     return RowTable(rows=rows, source=name, fingerprint=fingerprint, notes=stored.notes, file=stored.path)
+
+
+@contextmanager
+def _opened(
+    path: Path, layout: Format, options: ReadOptions, columns_to_read: Sequence[str] | None, source: str
+) -> Iterator[Records]:
+    """Opens the records of a file, or those of one split."""
+    with layout.open(path, options, columns_to_read=columns_to_read) as records:
+        if options.split_column is None:
+            yield records
+        else:
+            yield records_of_split(records, options.split_column, options.split, source)
+
+
+def column_values(path: Path, options: ReadOptions, column: str) -> Iterator[Any]:
+    """Yields the cells of a column of a file, and None for a row without it.
+
+    Raises:
+        DataError: The file is not readable, or its header has no such column.
+    """
+    layout = file_format(options.format, existing_file(path))
+    with layout.open(path, options, columns_to_read=[column]) as records:
+        if records.columns is not None and column not in records.columns:
+            raise missing_column(column, records.columns, str(path))
+        for record in records.rows:
+            if record.fault is None and record.skip is None:
+                yield record.cells.get(column)
 
 
 def read_hub(

@@ -6,7 +6,7 @@ evenly or keeps together.
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from glob import escape
 from pathlib import Path
@@ -19,11 +19,20 @@ from bert_tasks.data.cells import LABEL_SEPARATOR, joined_names
 from bert_tasks.data.columns import FOLD_GROUP, Column, PassthroughColumns, first_column, has_labels
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
 from bert_tasks.data.problems import SKIP_HINT, RowErrors, counted, first_few, missing_path
-from bert_tasks.data.readers import ReadOptions, hub_splits, matching_files, read_hub, read_table
+from bert_tasks.data.readers import (
+    ReadOptions,
+    column_names,
+    column_values,
+    hub_splits,
+    matching_files,
+    read_hub,
+    read_table,
+)
 from bert_tasks.data.records import Document
+from bert_tasks.data.split_column import SPLIT_COLUMNS, SplitName, count_splits, is_split_column
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.task_rows import TaskColumn
-from bert_tasks.errors import DataError
+from bert_tasks.errors import DataError, argument
 from bert_tasks.storage import sha256
 
 _GROUP = "group"
@@ -228,6 +237,9 @@ class DataSpec:
     """The first line of csv and tsv files names the columns. Without a header they are called "0", "1", ..."""
     label_separator: str = LABEL_SEPARATOR
     """Separator of several labels in one cell, such as `|`. Lists in JSON or Python form need none."""
+    split_column: str | None = None
+    """Column of `train` with the split of each row: train, dev (or validation, valid, val) or test. The dev rows are
+    used for validation, and the test rows are not read. `evaluate --split-column` evaluates on them."""
     document: Document = "blank-line"
     """Document in a file of text (.txt), which is the lines between blank lines, a line, or the file. Each line of a
     document is a sentence."""
@@ -252,6 +264,9 @@ class DataSpec:
         for name in ("config", "revision"):
             if getattr(self, name) is not None and self.dataset is None:
                 raise ValueError(f"{name} belongs to dataset, but {present[0]} is set")
+        if self.split_column is not None and (self.train is None or self.validation is not None):
+            reason = "train is not" if self.train is None else "validation names another file"
+            raise ValueError(f"split_column divides the rows of train, but {reason} set. Remove one of them")
         object.__setattr__(self, "columns", joined_names(self.columns))
         if not 0 < self.validation_share < 1:
             raise ValueError(f"validation_share = {self.validation_share} is not a share between 0 and 1")
@@ -281,7 +296,7 @@ def trained_names(spec: DataSpec, columns: Sequence[Column]) -> dict[str, str]:
 
 
 def _read_options(spec: DataSpec) -> ReadOptions:
-    options = {option.name: getattr(spec, option.name) for option in fields(ReadOptions)}
+    options = {option.name: getattr(spec, option.name) for option in fields(ReadOptions) if option.name != "split"}
     return ReadOptions(**{**options, "document": None if spec.document == "blank-line" else spec.document})
 
 
@@ -378,6 +393,11 @@ def load_tables(
     train, validation = split_files(spec)
     if spec.dataset is None:
         train = tuple(dict.fromkeys(str(file) for name in train for file in matching_files(name)))
+    notes: tuple[str, ...] = ()
+    if spec.split_column is not None:
+        counts = split_counts(spec, spec.split_column)
+        validation = {"": train[0]} if counts["validation"] else {}
+        notes = split_notes(counts, spec.split_column)
     shared: dict[str, Any] = {"labels": labels, "cache_dir": cache_dir, "skip_errors": spec.on_error == "skip"}
     shared["passthrough"] = passthrough
 
@@ -388,7 +408,7 @@ def load_tables(
         if is_train and group is not None:
             read_columns, names = [*columns, group], {**names, group.name: group_name}
         if spec.dataset is None:
-            reading = replace(_read_options(spec), columns=names)
+            reading = replace(_read_options(spec), columns=names, split="train" if is_train else "validation")
             return read_table(name, columns=read_columns, reading=reading, **shared)
         of_hub: dict[str, Any] = {"config": spec.config, "revision": spec.revision, "format": spec.format}
         return read_hub(spec.dataset, split=name, columns=read_columns, names=names, **of_hub, **shared)
@@ -411,7 +431,69 @@ def load_tables(
     bad.advice = SKIP_HINT if spec.on_error == "fail" else ""
     bad.raise_if_any()
     joined = {name: RowTable.joined(tables) for name, tables in sets.items()}
-    return Splits(train=RowTable.joined(trained), validation=joined)
+    train_rows = RowTable.joined(trained)
+    train_rows = replace(train_rows, notes=(*train_rows.notes, *notes))
+    return Splits(train=train_rows, validation=joined)
+
+
+def split_counts(spec: DataSpec, column: str) -> Counter[SplitName]:
+    """Returns the number of rows in each split of the training file.
+
+    Args:
+        spec: Where the file is.
+        column: The column with the split of each row.
+
+    Raises:
+        DataError: The file has no such column or no training rows, or there are several files.
+    """
+    files = _training_files(spec)
+    if len(files) != 1:
+        raise DataError(f"split_column = {column!r} divides the rows of one file, but train names {len(files)} files")
+    return count_splits(column_values(files[0], _read_options(spec), column), column, str(files[0]))
+
+
+def _training_files(spec: DataSpec) -> list[Path]:
+    return [file for name in split_files(spec)[0] for file in matching_files(name)]
+
+
+def split_notes(counts: Mapping[SplitName, int], column: str) -> tuple[str, ...]:
+    """Returns the note on the test rows, which training does not read."""
+    if counts["test"] == 0:
+        return ()
+    rows = counted(counts["test"], "test row")
+    option = argument("split_column", column)
+    return (
+        f"{rows} (by the column {column!r}) left out of training. Evaluate the model on the same file with {option}",
+    )
+
+
+def unread_splits(spec: DataSpec) -> list[str]:
+    """Returns notes on columns that divide the training rows, which the settings do not use.
+
+    Only columns with a usual name are read.
+    """
+    if spec.dataset is not None or spec.split_column is not None or spec.tasks:
+        return []
+    reading, notes = _read_options(spec), list[str]()
+    used = joined_names(spec.columns).values()
+    for file in _training_files(spec):
+        for name in column_names(file, reading):
+            if name not in used and name.strip().lower() in SPLIT_COLUMNS:
+                values = set(map(str, column_values(file, reading, name)))
+                notes += _unread_split_notes(name, values, file.name)
+    return notes
+
+
+def _unread_split_notes(column: str, values: Collection[str], source: str) -> list[str]:
+    """Returns the note on a column of splits or folds that nothing reads, if it is one."""
+    if is_split_column(column, values):
+        named = ", ".join(sorted(values))
+        setting = f'data.split_column = "{column}"'
+        return [f"{source}: the column {column!r} divides the rows ({named}), but training uses all. Set {setting}"]
+    if len(values) > 1 and all(value.isdecimal() for value in values):
+        advice = "To validate on one of them, write 'train' and 'dev' into a column and name it in data.split_column"
+        return [f"{source}: the column {column!r} seems to number folds, but it is not read. {advice}"]
+    return []
 
 
 def _with_usual_names(column: Column, spec: DataSpec) -> Column:

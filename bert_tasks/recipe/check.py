@@ -7,7 +7,7 @@ from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_r
 from bert_tasks.data.columns import PassthroughColumns, has_labels
 from bert_tasks.data.folds import fold_splits, group_column, make_folds
 from bert_tasks.data.formats import named_format
-from bert_tasks.data.splits import Splits, load_splits, load_tables
+from bert_tasks.data.splits import Splits, load_splits, load_tables, unread_splits
 from bert_tasks.data.table import Truncation
 from bert_tasks.errors import RecipeError
 from bert_tasks.model.features import Described, ModelDescription, input_notes, tokenized
@@ -87,7 +87,10 @@ def check(recipe: Recipe) -> DataReport:
         model = ModelDescription.from_config(section.config, task=task, tokenizer=str(section.tokenizer))
     else:
         model = ModelDescription.from_pretrained(str(section.name), task=task, revision=section.revision)
-    return report_on(splits, replace(model, task=fitted_task(task, splits)))
+    report = report_on(splits, replace(model, task=fitted_task(task, splits)))
+    first, *others = report.splits
+    notes = (*first.notes, *unread_splits(recipe.data))
+    return replace(report, splits=(replace(first, notes=notes), *others))
 
 
 def report_on(splits: Splits, model: Described) -> DataReport:

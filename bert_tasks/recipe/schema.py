@@ -8,7 +8,8 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +34,7 @@ from bert_tasks.data.splits import DataSpec
 from bert_tasks.encoder.config import LoraTarget
 from bert_tasks.errors import CheckpointError, RecipeError, UsageError, argument
 from bert_tasks.families import new_hf_config
+from bert_tasks.model.hf_names import hf_hint
 from bert_tasks.recipe.errors import (
     KnownKeys,
     Problem,
@@ -460,6 +462,30 @@ def fit_keys() -> dict[str, tuple[str, str]]:
         **{name: ("data", name) for name in ("document", "validation_share", "on_error")},
         **{f"teacher_{name}": ("teacher", name) for name in TeacherSection.model_fields if name != "name"},
     }
+
+
+def option_hint(option: str, value: str) -> str:
+    """Returns how to set a key of recipes that was typed as an option, or an empty text for another option.
+
+    Args:
+        option: The option, such as ``--epochs`` or transformers' ``--num_train_epochs``.
+        value: Its value as typed.
+
+    Example:
+        >>> option_hint("--epochs", "1")
+        'Use --set optim.epochs=1'
+    """
+    from bert_tasks.tasks import TASKS
+
+    name = option.lstrip("-").replace("-", "_")
+    sections: dict[str, Collection[str]] = {section: model.model_fields for section, model in _SECTIONS.items()}
+    sections["data"] = [each.name for each in dataclasses.fields(DataSpec)]
+    sections["settings"] = [key for task in TASKS.values() for key in stated_fields(task)]
+    home = next((section for section, keys in sections.items() if name in keys), None)
+    if home is not None:
+        return f"Use --set {shlex.quote(f'{home}.{name}={value}')}"
+    hint = hf_hint(name, (), sections).removeprefix(". ")
+    return hint.replace("Use ", "Use --set ", 1) if hint.startswith("Use ") else hint
 
 
 def recipe_of_arguments(

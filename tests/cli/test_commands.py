@@ -463,6 +463,35 @@ class TestTrainRows:
         assert (result.code, "runs/reviews, a new run" in result.out) == (0, True), result.err
         assert sorted(Path().iterdir()) == before
 
+    def test_a_file_with_several_readings_is_not_trained(self, rows: Path, run: Run) -> None:
+        lines = rows.read_text("utf-8").splitlines()
+        more = [f"{line},{cell}" for line, cell in zip(lines, ["sentiment", *("ab" * len(lines))], strict=False)]
+        rows.write_text("\n".join([more[0].replace("label", "topic"), *more[1:], ""]), "utf-8")
+        message = failure(run("train", rows), 3)
+        assert "there are several ways to read the columns, so nothing was trained. Most likely:" in message
+        assert 'sequence-classification with text = "text", label = "sentiment"' in message
+        assert '  label = "topic" (' in message
+        assert "`bert-tasks init reviews.csv`, with options such as --label" in message
+        assert not Path("runs").exists() or not list(Path("runs").iterdir())
+        assert run("init", rows, "--text", "text", "--label", "topic", "-o", "runs/reviews.toml").code == 0
+        assert run("train", rows, "--set", "optim.max_steps=1", "--quiet").code == 0
+
+    def test_test_rows_are_evaluated_in_the_file_of_the_training_rows(self, rows: Path, run: Run) -> None:
+        lines = rows.read_text("utf-8").splitlines()
+        splits = ["split", *(["train", "train", "dev", "test"] * len(lines))]
+        rows.write_text("".join(f"{line},{split}\n" for line, split in zip(lines, splits, strict=False)), "utf-8")
+        result = run("train", rows, "--set", "optim.max_steps=1")
+        assert result.code == 0, result.err
+        assert f"{(len(lines) - 1) // 4} test rows (by the column 'split') left out of training" in result.err
+        assert 'split_column = "split"' in Path("runs/reviews.toml").read_text("utf-8")
+        counts = json.loads(run("check", "runs/reviews.toml", "--json").out)["splits"]
+        assert sum(split["rows"] for split in counts) == len(lines) - 1 - (len(lines) - 1) // 4
+        command = ("predict", "runs/reviews/model", rows, "--split-column", "split", "-o", "predicted.jsonl")
+        assert run(*command).code == 0
+        predicted = Path("predicted.jsonl").read_text("utf-8").splitlines()
+        assert {json.loads(line)["split"] for line in predicted} == {"test"}
+        assert run("evaluate", "runs/reviews/model", rows, "--split-column", "split").code == 0
+
     def test_wrong_files(self, rows: Path, run: Run) -> None:
         assert "did you mean 'reviews.csv'" in failure(run("train", "review.csv"), 3)
         write_csv(Path("numbers.csv"), [("1", "2"), ("3", "4")])
@@ -492,6 +521,27 @@ def test_names_of_transformers_are_answered_with_ours(
     message = failure(run(command, *arguments, "--set", f"{name}=1"), 2)
     assert f"'{name.rpartition('.')[2]}'" in message
     assert hint in message
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "hint"),
+    [
+        ("train", ("--epochs", "1"), "No such option: --epochs. Use --set optim.epochs=1."),
+        ("train", ("--learning-rate=2e-5",), "No such option: --learning-rate. Use --set optim.learning_rate=2e-5."),
+        ("train", ("--batch_size", "8"), "Use --set optim.batch_size=8."),
+        ("train", ("--max-length",), "Use --set settings.max_length=VALUE."),
+        ("train", ("--seed", "3"), "Use --set run.seed=3."),
+        ("train", ("--num_train_epochs", "1"), "Use --set optim.epochs."),
+        ("train", ("--fp16",), 'Use --set optim.mixed_precision="fp16".'),
+        ("check", ("--validation-share", "0.2"), "Use --set data.validation_share=0.2."),
+        ("train", ("--overwrit",), "No such option: --overwrit (Possible options: --overwrite). See"),
+        ("predict", ("--epochs", "1"), "No such option: --epochs (Possible options: --hypothesis). See"),
+    ],
+)
+def test_keys_of_recipes_that_are_typed_as_options(
+    command: str, arguments: tuple[str, ...], hint: str, recipe: Path, run: Run
+) -> None:
+    assert hint in failure(run(command, recipe, *arguments), 2)
 
 
 TOKENS = ("sequence-classification", "token-classification")

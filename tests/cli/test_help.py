@@ -46,7 +46,7 @@ def test_commands_are_listed_in_groups(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert set(group.commands) == {name for names in module.GROUPS.values() for name in names}
 
 
-READING = {"format", "column", "delimiter", "encoding", "header", "label_separator", "document"}
+READING = {"format", "column", "delimiter", "encoding", "header", "label_separator", "split_column", "document"}
 DEVICES = {"dtype", "dist_timeout"}
 
 

@@ -152,7 +152,7 @@ def test_several_labels_in_a_cell(join: str, name: str, init: Init) -> None:
 @pytest.mark.parametrize("lists", [json.dumps, repr])
 def test_lists_of_one_label_each(lists: Callable[[list[str]], str], init: Init) -> None:
     draft, _ = init(table([{"text": text(i), "label": lists([MOODS[i % 3]])} for i in range(ROWS)]), "rows.csv")
-    assert (draft.guess.settings["problem_type"], draft.guess.labels) == (SEVERAL, MOODS)
+    assert (draft.guess.settings["problem_type"], draft.guess.labels) == (SINGLE, MOODS)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,26 @@ def test_what_holds_no_rows_is_named(checkpoint, tmp_path, rows, said):
         fit(load_model(checkpoint), rows, OTHERS, output_dir=tmp_path, **QUICK)
 
 
+@pytest.mark.parametrize("form", ["frame", "dataset", "rows", "file"])
+def test_a_column_of_splits_divides_the_rows(checkpoint, tmp_path, plain, form):
+    tests = make_rows(5, seed=2)
+    split = [*(["train"] * len(ROWS)), *(["dev"] * len(OTHERS)), *(["test"] * len(tests))]
+    rows = [{**row, "split": name} for row, name in zip([*ROWS, *OTHERS, *tests], split, strict=True)]
+    data = rows
+    if form == "file":
+        data = tmp_path / "all.csv"
+        pd.DataFrame(rows).to_csv(data, index=False)
+    elif form != "rows":
+        data = pd.DataFrame(rows) if form == "frame" else Dataset.from_list(rows)
+    model = load_model(checkpoint)
+    result = fit(model, data, output_dir=tmp_path / "run", split_column="split", **QUICK)
+    assert (distance(weights_of(model), plain[0]), result.metrics) == (0, plain[1])
+    assert evaluate(model, data, split_column="split") == evaluate(model, tests)
+    assert predict(model, data, split_column="split") == predict(model, tests)
+    with pytest.raises(UsageError, match="split_column divides the rows of train, but validation is given"):
+        fit(model, data, OTHERS, output_dir=tmp_path / "other", split_column="split", **QUICK)
+
+
 def test_without_validation_rows_a_share_is_set_aside(checkpoint, tmp_path):
     fit(load_model(checkpoint), make_rows(40), output_dir=tmp_path, validation_share=0.25, **QUICK)
     data = json.loads((tmp_path / "run.json").read_text("utf-8"))["data"]
@@ -122,7 +142,8 @@ def unpacked(function):
 @pytest.mark.parametrize("function", [fit, evaluate, predict, export])
 def test_every_option_of_reading_is_an_argument_that_editors_know(function):
     hints = get_type_hints(ReadOptions)
-    hints.pop("document"), hints.pop("__pydantic_config__")
+    for internal in ("document", "split", "__pydantic_config__"):
+        hints.pop(internal)
     assert get_type_hints(ReadingArguments) == hints
     assert unpacked(function).__annotations__.keys() >= hints.keys()
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_tasks.data.cells import label_name, label_parts, label_value, parse_text
+from bert_tasks.data.cells import label_name, label_parts, label_value, list_in_cell, parse_text
 from bert_tasks.data.conll import is_chunk_tag, to_iob2
 from bert_tasks.data.kinds.base import KINDS, REMARKS, Column, ColumnKind
 from bert_tasks.data.kinds.texts import TextList
@@ -25,6 +25,12 @@ class Label(ColumnKind):
     strata_name = "labels"
 
     def _parse(self, value: Any, separator: str) -> Any:
+        names = list_in_cell(value) if isinstance(value, str) else value
+        if isinstance(names, list | tuple):
+            if len(names) > 1:
+                hint = 'Write one, or set problem_type = "multi_label_classification".'
+                raise RowError(f"{len(names)} labels where one is expected", hint)
+            value = names[0] if names else None
         return None if value is None or value == "" else label_name(value)
 
     def remark(self, cell: Any) -> str | None:

@@ -69,7 +69,9 @@ class MaskedDetection(Detection):
     row_needs: ClassVar[str] = "one column of texts, and no other"
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        columns = [column for column in profiles if not hints.texts or column.name in hints.texts]
+        columns = [column for column in profiles if column.name in hints.texts]
+        if not hints.texts:  # ids and constants say nothing about a text
+            columns = [column for column in profiles if not column.is_id and column.distinct > 1]
         if hints.label is not None or len(columns) != 1 or (hints.texts and hints.task is None):
             return None
         (column,) = columns

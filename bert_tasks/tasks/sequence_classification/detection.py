@@ -3,10 +3,11 @@
 Pair classification uses the same rules, but with two columns of texts.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from bert_tasks.data.cells import LABEL_SEPARATOR, label_value
+from bert_tasks.data.cells import LABEL_SEPARATOR, column_parts, label_name, label_value
 from bert_tasks.data.checks import imbalance_hint
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
@@ -19,11 +20,14 @@ from bert_tasks.tasks.shared.detection import (
     TaskGuess,
     UserHints,
     count_pieces,
+    is_flag,
     needed_tokens,
     several_tasks,
 )
 
 _REGRESSION, _MULTI_LABEL = "regression", "multi_label_classification"
+_SINGLE_LABEL = "single_label_classification"
+_AMOUNT_NAMES = ("score", "similarity", "rating", "quality", "relevant")  # numbers called so may be amounts
 _PAIR_NAMES = (
     ("text", "text_pair"),
     ("sentence1", "sentence2"),
@@ -65,6 +69,11 @@ class TextDetection(Detection):
             problem, reason = _problem_type(label, hints)
             several, names = problem == _MULTI_LABEL, [column.name for column in columns]
             values = label.names if several else tuple(sorted(value for value, _ in label.common))
+            hidden = _hidden_value(label)
+            stated = dict[str, list[str]]()
+            if problem == _SINGLE_LABEL and hidden is not None:
+                values = tuple(label_name(value) for value in values if value != hidden)
+                stated = {"labels": list(values)}  # which makes rows with another value rows without a label
             spare: tuple[tuple[str, str, str], ...] = ()
             if count == 2 and columns[0].distinct <= columns[0].rows / 2 and label.distinct == 2:  # it repeats
                 spare = (
@@ -79,7 +88,7 @@ class TextDetection(Detection):
                 task=self.task.name,
                 columns=dict(zip(self.task.texts, names, strict=True)) | {"labels" if several else "label": label.name},
                 words=percentile([count_pieces(row, names) for row in rows]),
-                settings={"problem_type": problem},
+                settings={"problem_type": problem, **stated},
                 labels=() if problem == _REGRESSION else values,
                 reasons=tuple(_reasons(columns, label, problem, reason, hints.name)),
                 alternatives=tuple(_alternatives(texts, columns, label, others, hints)),
@@ -115,11 +124,6 @@ def _is_named(column: ColumnProfile) -> bool:
     return column.known in LABEL_NAMES
 
 
-def _is_flag(column: ColumnProfile) -> bool:
-    """Returns True if a column holds 0 or 1, as one label among several does."""
-    return {label_value(value) for value, _ in column.common} == {0.0, 1.0}
-
-
 def _text_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
     """Returns two columns called a pair, else all longer texts, else one column."""
     by_name = {column.known: column for column in profiles if column.nested == 0 and not column.is_number}
@@ -133,19 +137,42 @@ def _text_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
     return sorted(short, key=lambda column: (column.is_id, -column.words))[:1]
 
 
+def _counts_classes(label: ColumnProfile) -> bool:
+    """Returns True for class numbers 0, 1, 2, ... without a gap, in a column that is called so."""
+    return _is_named(label) and label.low == 0 and label.high == label.distinct - 1
+
+
+def _hidden_value(label: ColumnProfile) -> str | None:
+    """Returns the value that rows without a label have, or None.
+
+    It is "-" among several words, and -1 among the class numbers 0, 1, 2, ... -1 to 1 are classes of their own, such as
+    negative, neutral and positive.
+    """
+    values = {value for value, _ in label.common}
+    if "-" in values and "+" not in values and len(values) > 2 and label.numbers == 0:
+        return "-"
+    counts_from_hidden = label.low == -1 and label.high == label.distinct - 2
+    if label.is_number and counts_from_hidden and label.high > 1:
+        return next((value for value in values if label_value(value) == -1), None)
+    return None
+
+
 def _problem_type(label: ColumnProfile, hints: UserHints) -> tuple[str, str]:
     """Returns the problem type, and why. With a separator cells hold several labels."""
+    if hints.problem == _MULTI_LABEL and label.name == hints.label and "," in label.name:
+        parts = column_parts(label.name)
+        number = "one label in each row" if label.lists == 0 else "any number of labels per row"
+        only = f"--label {shlex.quote(parts[0])} selects one of them"
+        return _MULTI_LABEL, f"{', '.join(parts)}: columns of 0 and 1, so {number} ({only})"
     if label.is_sets or hints.separator is not None or hints.problem == _MULTI_LABEL:
         joint = "in a list" if label.lists > 0 else f"in a cell, with {label.separator!r} between them"
         summary = f"{counted(len(label.names), 'name')}, several {joint} ({listed(label.names)})"
         return _MULTI_LABEL, f"{label.name}: {summary}, so any number of labels per row"
-    # Class numbers 0, 1, 2, ... without a gap, in a column that is called so.
-    are_classes = _is_named(label) and label.low == 0 and label.high == label.distinct - 1
-    if hints.problem == _REGRESSION or (label.is_amount and not (label.is_repeated and are_classes)):
+    if hints.problem == _REGRESSION or (label.is_amount and not (label.is_repeated and _counts_classes(label))):
         range_type = "with decimals" if label.decimals else f"{label.distinct} different"
         return _REGRESSION, f"{label.name}: numbers from {label.low:g} to {label.high:g}, {range_type}, for regression"
     summary = f"{counted(label.distinct, 'distinct value')} in {counted(label.rows, 'row')} ({label.counts()})"
-    return "single_label_classification", f"{label.name}: {summary}, so one label per row"
+    return _SINGLE_LABEL, f"{label.name}: {summary}, so one label per row"
 
 
 def _reasons(
@@ -161,6 +188,10 @@ def _reasons(
         yield f"{label.name}: {counted(empty, 'empty cell')}. A row with an empty cell has no label"
     elif empty:
         yield f"{label.name}: {counted(empty, 'empty cell')}. Rows without a label {train}"
+    hidden = _hidden_value(label)
+    if problem == _SINGLE_LABEL and hidden is not None:
+        rows = counted(dict(label.common)[hidden], "row")
+        yield f"{label.name}: {hidden!r} says that a row has no label. {rows} with it are left out"
     hint = imbalance_hint(dict(label.common), name) if problem == "single_label_classification" else None
     if hint is not None:
         yield f"{label.name}: {hint}"
@@ -184,17 +215,16 @@ def _alternatives(
             if column not in pair:
                 name = "text" if len(pair) == 1 else "text_pair"
                 yield f'{name} = "{column.name}" ({column.described()})'
-    if label.is_number and label.is_classes and label.distinct > 2 and hints.problem is None:
+    are_amounts = label.is_number and label.is_classes and label.distinct > 2
+    are_ids = label.known not in _AMOUNT_NAMES and (_counts_classes(label) or _hidden_value(label) is not None)
+    if are_amounts and not are_ids and hints.problem is None:
         yield 'settings.problem_type = "regression", if the numbers are amounts'
     if label.is_amount and not label.decimals and label.is_repeated:
         yield 'settings.problem_type = "single_label_classification", if the numbers are classes'
-    flags = [column.name for column in (label, *others) if _is_flag(column)]
-    if len(flags) > 1 and label.name in flags:
-        yield f"labels = {flags}, several labels per row ({' '.join(f'--label {name}' for name in flags)})"
     alike = [column for column in others if _is_named(column) or not _is_named(label)]
     alike = [column for column in alike if column.lists == 0 or column.sets > 0]  # no lists of the one label
     for column in alike:
         yield f'label = "{column.name}" ({column.described()})'
     classes = [column for column in alike if _problem_type(column, hints)[0] == "single_label_classification"]
-    if hints.task is None and not all(map(_is_flag, [label, *classes])):
+    if hints.task is None and not all(map(is_flag, [label, *classes])):
         yield from several_tasks(label.name, [column.name for column in classes])

@@ -4,16 +4,18 @@ Owns the types and the small readers of cells that the rules of several tasks sh
 folder.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from bert_tasks.data.cells import LABEL_SEPARATOR
+from bert_tasks.data.cells import LABEL_SEPARATOR, label_value
 from bert_tasks.data.columns import Row
 from bert_tasks.data.kinds import KINDS
 from bert_tasks.data.problems import RowError
 from bert_tasks.data.profile import ColumnProfile, pieces
+from bert_tasks.data.split_column import SPLIT_COLUMNS
 from bert_tasks.tasks.base import Part
 
 COMPARED_ROWS = 1000  # in which two columns must fit together
@@ -25,6 +27,9 @@ LABEL_NAMES = (
     *("quality", "emotion", "stance", "topics", "tags", "categories", "classes", "intents", "emotions"),
 )
 QUESTION_NAMES = ("question", "query")
+_REFERENCE_NAMES = ("id", "ids", "uid", "uuid", "guid", "idx", "index", "url", "uri", "link", "date", "timestamp", "at")
+_WORD_OF_NAME = re.compile(r"[^\W\d_]+")
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 _LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 _TOKENS_PER_WORD = 1.3
@@ -136,6 +141,27 @@ class Suggestion(NamedTuple):
     value: object
     comment: str
     is_active: bool = True
+
+
+def is_reference(column: ColumnProfile) -> bool:
+    """Returns True for ids, dates, web addresses and numbers of folds, which are neither texts nor labels.
+
+    Example:
+        ``userId`` and ``created_at`` are references, ``label_id`` is not.
+    """
+    if column.is_reference:
+        return True
+    words = [word.lower() for word in _WORD_OF_NAME.findall(_CAPITAL.sub("_", column.name))]
+    if column.is_text or not words:
+        return False
+    if column.known in SPLIT_COLUMNS and column.is_number:
+        return True
+    return words[-1] in _REFERENCE_NAMES and not set(words).intersection(LABEL_NAMES)
+
+
+def is_flag(column: ColumnProfile) -> bool:
+    """Returns True if each cell of a column is 0 or 1, as those of one label among several are."""
+    return column.filled == column.rows and {label_value(value) for value, _ in column.common} == {0.0, 1.0}
 
 
 def needed_tokens(words: int) -> float:

@@ -1,6 +1,7 @@
 """Detects rows of questions with a context that holds their answers."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar
 
 from bert_tasks.data.columns import Row
@@ -25,6 +26,7 @@ _EQUAL = 0.02  # columns whose shares differ less are as good
 # Column names that people use, in lower case.
 _CONTEXTS = ("context", "passage", "paragraph")
 _ANSWERS = ("answers", "answer", "answer_text")
+_ANSWER_WORDS = frozenset(("answers", "answer", "ans"))  # in other names
 
 _Spans = tuple[ColumnProfile, ColumnProfile, ColumnProfile]  # question, context, answers
 
@@ -36,10 +38,16 @@ class SpanDetection(Detection):
     has_dense_labels: ClassVar[bool] = True
 
     def guess(self, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        candidates = list(_span_columns(profiles, rows[:COMPARED_ROWS], hints))
+        compared = rows[:COMPARED_ROWS]
+        candidates = list(_span_columns(profiles, compared, hints))
         if not candidates:
             return None
-        best, *others = candidates
+        copied = {(spans[1].name, spans[2].name) for spans in candidates}
+        positioned = {pair for pair in copied if _has_positions(*pair, profiles, compared)}
+        ranks = {spans: _rank(spans, positioned) for spans in candidates}
+        best, *others = sorted(candidates, key=ranks.__getitem__, reverse=True)
+        # Where names or positions decide between answers, there is no doubt.
+        others = [other for other in others if ranks[other][:-1] == ranks[best][:-1] or other[2] is best[2]]
         columns = _names(best)
         question, context, answers = columns.values()
         cells = [cell_value(row, answers, "answers") for row in rows]
@@ -90,6 +98,36 @@ def _names(spans: _Spans) -> dict[str, str]:
 def _usual(spans: _Spans) -> list[bool]:
     """Returns the columns with usual names."""
     return [column.known in names for column, names in zip(spans, (QUESTION_NAMES, _CONTEXTS, _ANSWERS), strict=True)]
+
+
+def _rank(spans: _Spans, positioned: Collection[tuple[str, str]]) -> tuple[int, bool, bool, float]:
+    """Rates a reading by its usual names, a column of the answers' positions, the answers' name, and their length.
+
+    Other copied words, such as the aspect that a question is about, have no positions and are short.
+
+    Args:
+        spans: The reading.
+        positioned: Contexts and answers with a column that says where the answers begin.
+    """
+    _, context, answers = spans
+    words = re.findall(r"[a-z]+", answers.known)
+    is_named = not _ANSWER_WORDS.isdisjoint(words)
+    return sum(_usual(spans)), (context.name, answers.name) in positioned, is_named, answers.words
+
+
+def _has_positions(context: str, answers: str, profiles: Sequence[ColumnProfile], rows: Sequence[Row]) -> bool:
+    """Returns True if another column, such as ``12`` or ``(12, 20)``, says where almost all answers begin."""
+    cells = [(row, cell_value(row, answers, "answers")) for row in rows]
+    answered = [(row, cell["text"][0]) for row, cell in cells if cell is not None and cell["text"]]
+    for column in profiles:
+        starts = [re.search(r"\d+", str(row.get(column.name))) for row, _ in answered]
+        found = sum(
+            start is not None and str(row.get(context)).startswith(text, int(start[0]))
+            for (row, text), start in zip(answered, starts, strict=True)
+        )
+        if column.name not in (context, answers) and found >= _SHARE * len(answered) > 0:
+            return True
+    return False
 
 
 def _span_columns(profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> Iterator[_Spans]:

@@ -1,17 +1,20 @@
 """Detects rows of words with a tag for each."""
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations, product
 from typing import ClassVar
 
+from bert_tasks.data.cells import list_in_cell
 from bert_tasks.data.checks import imbalance_hint
 from bert_tasks.data.columns import Column, Row, complete_row
 from bert_tasks.data.conll import detect_scheme, entities, to_iob2
 from bert_tasks.data.kinds import KINDS
 from bert_tasks.data.problems import RowError, counted
 from bert_tasks.data.profile import ColumnProfile, listed, percentile, pieces
+from bert_tasks.errors import DataError
 from bert_tasks.tasks.shared.detection import (
     COMPARED_ROWS,
     Detection,
@@ -26,6 +29,7 @@ from bert_tasks.tasks.shared.detection import (
 )
 
 _MOST_TAGS = 200
+_MOST_UNEVEN = 0.1  # share of rows with another number of tags than of words, which a run reports or skips
 
 # Column names that people use, in lower case.
 _WORDS = ("words", "tokens", "form")
@@ -91,6 +95,8 @@ class TokenDetection(Detection):
             ]
         if not pairs:
             return None
+        if hints.label is None:
+            pairs = _with_names(pairs, compared)
         words, tags = pairs[0]
         spare = []
         for column in (column.name for column in profiles if column.name not in pairs[0]):
@@ -102,6 +108,8 @@ class TokenDetection(Detection):
         unlike = {words, *(column for _, column, _ in spare)}
         alike = [w for w, t in pairs if t == tags and _is_usual(w, _WORDS) == _is_usual(words, _WORDS)]
         tagged = [names for row in rows if (names := cell_value(row, tags, "tags")) is not None]
+        uneven = sum(len(sentence) != len(names) for sentence, names in _sentences(rows, words, tags))
+        evenly = f"all but {counted(uneven, 'row')}" if uneven else "every row"
         scheme = detect_scheme(tagged)
         if scheme == "raw":
             seen = f"{listed(sorted({tag for names in tagged for tag in names}))} are classes of words"
@@ -115,7 +123,7 @@ class TokenDetection(Detection):
             words=percentile([sum(map(pieces, _names(row, words, "words"))) for row in rows]),
             labels=tuple(sorted({name for names in tagged for name in to_iob2(names)})),
             reasons=(
-                f"{words}, {tags}: as many words as tags in every row, so each word has a tag",
+                f"{words}, {tags}: as many words as tags in {evenly}, so each word has a tag",
                 f"{tags}: {seen}",
                 *_imbalance(tags, tagged, hints.name),
             ),
@@ -159,14 +167,55 @@ def _is_usual(name: str, names: Sequence[str]) -> bool:
     return name.strip().lower() in names
 
 
+def _sentences(rows: Sequence[Row], words: str, tags: str) -> list[tuple[list[str], list[str]]]:
+    """Returns the words and the tags of each row that has tags."""
+    cells = [(_names(row, words, "words"), cell_value(row, tags, "tags")) for row in rows]
+    return [(sentence, names) for sentence, names in cells if names is not None]
+
+
+def _with_names(pairs: Sequence[tuple[str, str]], rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Returns the pairs of words and tags whose tags are names.
+
+    Raises:
+        DataError: The tags are numbers. Entities have no types then, and predictions say nothing to a reader.
+    """
+    numbered = {tags: _tag_numbers(rows, tags) for _, tags in pairs}
+    named = [(words, tags) for words, tags in pairs if not numbered[tags]]
+    if named:
+        return named
+    words, tags = pairs[0]
+    numbers = numbered[tags]
+    raise DataError(
+        f"the tags in {tags!r} are numbers from {min(numbers)} to {max(numbers)}, and the file does not have their "
+        "names, such as 'B-PER'. Write the names into the file, in datasets with\n"
+        f"  names = data.features[{tags!r}].feature.names\n"
+        f"  data = data.map(lambda row: {{{tags!r}: [names[tag] for tag in row[{tags!r}]]}})\n"
+        "or save it with save_to_disk or to_parquet, which keep the names. To train on the numbers as they are, add "
+        f"--text {shlex.quote(words)} --label {shlex.quote(tags)}"
+    )
+
+
+def _tag_numbers(rows: Sequence[Row], column: str) -> set[int]:
+    """Returns the different tags of a column if they are whole numbers."""
+    numbers = set[int]()
+    for row in rows:
+        cell = row.get(column)
+        tags = list_in_cell(cell) if isinstance(cell, str) else cell
+        if tags is None:
+            continue
+        if not isinstance(tags, list) or not all(isinstance(tag, int) for tag in tags):
+            return set()
+        numbers.update(tags)
+    return numbers
+
+
 def _are_tagged(rows: Sequence[Row], words: str, tags: str, *, is_usual: bool = False) -> bool:
     """Returns True for as many tags as words. Unnamed columns need few tags."""
-    tagged = [
-        (_names(row, words, "words"), names) for row in rows if (names := cell_value(row, tags, "tags")) is not None
-    ]
+    tagged = _sentences(rows, words, tags)
+    uneven = sum(len(sentence) != len(names) for sentence, names in tagged)
     vocabulary = {word for sentence, _ in tagged for word in sentence}
     different = {name for _, names in tagged for name in names}
-    if not different or any(len(sentence) != len(names) for sentence, names in tagged):
+    if not different or uneven > _MOST_UNEVEN * len(tagged):
         return False
     if is_usual or (_is_usual(words, _WORDS) and _is_usual(tags, _TAGS)):
         return True

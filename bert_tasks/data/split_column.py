@@ -1,0 +1,133 @@
+"""A column that says to which split each row of a file belongs.
+
+Owns the usual names of splits, the records of one split, and the numbers of rows in each.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from bert_tasks.data.problems import did_you_mean, first_few, shortened
+from bert_tasks.data.records import Record, Records
+from bert_tasks.errors import DataError
+
+SplitName = Literal["train", "validation", "test"]
+
+# Names that people give to the column, in lower case.
+SPLIT_COLUMNS = ("split", "set", "subset", "partition", "fold", "dataset_split", "data_split", "usage")
+
+_VALUES: Mapping[str, SplitName] = {
+    **dict.fromkeys(("train", "training", "trn"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "devel", "development"), "validation"),
+    **dict.fromkeys(("test", "testing", "tst", "held-out", "heldout"), "test"),
+}
+_SHOWN = 5
+
+
+def split_name(cell: Any) -> SplitName | None:
+    """Returns the split that a cell names, in any letter case, or None.
+
+    Example:
+        >>> split_name("Dev")
+        'validation'
+    """
+    return _VALUES.get(str(cell).strip().lower())
+
+
+def is_split_column(name: str, values: Iterable[Any]) -> bool:
+    """Returns True if the values name several splits, with training rows unless the column is called so.
+
+    Args:
+        name: Name of the column.
+        values: Its different values.
+    """
+    splits = {split_name(value) for value in values}
+    if len(splits) < 2 or None in splits:
+        return False
+    return "train" in splits or name.strip().lower() in SPLIT_COLUMNS
+
+
+def count_splits(values: Iterable[Any], column: str, source: str) -> Counter[SplitName]:
+    """Returns the number of rows in each split.
+
+    Args:
+        values: The cells of the column.
+        column: Name of the column.
+        source: Name of the rows in messages.
+
+    Raises:
+        DataError: A cell names no split, or there are no training rows.
+    """
+    counts = Counter[Any](map(_key, values))
+    unknown = [name for name in counts if split_name(name) is None]
+    if unknown:
+        found = first_few(map(shortened, unknown), _SHOWN)
+        raise DataError(
+            f"{source}: the column {column!r} of the splits has the values {found}. Write one of {', '.join(_VALUES)} "
+            "into each row, or read all rows, without split_column."
+        )
+    splits = Counter[SplitName]()
+    for name, count in counts.items():
+        split = split_name(name)
+        if split is not None:
+            splits[split] += count
+    if splits["train"] == 0:
+        found = ", ".join(f"{count} {name}" for name, count in splits.items())
+        raise DataError(
+            f"{source}: the column {column!r} names no training rows (it has {found} rows). Write 'train' into some "
+            "rows, or name a file with training rows."
+        )
+    return splits
+
+
+def _key(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def records_of_split(records: Records, column: str, split: SplitName | None, source: str) -> Records:
+    """Returns the records of one split, of the test rows by default.
+
+    Raises:
+        DataError: The source has no such column.
+    """
+    if records.columns is not None and column not in records.columns:
+        raise missing_column(column, records.columns, source)
+    return Records(records.columns, _rows_of_split(records.rows, column, split, source))
+
+
+def _rows_of_split(rows: Iterable[Record], column: str, split: SplitName | None, source: str) -> Iterator[Record]:
+    wanted: SplitName = "test" if split is None else split
+    found = False
+    seen = Counter[str]()
+    for record in rows:
+        # A row that cannot be read belongs to the training rows, where it is reported once.
+        is_faulty = record.fault is not None or record.skip is not None
+        if column not in record.cells and not is_faulty:
+            raise missing_column(column, record.cells, f"{source}:{record.line}")
+        name = "train" if is_faulty else split_name(record.cells[column])
+        if name == wanted:
+            found = True
+            yield record
+        elif not is_faulty:
+            seen[str(record.cells[column])] += 1
+    if not found:
+        values = first_few(map(repr, seen), _SHOWN)
+        raise DataError(f"{source}: no {wanted} rows. The column {column!r} has the values {values}.")
+
+
+def rows_of_split(rows: Iterable[Any], column: str, split: SplitName | None, source: str) -> list[Any]:
+    """Returns the rows in memory of one split, of the test rows by default.
+
+    Raises:
+        DataError: A row has no such column.
+    """
+    records = (Record(number, row if isinstance(row, Mapping) else {}) for number, row in enumerate(rows, start=1))
+    return [record.cells for record in _rows_of_split(records, column, split, source)]
+
+
+def missing_column(column: str, present: Iterable[str], source: str) -> DataError:
+    """Returns the error of a source without the column of splits."""
+    names = list(present)
+    problem = f"{source}: no column {column!r}, which would name the split of each row{did_you_mean(column, names)}"
+    mark = "" if problem.endswith("?") else "."
+    return DataError(f"{problem}{mark} The columns are {', '.join(map(repr, names))}")
