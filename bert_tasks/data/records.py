@@ -1,7 +1,7 @@
 """Records, the rows of a source before any value is validated.
 
-Owns the parsers of csv, tsv, text, JSON, SQuAD and parquet files (the parsers of CoNLL files are in ``conll``). It
-opens text files with byte order marks, encodings and gzip, and limits their rows as they are read.
+Owns the parsers of csv, tsv, text, JSON and SQuAD files (``conll`` and ``formats`` have the others). It opens text
+files with byte order marks, encodings and gzip, and limits their rows as they are read.
 """
 
 import codecs
@@ -11,7 +11,7 @@ import io
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -232,42 +232,47 @@ def _object_record(number: int, value: Any, raw: str) -> Record:
     return Record(number, {}, f'expected an object such as {{"text": "..."}}, not {value!r:.60}', raw=raw)
 
 
-_PARQUET_BATCH = 1000  # rows
-
-
-@contextmanager
-def parquet_records(path: Path, *, columns_to_read: Sequence[str] | None = None) -> Iterator[Records]:
-    """Opens a parquet file and reads its rows, with some columns or all (None).
-
-    Label ids become names if ``datasets`` wrote the names into the file's metadata.
-    """
-    from pyarrow import parquet
-
-    with parquet.ParquetFile(path) as file:
-        columns = tuple(file.schema_arrow.names)
-        present = [name for name in columns if columns_to_read is None or name in columns_to_read]
-        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-        largest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-        if largest > limits.LARGEST_ROW:
-            raise too_large(f"{path}: a row of the parquet file", limits.LARGEST_ROW)
-        size = max(1, min(_PARQUET_BATCH, limits.LARGEST_ROW // max(1, largest)))
-        batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=size, columns=present))
-        yield Records(columns, _numbered(batches, _schema_class_names(file.schema_arrow)))
-
-
 def dataset_records(rows: Any) -> Records:
     """Returns the rows of a ``datasets.Dataset`` with names for label ids."""
-    batches = (table.to_pylist() for table in rows.with_format("arrow").iter(batch_size=1000))
-    return Records(tuple(rows.column_names), _numbered(batches, _class_names(rows.features)))
+    tables = rows.with_format("arrow").iter(batch_size=1000)
+    batches = chain.from_iterable(map(row_lists, tables))
+    return Records(tuple(rows.column_names), numbered(batches, _class_names(rows.features)))
 
 
 def arrow_records(table: Any) -> Records:
     """Returns the rows of a ``pyarrow.Table``, with names from its metadata if any."""
-    batches = (batch.to_pylist() for batch in table.to_batches(max_chunksize=1000))
-    return Records(tuple(table.column_names), _numbered(batches, _schema_class_names(table.schema)))
+    batches = chain.from_iterable(map(row_lists, table.to_batches(max_chunksize=1000)))
+    return Records(tuple(table.column_names), numbered(batches, schema_class_names(table.schema)))
 
 
-def _numbered(batches: Iterable[list[dict[str, Any]]], class_names: Mapping[str, list[str]]) -> Iterator[Record]:
+def row_lists(rows: Any) -> Iterator[list[dict[str, Any]]]:
+    """Yields the rows of an Arrow table or batch, one by one if they are large together.
+
+    Raises:
+        DataError: A row is too large.
+    """
+    if _expanded_size(rows) <= limits.LARGEST_PART:
+        yield rows.to_pylist()
+        return
+    for index in range(len(rows)):
+        row = rows.slice(index, 1)
+        if _expanded_size(row) > limits.LARGEST_PART:
+            raise too_large("a row", limits.LARGEST_PART, "bytes")
+        yield row.to_pylist()
+
+
+def _expanded_size(rows: Any) -> int:
+    """Returns an upper limit of the bytes of some rows, each with its own copy of a value in a dictionary."""
+    size: int = rows.nbytes
+    for column in rows.columns:
+        for chunk in getattr(column, "chunks", [column]):
+            if hasattr(chunk, "dictionary"):
+                size += chunk.dictionary.nbytes * len(chunk)
+    return size
+
+
+def numbered(batches: Iterable[list[dict[str, Any]]], class_names: Mapping[str, list[str]]) -> Iterator[Record]:
+    """Yields the rows of all batches as records from 1, with the names of the class ids of some columns."""
     for number, cells in enumerate(chain.from_iterable(batches), start=1):
         named = {name: _named(cells[name], names) for name, names in class_names.items() if name in cells}
         yield Record(number, cells | named)
@@ -282,7 +287,8 @@ def _named(value: Any, names: list[str]) -> Any:
     return names[value] if 0 <= value < len(names) else value
 
 
-def _schema_class_names(schema: Any) -> Mapping[str, list[str]]:
+def schema_class_names(schema: Any) -> Mapping[str, list[str]]:
+    """Returns the columns of class ids -> their names, if ``datasets`` wrote them into an Arrow schema."""
     if schema.metadata is None or b"huggingface" not in schema.metadata:
         return {}
     from datasets import Features

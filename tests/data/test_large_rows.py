@@ -13,10 +13,11 @@ import pytest
 import srsly.msgpack
 from pyarrow import parquet
 
-from bert_tasks.data import limits
+from bert_tasks.data import limits, records
 from bert_tasks.data.arrow import row_batches
 from bert_tasks.data.columns import Column
-from bert_tasks.data.formats import annotations, workbooks
+from bert_tasks.data.formats import FORMATS, annotations, workbooks
+from bert_tasks.data.records import ParseOptions
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 from support import runs
@@ -116,6 +117,49 @@ def test_a_large_row_of_a_parquet_file(read: Read, tmp_path: Path, texts: list[s
         read(path.read_bytes(), "rows.parquet", columns=TEXT)
     parquet.write_table(pyarrow.table({"text": ["b" * 500] * 300}), path)
     assert len(read(path.read_bytes(), "rows.parquet", columns=TEXT)) == 300
+
+
+LONG = "b" * 2**20
+POOL = pyarrow.proxy_memory_pool(pyarrow.default_memory_pool())  # buffers may outlive a test, and need their pool
+
+
+def repeated(value: Any) -> pyarrow.Array:
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 300, pyarrow.int32()), pyarrow.array([value]))
+
+
+@pytest.mark.parametrize(
+    ("texts", "options"),
+    [
+        (repeated(LONG), {}),
+        (repeated(LONG), {"compression": "none"}),
+        ([[LONG]] * 300, {}),
+        ([f"{LONG}{number}" for number in range(300)], {"column_encoding": {"text": "DELTA_BYTE_ARRAY"}}),
+    ],
+    ids=["compressed dictionary", "dictionary", "lists", "prefixes"],
+)
+def test_a_parquet_file_of_repeated_texts_is_read_in_small_batches(
+    texts: Any, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have 300 MB. Read at once, the rows had all of them in memory."""
+    monkeypatch.undo()
+    path = tmp_path / "rows.parquet"
+    table, use_dictionary = pyarrow.table({"text": texts}), "column_encoding" not in options
+    parquet.write_table(table, path, use_dictionary=use_dictionary, dictionary_pagesize_limit=2**30, **options)
+    del table
+    usual = pyarrow.default_memory_pool()
+    pyarrow.set_memory_pool(POOL)
+    try:
+        with FORMATS["parquet"].open(path, ParseOptions()) as opened:
+            assert sum(1 for _ in opened.rows) == 300
+    finally:
+        pyarrow.set_memory_pool(usual)
+    assert path.stat().st_size < 2 * len(LONG)
+    assert 0 < POOL.max_memory() < 200 * 2**20
+
+
+def test_a_frame_of_repeated_texts_is_read_row_by_row() -> None:
+    rows = records.arrow_records(pyarrow.table({"text": repeated("b" * 100)})).rows
+    assert [row.line for row in rows] == list(range(1, 301))
 
 
 def test_large_rows_are_stored_in_small_batches() -> None:

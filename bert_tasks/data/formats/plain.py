@@ -11,6 +11,7 @@ from pathlib import Path
 from bert_tasks.data.columns import Column, first_column
 from bert_tasks.data.conll import conll_rows, conllu_rows
 from bert_tasks.data.formats.base import FORMATS, Format
+from bert_tasks.data.formats.parquet import parquet_records
 from bert_tasks.data.records import (
     SENTENCES,
     TEXT,
@@ -18,7 +19,6 @@ from bert_tasks.data.records import (
     ParseOptions,
     Records,
     json_rows,
-    parquet_records,
     squad_rows,
     table_records,
     text_rows,
