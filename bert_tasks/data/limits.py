@@ -16,11 +16,14 @@ MOST_COLUMNS = 16_384  # of one row, as in a sheet of Excel
 MOST_SHEET_ROWS = 1_048_576  # of one sheet, which is Excel's own limit
 
 
-def too_large(subject: str, limit: int, unit: str = "characters") -> DataError:
+_ROW_ADVICE = "Close its quotes, split its texts, or separate documents by blank lines"
+_FILE_ADVICE = "Split it into rows, such as one JSON object per line"
+
+
+def too_large(subject: str, limit: int, unit: str = "characters", *, advice: str | None = None) -> DataError:
     """Returns the error for a row, or for a part that is read as a whole, above its limit."""
-    advice = "Close its quotes, split its texts, or separate documents by blank lines"
-    if limit != LARGEST_ROW:
-        advice = "Split it into rows, such as one JSON object per line"
+    if advice is None:
+        advice = _ROW_ADVICE if limit == LARGEST_ROW else _FILE_ADVICE
     return DataError(f"{subject} has more than {limit:,} {unit}. {advice}")
 
 

@@ -23,6 +23,7 @@ from bert_tasks.data.records import BoundedText, ParseOptions, Record, Records, 
 from bert_tasks.errors import DataError
 
 _IS_LIST = re.compile(r"\s*\[\s*[\[{]")
+_DOCBIN_ADVICE = "Write its documents into several files"
 _MOST_VALUES = 2**23  # of all lists and objects of a DocBin, of which the strings of its words are most
 _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
@@ -149,7 +150,7 @@ def _decompressed(path: Path) -> bytes:
     with path.open("rb") as file:
         content = stream.decompress(file.read(limits.LARGEST_PART), limits.LARGEST_PART + 1)
     if len(content) > limits.LARGEST_PART:
-        raise too_large(f"{path}: the decompressed file", limits.LARGEST_PART, "bytes")
+        raise too_large(f"{path}: the decompressed file", limits.LARGEST_PART, "bytes", advice=_DOCBIN_ADVICE)
     if not stream.eof:
         raise DataError(f"{path}: the compressed data have no end. Save or download the file again")
     return content
@@ -165,7 +166,7 @@ def _check_object_count(content: bytes, path: Path) -> None:
         nonlocal count
         count += len(values)
         if count > _MOST_VALUES:
-            raise too_large(f"{path}: the file", _MOST_VALUES, "values")
+            raise too_large(f"{path}: the file", _MOST_VALUES, "values", advice=_DOCBIN_ADVICE)
 
     unpackb(content, list_hook=add, object_pairs_hook=add, max_array_len=_MOST_VALUES, max_map_len=_MOST_VALUES)
 

@@ -19,9 +19,10 @@ from bert_tasks.errors import DataError
 if TYPE_CHECKING:
     from openpyxl import Workbook
 
-_MOST_STREAMED_TAGS = 2**25  # of the shared strings: 5 million texts in a sheet that is as long as can be
+_MOST_STREAMED_TAGS = 2**23  # of the shared strings, which are 2 million texts
 _MOST_TAGS = 2**20  # of one row, or of a part that is not streamed, such as the styles
 _MOST_PART_BYTES = 2**26  # of a part that is not streamed
+_ADVICE = "Save the sheet as a .csv file"
 _PROLOG = 2**12  # bytes in which the first element must begin
 _ELEMENT = re.compile(rb"<[A-Za-z_]")
 
@@ -69,9 +70,9 @@ class BoundedArchive(ZipFile):
         self._tags += content.count(b"<")
         where = f"{self.filename}: a row, or a part, of {name!r}"
         if self._bytes > most_bytes:
-            raise too_large(where, most_bytes, "bytes")
+            raise too_large(where, most_bytes, "bytes", advice=_ADVICE)
         if self._tags > most_tags:
-            raise too_large(where, most_tags, "cells and other elements")
+            raise too_large(where, most_tags, "cells and other elements", advice=_ADVICE)
 
 
 class _BoundedEntry(io.BufferedIOBase):
