@@ -18,6 +18,7 @@ from bert_tasks.data.readers import ReadingArguments, ReadOptions, column_values
 from bert_tasks.data.split_column import count_splits
 from bert_tasks.data.splits import Splits, joined_splits, split_notes, train_validation_split
 from bert_tasks.data.table import RowTable
+from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.distributed import is_main_process, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.model.hf_names import hf_hint
@@ -208,7 +209,9 @@ def _load_splits(
         splits = _splits_of_tasks(task, train, validation, recipe, reading)
     else:
         splits = _splits_of(task, train, validation, recipe, reading)
-        model.columns = reading.training_names(train if isinstance(train, str | Path) else None, task.columns)
+        file = train if isinstance(train, str | Path) else None
+        model.columns = reading.training_names(file, task.columns)
+        model.reading = TrainedReading.of(reading, file, recipe.data.on_error)
     model.read_labels(splits, unlabelled=recipe.teacher is not None)
     return splits
 

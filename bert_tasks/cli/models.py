@@ -25,6 +25,7 @@ from bert_tasks.cli.options import (
     Adapter,
     AsJson,
     DataOrPipe,
+    LabelledRowErrors,
     ModelName,
     NewFolder,
     Overwrite,
@@ -63,11 +64,12 @@ def evaluate(
         Literal["blank-line", "line", "file"] | None,
         reading_option(help="Document in a .txt file. Default: blank-line."),
     ] = None,
+    on_error: LabelledRowErrors = None,
     adapter: Adapter = None,
     dtype: Precision = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Print a model's metrics on a file with labels.
+    """Print a model's metrics on a file with labels. A file with the extension of the training file is read as that.
 
     Example: bert-tasks evaluate runs/first/model dev.csv
     """
@@ -77,7 +79,7 @@ def evaluate(
 
     reading = replace(reading, document=document)
     loaded = load_trained(model, data=data, reading=reading, adapter=adapter, **loading)
-    evaluation = evaluate_data(loaded, data, reading=reading, dtype=dtype)
+    evaluation = evaluate_data(loaded, data, reading=reading, dtype=dtype, on_error=on_error)
     table = Report.of(evaluation.task).table(evaluation.metrics)
     print_result(evaluation.metrics, table.lines(), as_json=as_json)
 
@@ -416,6 +418,7 @@ def report(
     explain: Annotated[
         int, typer.Option(min=0, max=20, metavar="NUMBER", help="Number of examples to shade the words of.")
     ] = 0,
+    on_error: LabelledRowErrors = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file about a run, with curves, scores with intervals, and mistakes. Several runs are compared.
@@ -433,6 +436,7 @@ def report(
         label_issues=label_issues,
         explain=explain,
         reading=reading,
+        on_error=on_error,
     )
     print_result(result.to_json(), result.lines(), as_json=as_json)
 

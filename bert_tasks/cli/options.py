@@ -50,6 +50,10 @@ LabelSeparator = Annotated[
 SplitColumn = Annotated[
     str | None, reading_option(metavar="COLUMN", help="Column of splits. Reads test rows. Default: all rows.")
 ]
+LabelledRowErrors = Annotated[
+    Literal["fail", "skip"] | None,
+    reading_option("--on-error", help="Action for bad rows. skip leaves them out. Default: as trained."),
+]
 Revision = Annotated[str | None, model_option(metavar="NAME", help="Branch, tag or commit of a hub id.")]
 Adapter = Annotated[str | None, model_option(metavar="FOLDER", help="Adapters to add to MODEL, their base.")]
 Precision = Annotated[

@@ -32,6 +32,7 @@ from bert_tasks.data.records import Document
 from bert_tasks.data.split_column import SPLIT_COLUMNS, SplitName, count_splits, is_split_column
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.task_rows import TaskColumn
+from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.errors import DataError, argument
 from bert_tasks.storage import sha256
 
@@ -293,6 +294,17 @@ def trained_names(spec: DataSpec, columns: Sequence[Column]) -> dict[str, str]:
         return {}  # each task has the names of its columns
     first = None if spec.dataset is not None else matching_files(split_files(spec)[0][0])[0]
     return _read_options(spec).training_names(first, columns)
+
+
+def trained_reading(spec: DataSpec) -> TrainedReading:
+    """Returns how the training rows are read, which a model trained on them remembers.
+
+    Tasks with rows of their own may read different files, so that nothing is remembered of them.
+    """
+    if spec.tasks:
+        return TrainedReading()
+    train = None if spec.dataset is not None else matching_files(split_files(spec)[0][0])[0]
+    return TrainedReading.of(_read_options(spec), train, spec.on_error)
 
 
 def _read_options(spec: DataSpec) -> ReadOptions:

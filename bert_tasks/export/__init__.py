@@ -30,7 +30,7 @@ from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
 from bert_tasks.export.exported import GRAPHS, RECORD, GraphModel, input_names, names_other_file, output_names
 from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
 from bert_tasks.model.encoder import Encoder
-from bert_tasks.model.inputs import Data, load_table, load_trained
+from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_prediction
 from bert_tasks.model.pretrained import check_one_task, saved_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import check_new_folder, check_writable, new_folder, sha256, weights_write_error
@@ -155,7 +155,8 @@ def export(
             raise UsageError(f"the weights are {', '.join(dtypes)}, expected float32. Convert the model with .float()")
         rows: list[Row] = []
         if data is not None:
-            table = load_table(data, loaded.task, names=loaded.columns, reading=how, labels="unread")
+            options = reading_for_prediction(loaded, data, how)
+            table = load_table(data, loaded.task, names=loaded.columns, reading=options, labels="unread")
             if len(table) == 0:
                 raise DataError(f"{table.source}: no rows to verify the graph with")
             rows = list(valid_rows(islice(table, VERIFIED_ROWS), loaded.input_columns))
@@ -192,7 +193,7 @@ def _export_weights(model: TaskModel, target: Path) -> Export:
     if not HFConfig.of(model.task).has_head:
         raise UsageError(f"transformers lacks the head of this {model.task.name}. Use the folder with bert_tasks")
     model.save_pretrained(target)
-    architecture = saved_config(model.hf_config, model.task, model.columns)["architectures"][0]
+    architecture = saved_config(model.hf_config, model.task, model.columns, model.reading)["architectures"][0]
     record = {"to": "transformers", "architecture": architecture, "labels": len(model.task.labels)}
     return Export(folder=target, record=record)
 
@@ -231,7 +232,7 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: 
     try:
         save_folder(
             folder,
-            config=saved_config(model.hf_config, model.task, model.columns),
+            config=saved_config(model.hf_config, model.task, model.columns, model.reading),
             tensors=None,
             tokenizer=model.require_tokenizer(),
             head_tensors=outside if outside else None,

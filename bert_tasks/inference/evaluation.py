@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import numpy as np
 import torch
@@ -19,16 +19,18 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from bert_tasks.checkpoints.hub import RUN_GENERATOR, resolve
-from bert_tasks.data.columns import Row
+from bert_tasks.data.columns import PassthroughColumns, Row
+from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.records import Document
 from bert_tasks.data.table import RowTable, Samples, Truncation, longest_first
-from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
+from bert_tasks.distributed import broadcast_from_main, is_main_process, main_process_first, make_accelerator
 from bert_tasks.encoder.cpu import map_batches
-from bert_tasks.errors import BertTasksError, DataError, GivenUpError, UsageError
+from bert_tasks.errors import BertTasksError, DataError, GivenUpError, UsageError, argument
+from bert_tasks.inference.output import check_row_options
 from bert_tasks.metrics.tables import LOSS, merged, untuned
 from bert_tasks.model.features import tokenized, unknown_tokens, vocabulary_name
-from bert_tasks.model.inputs import Data, load_table, load_trained
+from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_labels
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import ForwardFn, TaskModel
@@ -252,6 +254,7 @@ def evaluate(
     adapter: str | Path | None = None,
     dtype: DType = "float32",
     document: Document | None = None,
+    on_error: Literal["fail", "skip"] | None = None,
     **reading: Unpack[ReadingArguments],
 ) -> dict[str, float]:
     """Returns the metrics of a model on rows with labels.
@@ -264,8 +267,11 @@ def evaluate(
         revision, adapter: See ``TaskModel.from_pretrained``.
         dtype: ``float32`` (default), ``int8`` for a quantised copy on the CPU (extra ``export``), or ``bf16`` for the
             encoder, which a CPU computes faster only with avx512_bf16 or AMX.
-        document: A document in a file of text: "blank-line" (default), "line" or "file".
-        reading: Fields of `ReadOptions`. Default: columns with the names of the training data.
+        document: A document in a file of text: "blank-line", "line" or "file". Default: as in training.
+        on_error: "fail" to stop at rows that cannot be used, or "skip" to leave them out of the metrics, which a
+            warning counts. Default: as in training.
+        reading: Fields of `ReadOptions`. Default: as the training file was read, if the file has its extension, and
+            columns with the names of the training data. A warning names the options that are not the usual ones.
 
     Raises:
         DataError: Rows cannot be used. The message names all of them.
@@ -277,15 +283,64 @@ def evaluate(
     options = ReadOptions.from_arguments(evaluate, reading, document=document)
     loading: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
     model = load_trained(model, data=data, reading=options, **loading)
-    return evaluate_data(model, data, dtype=dtype, reading=options).metrics
+    return evaluate_data(model, data, dtype=dtype, reading=options, on_error=on_error).metrics
 
 
-def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: DType = "float32") -> Evaluation:
+def labelled_table(
+    model: TaskModel,
+    data: Data,
+    *,
+    reading: ReadOptions,
+    on_error: Literal["fail", "skip"] | None = None,
+    passthrough: PassthroughColumns = "none",
+) -> RowTable:
+    """Returns the rows with labels that a model is evaluated on.
+
+    Args:
+        model: The model, whose training file says how a file is read and what is done with rows that cannot be used.
+        data, reading, on_error: See ``evaluate``. A warning counts the rows that are left out.
+        passthrough: See ``read_table``.
+
+    Raises:
+        DataError: Rows are bad. The message lists them.
+        UsageError: ``on_error`` has another value.
+    """
+    if isinstance(data, RowTable):
+        return data
+    action = model.reading.on_error if on_error is None else on_error
+    check_row_options("none", action)
+    try:
+        table = load_table(
+            data,
+            model.task,
+            names=model.columns,
+            reading=reading_for_labels(model, data, reading),
+            passthrough=passthrough,
+            skip_errors=action == "skip",
+        ).without_errors()
+    except RowErrors as error:
+        if action == "fail":
+            error.advice = f"pass {argument('on_error', 'skip')} to leave such rows out"
+        raise
+    if is_main_process():
+        for note in table.notes:
+            _log.warning("%s: %s", table.source, note)
+    return table
+
+
+def evaluate_data(
+    model: TaskModel,
+    data: Data,
+    *,
+    reading: ReadOptions,
+    dtype: DType = "float32",
+    on_error: Literal["fail", "skip"] | None = None,
+) -> Evaluation:
     """Evaluates a model in memory. See ``evaluate``."""
     accelerator = make_accelerator()
     forward_fn = _forward_fn(model.to(accelerator.device), dtype)
     with main_process_first(accelerator):
-        table = load_table(data, model.task, names=model.columns, reading=reading)
+        table = labelled_table(model, data, reading=reading, on_error=on_error)
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows to evaluate")
         samples = tokenized(table, model.task, model)
@@ -293,4 +348,7 @@ def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: 
         unknown = unknown_tokens(samples, model).warnings(vocabulary_name(model))
         for note in (*Windows.of(model.task).cut_notes(Truncation.of(samples.features, rows=len(table))), *unknown):
             _log.warning("%s: %s", table.source, note)
-    return evaluate_samples(model, samples, table, accelerator, forward_fn=forward_fn)
+    evaluation = evaluate_samples(model, samples, table, accelerator, forward_fn=forward_fn)
+    if accelerator.is_main_process and evaluation.collapse is not None and not isinstance(data, RowTable):
+        _log.warning("%s: the model %s, although the labels of the rows differ", table.source, evaluation.collapse)
+    return evaluation

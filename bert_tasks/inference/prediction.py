@@ -56,7 +56,7 @@ from bert_tasks.inference.streams import (
 )
 from bert_tasks.model.explanation import explainable_task
 from bert_tasks.model.features import vocabulary_name
-from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained
+from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained, reading_for_prediction
 from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Prediction, PredictionT, Task, float_list
@@ -190,6 +190,7 @@ def predict(
     if explain:
         explainable_task(model, model.task, dtype)
     forward_fn = logits_of(model, dtype)
+    how = reading_for_prediction(model, data, how)
     table = load_table(data, model.task, names=model.columns, reading=how, labels="unread")
     predictions = model.predict_rows(table, forward_fn=forward_fn, logits=logits, explain=explain)
     if abstain_below:
@@ -278,6 +279,7 @@ class PredictionRun:
         task, destination = self.model.task, self.destination
         rows_as_given: Sequence[Row] | None = None
         if isinstance(data, str | Path):
+            reading = reading_for_prediction(self.model, data, reading)
             reading = reading.for_file(data, self.model.columns, self.model.input_columns)
         elif not isinstance(data, RowTable):
             rows_as_given = in_memory(data, task)

@@ -19,6 +19,7 @@ from bert_tasks.checkpoints.save import file_tensors, hf_tensors, save_folder
 from bert_tasks.checkpoints.sentence_transformers import SentenceSettings, read_sentence_settings
 from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
 from bert_tasks.data.readers import is_frame
+from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.encoder.layers import initialize
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.families import CONFIG_KEY, encoder_config, family_of, parameter_map, pooler_is_there
@@ -46,6 +47,7 @@ class Encoder(PretrainedModule):
         super().__init__(hf_config)
         self.pooler = nn.Linear(self.config.hidden_size, self.config.hidden_size) if pooler else None
         self.columns: Mapping[str, str] = {}
+        self.reading = TrainedReading()
         self.sentence_settings: SentenceSettings | None = None
         initialize(self, self.config)
 
@@ -79,7 +81,8 @@ class Encoder(PretrainedModule):
         model.tokenizer = open_tokenizer(
             described.tokenizer_path, vocab_size=config.vocab_size, second=config.second_segment, required=False
         )
-        model.columns, model.sentence_settings = described.columns, read_sentence_settings(folder)
+        model.columns, model.reading = described.columns, described.reading
+        model.sentence_settings = read_sentence_settings(folder)
         return model.eval()
 
     def forward(
@@ -194,7 +197,8 @@ class Encoder(PretrainedModule):
             )
         with torch.device("meta"):
             model = TaskModel(self.hf_config, task)
-        model.encoder, model.tokenizer, model.columns = self.encoder, self._tokenizer, self.columns
+        model.encoder, model.tokenizer = self.encoder, self._tokenizer
+        model.columns, model.reading = self.columns, self.reading
         return model.train(self.training)
 
     def save_pretrained(self, folder: str | Path) -> None:

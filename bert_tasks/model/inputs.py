@@ -1,5 +1,6 @@
 """The trained model and the rows of evaluation, prediction, serving and export."""
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Literal
 
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.columns import Column, PassthroughColumns, Row, as_row, complete_row, read_for_others, rename_row
+from bert_tasks.data.formats import FORMATS
 from bert_tasks.data.problems import RowError, did_you_mean, end_sentence
 from bert_tasks.data.readers import (
     Frame,
@@ -19,13 +21,17 @@ from bert_tasks.data.readers import (
 )
 from bert_tasks.data.split_column import rows_of_split
 from bert_tasks.data.table import RowTable
+from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.data.validator import unknown_column
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.distributed import is_main_process
+from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
 from bert_tasks.model.pretrained import CheckpointFolder, check_one_task, check_trained, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import tasks_with_head
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.hf_config import HFConfig
+
+_log = logging.getLogger("bert_tasks")
 
 Data = str | Path | RowTable | Sequence[Row] | Sequence[str] | Sequence[tuple[str, ...]] | Frame
 
@@ -165,6 +171,41 @@ def input_names(
     renames = reading.with_names(names, columns, present).columns
     task_names = [column.name for column in columns]
     return {task: name for task, name in ({} if renames is None else renames).items() if task in task_names}
+
+
+def reading_for_labels(model: TaskModel, data: Data, reading: ReadOptions) -> ReadOptions:
+    """Returns the options for a file with labels, as the model's training file was read.
+
+    They are the options of the caller, and the options of the training file that the caller leaves open, if the file
+    has the extension of the training file. A warning names these options.
+
+    Raises:
+        CheckpointError: The training file had a format that is not registered here.
+    """
+    return _with_trained(model.reading, data, reading)
+
+
+def reading_for_prediction(model: TaskModel, data: Data, reading: ReadOptions) -> ReadOptions:
+    """Returns the options as ``reading_for_labels``, with each line of a text file as a text."""
+    return _with_trained(model.reading.without_document(), data, reading)
+
+
+def _with_trained(trained: TrainedReading, data: Data, reading: ReadOptions) -> ReadOptions:
+    if not isinstance(data, str | Path):
+        return reading
+    stored = trained.missing_options(reading, Path(data))
+    if not stored:
+        return reading
+    format = stored.get("format")
+    if format is not None and format not in FORMATS:
+        raise CheckpointError(
+            f"{data}: the model's training file had the format {format!r}, which is not registered here. Register it, "
+            f"or pass {argument('format', 'csv')} or another format"
+        )
+    if is_main_process():
+        listed = ", ".join(f"{name} = {value!r}" for name, value in stored.items())
+        _log.warning("%s: read as the training file was, with %s. Options that you pass take precedence", data, listed)
+    return replace(reading, **stored)
 
 
 def load_table(

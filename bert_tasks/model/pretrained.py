@@ -3,6 +3,7 @@
 No name in a file is followed to code. A task of the form ``module:Class`` is loaded only if the caller passes it.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
@@ -10,12 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from bert_tasks.checkpoints.adapter_config import head_of, is_adapter, read_adapter_config
 from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import CheckpointError, NoHeadError, UsageError, argument
 from bert_tasks.families import (
@@ -55,6 +57,7 @@ class CheckpointFolder:
         labels: The names of the head's outputs, in order. Empty if config.json has none.
         stored: The content of our key in config.json. None if this package did not write it.
         columns: The task's columns -> their names in the training data, as far as config.json says it.
+        reading: How the file of the training rows was read.
         tokenizer_path: The folder with the tokenizer. Adapters of peft use the tokenizer of their base.
         base: The base of adapters, if the caller names it.
         head_name: The name of the task whose head is read, if the folder has several tasks (see ``of_task``).
@@ -66,6 +69,7 @@ class CheckpointFolder:
     labels: tuple[str, ...] = ()
     stored: dict[str, Any] | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
+    reading: TrainedReading = field(default_factory=TrainedReading)
     tokenizer_path: Path = Path()
     base: Path | None = None
     head_name: str | None = None
@@ -94,8 +98,8 @@ class CheckpointFolder:
         hf_config = read_config(path)
         entry = hf_config.get(CONFIG_KEY)
         stored = entry if isinstance(entry, dict) else None
-        reading = {} if stored is None else stored.get(READING_KEY, {})
-        columns = reading.get("columns", {}) if isinstance(reading, dict) else None
+        content = {} if stored is None else stored.get(READING_KEY, {})
+        columns = content.get("columns", {}) if isinstance(content, dict) else None
         if not isinstance(columns, dict) or not all(isinstance(name, str) for name in columns.values()):
             raise CheckpointError(f"{path}/config.json, key {CONFIG_KEY}: reading.columns must name columns")
         return cls(
@@ -105,6 +109,7 @@ class CheckpointFolder:
             labels=label_names(hf_config),
             stored=stored,
             columns=columns,
+            reading=_stored_reading(content, path),
             tokenizer_path=path,
             base=base,
         )
@@ -130,6 +135,18 @@ class CheckpointFolder:
         entry = {"task": of_task.name, "labels": of_task.labels, "settings": Fitting.of(of_task).settings()}
         stored = {**entry, **Fitting.of(of_task).values()}
         return replace(self, stored=stored, labels=of_task.labels, columns=columns, head_name=task)
+
+
+def _stored_reading(content: Mapping[str, Any], path: Path) -> TrainedReading:
+    """Returns how the training rows were read, from the part of our key that says it."""
+    options = {name: value for name, value in content.items() if name != "columns"}
+    try:
+        return TypeAdapter(TrainedReading).validate_json(json.dumps(options), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join([READING_KEY, *map(str, first["loc"])])
+        problem = first["msg"].removeprefix("Value error, ")
+        raise CheckpointError(f"{path}/config.json, key {CONFIG_KEY}: {name}: {problem}") from None
 
 
 def folder_task(
@@ -298,16 +315,28 @@ def check_trained(name: str | Path, task: Task, report: "LoadReport | None") -> 
         )
 
 
-def saved_config(hf_config: Mapping[str, Any], task: Task, columns: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the updated config.json of a saved model, with our key."""
+def saved_config(
+    hf_config: Mapping[str, Any], task: Task, columns: Mapping[str, str], reading: TrainedReading
+) -> dict[str, Any]:
+    """Returns the updated config.json of a saved model, with our key.
+
+    Args:
+        hf_config: The configuration of transformers.
+        task: The task.
+        columns: The task's columns -> their names in the training data.
+        reading: How the file of the training rows was read.
+    """
     entry: dict[str, Any] = {
         "task": stored_name(type(task)),
         "settings": Fitting.of(task).settings(),
         "version": version("bert-tasks"),
         **Fitting.of(task).values(),
     }
+    options = reading.stored()
     if columns:
-        entry[READING_KEY] = {"columns": dict(columns)}
+        options = {"columns": dict(columns), **options}
+    if options:
+        entry[READING_KEY] = options
     unwanted = ["_name_or_path", "num_labels", "finetuning_task"]
     stock: Mapping[str, Any] = {}
     bridge = HFConfig.of(task)

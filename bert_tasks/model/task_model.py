@@ -28,6 +28,7 @@ from bert_tasks.data.problems import first_few
 from bert_tasks.data.readers import Frame, index_of, is_frame, rows_in_memory
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import filled_batches, filling_order
+from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.cpu import map_batches
 from bert_tasks.encoder.layers import initialize
@@ -93,6 +94,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         origin: The name that the model was loaded by, and the hub's commit, or None.
         columns: The task's columns -> their names in the training data, if they differ. They are saved with the model.
             Files and rows may use these names.
+        reading: How the file of the training rows was read. It is saved with the model, and applies to files with the
+            same extension.
         adapters: The low-rank adapters that the last run trained, which are in the weights, too, or None.
         has_assumed_labels: True if nobody has named the labels, so that ``fit`` takes the labels of the training rows.
             Until then the model predicts and saves nothing.
@@ -117,6 +120,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self.tokenizer = tokenizer
         self.origin: Origin | None = None
         self.columns: Mapping[str, str] = {}
+        self.reading = TrainedReading()
         self._encoder_shapes = {f"encoder.{name}": value.shape for name, value in self.encoder.state_dict().items()}
         initialize(self.encoder, self.config)
         self.head = task.head(self.config)
@@ -231,7 +235,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 raise
             raise CheckpointError(f"{adapter} does not fit the base {name}. {error}") from None
         model.origin = origin(name if adapter is None else adapter, folder.path, revision=revision)
-        model.columns = folder.columns
+        model.columns, model.reading = folder.columns, folder.reading
         model.tokenizer = open_tokenizer(
             folder.tokenizer_path, vocab_size=model.config.vocab_size, second=model.config.second_segment
         )
@@ -307,7 +311,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         if "encoder.embeddings.token_type.weight" in state.keys() - new_state.keys():
             new_state["encoder.embeddings.position.weight"] += state["encoder.embeddings.token_type.weight"][0]
         student._drawn = {name: new_state[name].clone() for name in (self._drawn if same_head else of_head)}
-        student.origin, student.columns, student.load_report = self.origin, self.columns, self.load_report
+        student.origin, student.load_report = self.origin, self.load_report
+        student.columns, student.reading = self.columns, self.reading
         if self.load_report is not None:
             note = f"layers {', '.join(map(str, kept))} of {count}{'' if family is None else f', as {family}'}"
             student.load_report = replace(self.load_report, notes=(*self.load_report.notes, note))
@@ -331,7 +336,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         prefix = "" if has_prefix else family.prefix
         save_folder(
             Path(folder),
-            config=saved_config(self.hf_config, self.task, self.columns),
+            config=saved_config(self.hf_config, self.task, self.columns, self.reading),
             tensors=file_tensors(hf_tensors({key: state[key] for key in names}, names, strip_prefix=prefix), family),
             tokenizer=self._tokenizer,
             head_tensors=hf_tensors(head_state, {key: (key,) for key in head_state}) if head_state else None,
@@ -365,7 +370,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             head_kind=head_kind,
             base=str(base.absolute()) if base.is_dir() else self.origin.name,
         )
-        hf_config = saved_config(self.hf_config, self.task, self.columns)
+        hf_config = saved_config(self.hf_config, self.task, self.columns, self.reading)
         save_folder(target, config=hf_config, tensors=tensors, tokenizer=self._tokenizer, adapter_config=config)
 
     def share_weights(self, other: "TaskModel") -> None:
@@ -651,6 +656,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         model = cast("TaskModel[SequencePrediction]", copy.copy(self))
         names = [column.name for column in task.columns]
         model.task, model.columns = task, {name: self.columns[name] for name in names if name in self.columns}
+        model.reading = TrainedReading()  # the rows have other columns than the training file
         return model
 
     def predict_rows(

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
@@ -119,6 +119,7 @@ def make_report(
     label_issues: str | Path | None = None,
     explain: int = 0,
     reading: ReadOptions | None = None,
+    on_error: Literal["fail", "skip"] | None = None,
     fit_rows: GivenRows | None = None,
 ) -> Report:
     """Writes one self-contained HTML file without scripts or network access.
@@ -135,7 +136,8 @@ def make_report(
         mistakes: A .csv, .tsv or .jsonl file for the wrongly predicted rows of ``data`` or of the validation sets.
         label_issues: A file for the rows of a cross-validation whose label is probably wrong.
         explain: Number of examples of each data set whose words are shaded by their contributions. Default: 0.
-        reading: How to read ``data``.
+        reading: How to read ``data``. Default: as the training file was read, if it has its extension.
+        on_error: "fail" or "skip" for rows of ``data`` that cannot be used. Default: as in training.
         fit_rows: The validation rows of a run of ``fit``, which has no recipe.
 
     Raises:
@@ -155,9 +157,10 @@ def make_report(
         raise UsageError(f"{page_path}: expected a name that ends in .html for the report")
     if output is not None and not page_path.absolute().parent.is_dir():
         raise UsageError(f"{page_path}: there is no folder {page_path.parent} for the report. Make it first")
-    options = [] if reading is None else [name for name, value in vars(reading).items() if value not in (None, {})]
-    if data is None and options:
-        raise UsageError(f"{', '.join(options)}: this says how a file is read. Name the file with --data")
+    stated = [] if reading is None else [name for name, value in vars(reading).items() if value not in (None, {})]
+    stated += [] if on_error is None else ["on_error"]
+    if data is None and stated:
+        raise UsageError(f"{', '.join(stated)}: this says how a file is read. Name the file with --data")
     taken = [page_path, *([] if data is None else [Path(data)])]
     for path, rows in ((mistakes, "mistakes"), (label_issues, "labels")):
         if path is not None:
@@ -191,7 +194,8 @@ def make_report(
     issues = None if label_issues is None else label_issues_of(run)
     on_file = None
     if data is not None:
-        on_file = results_on_file(run, data, by=by, read_options=ReadOptions() if reading is None else reading)
+        options = ReadOptions() if reading is None else reading
+        on_file = results_on_file(run, data, by=by, read_options=options, on_error=on_error)
     if model is not None:
         results = {name: with_explanations(each, model, explain) for name, each in results.items()}
         if on_file is not None and on_file.results is not None:

@@ -4,15 +4,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bert_tasks.data.columns import FOLD_GROUP, PASSTHROUGH, Row
 from bert_tasks.data.problems import counted, did_you_mean, first_few
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate_data
+from bert_tasks.inference.evaluation import labelled_table
 from bert_tasks.metrics.tables import CLASS_SCORES, ClassRow, MetricTable
-from bert_tasks.model.inputs import load_table
+from bert_tasks.model.inputs import reading_for_labels
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.report.collect import Run, load_model
 from bert_tasks.report.statistics import Estimate, bootstrap
@@ -292,14 +293,21 @@ def model_of(run: Run, purpose: str) -> TaskModel:
     return load_model(run.folder, None if run.task is None else type(run.task))
 
 
-def results_on_file(run: Run, data: str | Path, *, by: Sequence[str], read_options: ReadOptions) -> FileResults:
+def results_on_file(
+    run: Run,
+    data: str | Path,
+    *,
+    by: Sequence[str],
+    read_options: ReadOptions,
+    on_error: Literal["fail", "skip"] | None = None,
+) -> FileResults:
     """Evaluates the run's model on the rows of a file.
 
     Args:
         run: A run with a model.
         data: A file with labels.
         by: Columns of the file, or of the task, whose values have scores of their own.
-        read_options: How the file is read.
+        read_options, on_error: How the file is read. See ``evaluate``.
 
     Raises:
         UsageError: There is no model yet, or no such column.
@@ -307,8 +315,9 @@ def results_on_file(run: Run, data: str | Path, *, by: Sequence[str], read_optio
         CheckpointError: The model cannot be loaded.
     """
     model = model_of(run, f"to evaluate on {data}")
-    options = read_options.for_file(data, model.columns, model.task.columns)
-    table = load_table(data, model.task, reading=options, passthrough="all")
+    reading = reading_for_labels(model, data, read_options)
+    options = reading.for_file(data, model.columns, model.task.columns)
+    table = labelled_table(model, data, reading=options, on_error=on_error, passthrough="all")
     evaluation = evaluate_data(model, table, reading=options)
     rows, task = list(table), model.task
     results = results_of(task, evaluation.predictions, rows, first=run.best_metric[1])

@@ -106,6 +106,15 @@ class ReplacedReport(Report):
         """Returns for each token whether it seems to be replaced."""
         return [score > 0.5 for score in prediction.scores]
 
+    def collapse(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> str | None:
+        """Compares the tokens of evaluation, of which the generator has replaced some."""
+        tokens = [token for prediction in predictions for token in prediction.measured]
+        labels = {replaced for _, replaced, _ in tokens}
+        decisions = {logit > 0 for logit, _, _ in tokens}
+        if len(labels) < 2 or len(decisions) > 1:
+            return None
+        return f"predicts {'replaced' if decisions.pop() else 'original'!r} for every token"
+
     def sections(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> ReportSections:
         pairs = [(row, each) for row, each in zip(rows, predictions, strict=True) if each.measured]
         tokens = [token for _, each in pairs for token in each.measured]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tasks.data.checks import DataReport
-from bert_tasks.data.splits import trained_names
+from bert_tasks.data.splits import trained_names, trained_reading
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import RecipeError, UsageError, argument
 from bert_tasks.model.features import training_samples
@@ -46,7 +46,7 @@ def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> T
     if section.layers is not None or section.family is not None:
         model = model.with_layers(section.layers, family=section.family)
     prepare_model(model, seed=seed)
-    model.columns = trained_names(recipe.data, task.columns)
+    model.columns, model.reading = trained_names(recipe.data, task.columns), trained_reading(recipe.data)
     return Trainer(
         objective=make_objective(model, recipe.teacher, seed=seed),
         splits=prepared.splits,

@@ -16,6 +16,7 @@ from bert_tasks import (
     train,
 )
 from bert_tasks.cli.app import app
+from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.errors import CheckpointError, DataError
 from bert_tasks.inference import predict_file
 from bert_tasks.model.pretrained import saved_config
@@ -50,7 +51,7 @@ def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    return write(tmp_path / "new.csv", make_rows(6, seed=3))
+    return write(tmp_path / "new.csv", make_rows(6, seed=3), delimiter=";", encoding="latin-1")
 
 
 def contents(predictions: Any) -> list[dict[str, Any]]:
@@ -59,18 +60,19 @@ def contents(predictions: Any) -> list[dict[str, Any]]:
 
 def test_evaluate_and_predict_need_no_options_again(run: Path, data: Path) -> None:
     plain = TaskModel.from_pretrained(run / "model")
-    plain.columns = {}
+    plain.columns, plain.reading = {}, TrainedReading()
     with pytest.raises(DataError):
         evaluate(plain, data)
-    assert evaluate(run, data) == evaluate(plain, data, columns=NAMES)
-    assert contents(predict(run, data)) == contents(predict(plain, data, columns=NAMES))
+    options: dict[str, Any] = {"columns": NAMES, "delimiter": ";", "encoding": "latin-1"}
+    assert evaluate(run, data) == evaluate(plain, data, **options)
+    assert contents(predict(run, data)) == contents(predict(plain, data, **options))
 
 
-def test_other_options_of_the_training_file_are_not_remembered(run: Path, data: Path, tmp_path: Path) -> None:
-    other = write(tmp_path / "other.csv", make_rows(6, seed=3), delimiter=";", encoding="latin-1")
+def test_options_of_the_caller_take_precedence(run: Path, data: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "other.csv", make_rows(6, seed=3))
     with pytest.raises(DataError, match="there is only one column"):
         predict(run, other)
-    assert predict(run, other, delimiter=";", encoding="latin-1") == predict(run, data)
+    assert predict(run, other, delimiter=",", encoding="utf-8") == predict(run, data)
 
 
 def test_the_file_that_is_written_keeps_its_columns(run: Path, data: Path, tmp_path: Path) -> None:
@@ -82,14 +84,14 @@ def test_the_file_that_is_written_keeps_its_columns(run: Path, data: Path, tmp_p
 
 def test_files_of_other_kinds_and_with_the_tasks_names_are_read_too(run: Path, data: Path, tmp_path: Path) -> None:
     expected = contents(predict(run, data))
-    texts = [line.rpartition(",")[0] for line in data.read_text("utf-8").splitlines()[1:]]
+    texts = [line.rpartition(";")[0] for line in data.read_text("latin-1").splitlines()[1:]]
     tsv = tmp_path / "new.tsv"
     tsv.write_text("\n".join(["id\tBewertung", *(f"1\t{text}" for text in texts)]), "utf-8")
     jsonl = tmp_path / "new.jsonl"
     jsonl.write_text("\n".join(json.dumps({"text": text}) for text in texts), "utf-8")
     assert contents(predict(run, tsv)) == contents(predict(run, jsonl)) == expected
     path = tmp_path / "other.csv"
-    path.write_text("\n".join(["Bewertung,text", *(f'x,"{text}"' for text in texts)]), "utf-8")
+    path.write_text("\n".join(["Bewertung;text", *(f"x;{text}" for text in texts)]), "latin-1")
     assert contents(predict(run, path, columns={"text": "text"})) == expected
 
 
@@ -111,7 +113,7 @@ def test_saved_loaded_and_trained_again(run: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(run)
     assert model.columns == NAMES
     model.save_pretrained(tmp_path / "copy")
-    entry = saved_config(model.hf_config, model.task, model.columns)["bert_tasks"]
+    entry = saved_config(model.hf_config, model.task, model.columns, model.reading)["bert_tasks"]
     edit_config(tmp_path / "copy", bert_tasks={**entry, "reading": {"columns": NAMES, "delimiter": ";"}})
     assert TaskModel.from_pretrained(tmp_path / "copy").columns == NAMES
     edit_config(tmp_path / "copy", bert_tasks={**entry, "reading": {"columns": {"text": 3}}})

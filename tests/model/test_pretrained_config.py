@@ -175,6 +175,15 @@ def test_an_unregistered_task_is_stored_by_name_only(folder: Path, tmp_path: Pat
         ({"settings": {"pooling": "x"}}, "pooling is 'x'"),
         ({"labels": "ab"}, "key bert_tasks: labels must be a list of texts"),
         ({"thresholds": [0.5]}, "for multi-label classification only"),
+        ({"reading": 3}, "reading.columns must name columns"),
+        ({"reading": {"delimiter": ";;"}}, "reading: delimiter ';;' is not one character"),
+        ({"reading": {"delimiter": 3}}, "reading.delimiter: Input should be a valid string"),
+        ({"reading": {"encoding": "klingon"}}, "there is no encoding 'klingon'"),
+        ({"reading": {"header": "no"}}, "reading.header: Input should be a valid boolean"),
+        ({"reading": {"label_separator": ""}}, "label_separator is empty"),
+        ({"reading": {"document": "page"}}, "reading.document: "),
+        ({"reading": {"on_error": "retry"}}, "reading.on_error: "),
+        ({"reading": {"speed": 1}}, "reading.speed: "),
     ],
 )
 def test_damaged_entries_are_named(change: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:

@@ -1,10 +1,23 @@
 """What each task says of predictions that are the same for every row."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
+from bert_tasks.tasks import (
+    MaskedLanguageModeling,
+    MultipleChoice,
+    PairClassification,
+    ReplacedTokens,
+    SequenceClassification,
+    SpanExtraction,
+    TokenClassification,
+)
+from bert_tasks.tasks.masked_language_modeling.predictions import Candidate, MaskedToken, MaskPrediction
+from bert_tasks.tasks.multiple_choice import ChoicePrediction
+from bert_tasks.tasks.replaced_token_detection import ReplacedTokenPrediction
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.report import Report
@@ -108,12 +121,78 @@ def test_a_tagger_whose_entities_are_all_wrong_has_not_collapsed():
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=6))
-def test_questions_collapse_exactly_if_none_is_answered(pairs):
+def test_questions_collapse_exactly_if_all_have_one_answer(pairs):
     texts = [["noon"] if has_answer else [] for has_answer, _ in pairs]
     rows = [{"answers": {"text": text, "answer_start": [0] * len(text)}} for text in texts]
     note = Report.of(QUESTIONS).collapse([of_answer("noon" if answers else "") for _, answers in pairs], rows)
-    silent = len(pairs) > 1 and any(texts) and not any(answers for _, answers in pairs)
-    assert note == ('predicts "no answer" for every question' if silent else None)
+    answers = {answer for _, answer in pairs}
+    expected = None
+    if len(pairs) > 1 and any(texts) and answers == {False}:
+        expected = 'predicts "no answer" for every question'
+    if any(texts) and not all(texts) and answers == {True}:
+        expected = "predicts 'noon' for every question"
+    assert note == expected
+
+
+@pytest.mark.parametrize(
+    ("starts", "label_starts", "expected"),
+    [
+        ((4, 4, 4), (4, 0, 9), "predicts an answer that starts at character 4 for every question"),
+        ((4, 4, 5), (4, 0, 9), None),
+        ((4, 4, 4), (4, 4, 4), None),
+    ],
+)
+def test_answers_at_one_position_collapse(starts, label_starts, expected):
+    rows = [{"answers": {"text": [f"word {start}"], "answer_start": [start]}} for start in label_starts]
+    predictions = [replace(of_answer(f"text {number}"), start=start) for number, start in enumerate(starts)]
+    assert Report.of(QUESTIONS).collapse(predictions, rows) == expected
+    silent = [*predictions[:2], of_answer("")]
+    assert Report.of(QUESTIONS).collapse(silent, rows) is None
+
+
+@given(st.lists(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=4), max_size=4))
+def test_replaced_tokens_collapse_exactly_if_all_are_alike(texts):
+    predictions = [
+        ReplacedTokenPrediction(
+            tokens=(), scores=(), measured=tuple((1.0 if guess else -1.0, label, False) for label, guess in text)
+        )
+        for text in texts
+    ]
+    tokens = [token for text in texts for token in text]
+    labels, guesses = [label for label, _ in tokens], [guess for _, guess in tokens]
+    expected = None
+    if collapsed(guesses, labels):
+        expected = f"predicts {'replaced' if guesses[0] else 'original'!r} for every token"
+    assert Report.of(ReplacedTokens()).collapse(predictions, [{}] * len(texts)) == expected
+
+
+@given(st.lists(st.lists(st.tuples(classes, classes), max_size=4), max_size=4))
+def test_masked_tokens_collapse_exactly_if_one_token_fills_all(texts):
+    def mask(label, guess):
+        best = Candidate(score=1.0, token=LABELS.index(guess), token_str=guess, sequence="")
+        return MaskedToken(candidates=(best,), label=LABELS.index(label), log_probability=0.0, context=((), ()))
+
+    predictions = [MaskPrediction(masks=(), measured=tuple(mask(*pair) for pair in text)) for text in texts]
+    tokens = [token for text in texts for token in text]
+    labels, guesses = [label for label, _ in tokens], [guess for _, guess in tokens]
+    expected = f"predicts {guesses[0]!r} for every masked token" if collapsed(guesses, labels) else None
+    assert Report.of(MaskedLanguageModeling()).collapse(predictions, [{}] * len(texts)) == expected
+
+
+def test_pairs_of_sentences_collapse_if_all_have_one_class():
+    def note(*pairs):
+        return Report.of(MaskedLanguageModeling()).collapse([MaskPrediction(masks=(), pairs=pairs)], [{}])
+
+    assert note((0, 1), (1, 1)) == "predicts class 1 for every pair of sentences"
+    assert note((0, 1), (1, 0)) is None
+    assert note((1, 1), (1, 1)) is None
+
+
+def test_choices_collapse_if_one_index_is_right_everywhere():
+    rows = [{"context": "a", "choices": ["b", "c"], "label": label} for label in (0, 1, 1)]
+    answers = [ChoicePrediction(label=1, answer="c", score=0.9, scores=(0.1, 0.9))] * 3
+    assert Report.of(MultipleChoice()).collapse(answers, rows) == "predicts choice 1 for every row"
+    assert Report.of(MultipleChoice()).collapse(answers[:2], rows[1:]) is None
 
 
 def test_rows_without_a_label_do_not_count():

@@ -185,6 +185,19 @@ class MaskedReport(Report):
         masks = (*prediction.masks, *(mask.candidates for mask in prediction.measured))
         return [candidates[0].token for candidates in masks]
 
+    def collapse(self, predictions: Sequence[Any], rows: Sequence[Row]) -> str | None:
+        """Compares the tokens that evaluation masked, and the pairs that it made."""
+        masks = [mask for prediction in predictions for mask in prediction.measured]
+        labels = {mask.label for mask in masks}
+        best = {mask.candidates[0].token: mask.candidates[0].token_str for mask in masks}
+        if len(labels) > 1 and len(best) == 1:
+            return f"predicts {best.popitem()[1]!r} for every masked token"
+        pairs = [pair for prediction in predictions for pair in prediction.pairs]
+        pair_labels, pair_classes = {label for label, _ in pairs}, {predicted for _, predicted in pairs}
+        if len(pair_labels) > 1 and len(pair_classes) == 1:
+            return f"predicts class {pair_classes.pop()} for every pair of sentences"
+        return None
+
     def same(self, predictions: Sequence[Any], others: Sequence[Any]) -> list[bool]:
         agreements = super().same(predictions, others)
         if not agreements:

@@ -42,6 +42,9 @@ class _Question(NamedTuple):
     f1: float
 
 
+_LONGEST_ANSWER = 60  # characters of an answer in a note
+
+
 class SpanReport(Report):
     """The report of span extraction."""
 
@@ -61,10 +64,23 @@ class SpanReport(Report):
         return ("exact" if self.task.version_2_with_negative else "exact_match", "f1")
 
     def collapse(self, predictions: Sequence[Any], rows: Sequence[Row]) -> str | None:
+        """Treats answers with one text, or at one position of different contexts, as equal."""
         pairs = labelled(rows, predictions, "answers")
-        is_answerable = len(pairs) > 1 and any(row["answers"]["text"] for row, _ in pairs)
-        is_silent = is_answerable and not any(prediction.answer for _, prediction in pairs)
-        return 'predicts "no answer" for every question' if is_silent else None
+        if len(pairs) < 2 or not any(row["answers"]["text"] for row, _ in pairs):
+            return None
+        answers = {prediction.answer for _, prediction in pairs}
+        if answers == {""}:
+            return 'predicts "no answer" for every question'
+        labels = [row["answers"] for row, _ in pairs]
+        if len(answers) == 1:
+            (answer,) = answers
+            is_always_right = all(answer in label["text"] for label in labels)
+            return None if is_always_right else f"predicts {cut(answer, _LONGEST_ANSWER)!r} for every question"
+        starts = {prediction.start for _, prediction in pairs}
+        first_starts = {min(label["answer_start"], default=None) for label in labels}
+        if len(starts) == 1 and "" not in answers and len(first_starts) > 1:
+            return f"predicts an answer that starts at character {starts.pop()} for every question"
+        return None
 
     def decisions(self, prediction: Any) -> Sequence[tuple[int, str]]:
         return ((prediction.start, prediction.answer),)
