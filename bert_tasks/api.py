@@ -14,13 +14,20 @@ from bert_tasks.cards.card import write_card
 from bert_tasks.checkpoints.hub import RUN_SUMMARY
 from bert_tasks.data.columns import has_labels
 from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.readers import ReadingArguments, ReadOptions, column_values, rows_in_memory
+from bert_tasks.data.readers import Frame, ReadingArguments, ReadOptions, column_values, rows_in_memory
 from bert_tasks.data.split_column import count_splits
-from bert_tasks.data.splits import Splits, joined_splits, split_notes, train_validation_split
+from bert_tasks.data.splits import (
+    VALIDATION_NAMES,
+    Splits,
+    joined_splits,
+    sampled,
+    split_notes,
+    train_validation_split,
+)
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.distributed import is_main_process, main_process_first, make_accelerator
-from bert_tasks.errors import BertTasksError, UsageError
+from bert_tasks.errors import BertTasksError, DataError, UsageError
 from bert_tasks.model.hf_names import hf_hint
 from bert_tasks.model.inputs import Data, load_table, renamed
 from bert_tasks.model.pretrained import check_one_task
@@ -65,9 +72,11 @@ def fit(
         model: The model to train. Afterwards it holds the best weights. Settings that depend on the data, such as
             balanced class weights, are set here.
         train: Training rows as a file, a list of dicts, a pandas DataFrame or a data set of `datasets`. For a model of
-            several tasks also a mapping from the name of each task to its rows.
-        validation: Validation rows, or several validation sets by name. Default: ``validation_share`` of ``train``. If
-            ``train`` has the rows of each task, so has ``validation``.
+            several tasks also a mapping from the name of each task to its rows. A `DatasetDict` has the training rows
+            in its split "train", and the validation rows in "validation", "dev" or "valid", or several sets in splits
+            such as "validation_matched". Other splits are not read, which a warning says.
+        validation: Validation rows, or several validation sets by name. Default: those of a `DatasetDict`, else
+            ``validation_share`` of ``train``. If ``train`` has the rows of each task, so has ``validation``.
         output_dir: The folder of the run.
         teacher: A trained model of the same task, labels and tokenizer, or its name, from which the model also learns
             (distillation), also from rows without a label. For several tasks also a mapping by task.
@@ -79,7 +88,8 @@ def fit(
         overwrite: True to replace an earlier run in ``output_dir`` instead of resuming it.
         progress: True to show progress on standard error.
         settings: Keys of a recipe, namely all of ``[optim]`` and ``[run]``, ``gradient_checkpointing``, ``document``,
-            ``validation_share``, ``on_error``, keys of ``[teacher]`` after ``teacher_``, and fields of `ReadOptions`.
+            ``validation_share``, ``max_rows``, ``on_error``, keys of ``[teacher]`` after ``teacher_``, and fields of
+            `ReadOptions`.
 
     Raises:
         RecipeError: A setting has an impossible value.
@@ -93,6 +103,8 @@ def fit(
     Example:
         >>> result = fit(model, "train.csv", "dev.csv", output_dir="runs/x", epochs=3, learning_rate=2e-5)
     """
+    if _is_dataset_dict(train):
+        train, validation = _splits_of_dict(train, validation)
     reading, arguments = _split_arguments(settings)
     if isinstance(optimizer, str):
         arguments["optimizer"] = optimizer
@@ -216,9 +228,42 @@ def _load_splits(
     return splits
 
 
+def _is_dataset_dict(data: object) -> TypeIs[Mapping[str, Frame]]:
+    """Returns True for a `DatasetDict`, which maps from splits to data sets."""
+    return isinstance(data, Mapping) and type(data).__module__.startswith("datasets.")
+
+
+def _splits_of_dict(splits: Mapping[str, Frame], validation: Any) -> tuple[Data, Any]:
+    """Returns the training and validation rows of a `DatasetDict`. A warning names the splits that are not read.
+
+    Args:
+        splits: The splits.
+        validation: The validation rows of the caller, which replace those of the splits.
+
+    Raises:
+        DataError: There is no split "train".
+    """
+    if "train" not in splits:
+        raise DataError(f"fit: the DatasetDict has no split 'train'. Its splits are {', '.join(map(repr, splits))}")
+    used = {"train"}
+    if validation is None:
+        single = next((name for name in VALIDATION_NAMES if name in splits), None)
+        several = [name for name in splits if name.startswith("validation_")]
+        if single is not None:
+            validation = splits[single]
+            used.add(single)
+        elif several:
+            validation = {name.removeprefix("validation_"): splits[name] for name in several}
+            used.update(several)
+    unused = [name for name in splits if name not in used]
+    if unused and is_main_process():
+        _LOG.warning("fit: splits of the DatasetDict that are not read: %s", ", ".join(map(repr, unused)))
+    return splits["train"], validation
+
+
 def _is_by_task(train: Data | Mapping[str, Data]) -> TypeIs[Mapping[str, Data]]:
     """Returns True for a mapping from tasks to rows. A DatasetDict maps from splits."""
-    return isinstance(train, Mapping) and not type(train).__module__.startswith("datasets.")
+    return isinstance(train, Mapping) and not _is_dataset_dict(train)
 
 
 def _splits_of_tasks(
@@ -270,7 +315,8 @@ def _splits_of(
         except RowErrors as error:
             error.advice = "" if skips else 'pass on_error="skip" to skip such rows'
             raise
-    train_rows, validation_rows = tables[0], dict(zip(sets, tables[1:], strict=True))
+    train_rows = sampled(tables[0], task.columns, recipe.data.max_rows)
+    validation_rows = dict(zip(sets, tables[1:], strict=True))
     train_rows = replace(train_rows, notes=(*train_rows.notes, *notes))
     if validation is None and not sets:
         share, seed = recipe.data.validation_share, recipe.run.seed

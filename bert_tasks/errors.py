@@ -50,6 +50,10 @@ class BertTasksError(Exception):
     exit_code = 1
     collective = False
 
+    def _render_traceback_(self) -> list[str]:
+        """Returns the lines that IPython shows, which are the message without the calls inside the package."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
 
 class UsageError(BertTasksError):
     """A wrong argument, or a launcher that does not match the run (exit code 2)."""

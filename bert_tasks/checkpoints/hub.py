@@ -99,11 +99,8 @@ def model_folder(folder: Path) -> Path:
     if (folder / RUN_MODEL / CONFIG).exists():
         return folder / RUN_MODEL
     if (folder / RUN_METADATA).is_file():
-        total = read_json(folder / RUN_METADATA, max_bytes=MAX_CONFIG_BYTES).get("steps", "?")
-        saved = (_RUN_CHECKPOINT.fullmatch(path.name) for path in folder.glob("checkpoints/*"))
-        step = max((int(match[1]) for match in saved if match is not None), default=0)
         raise CheckpointError(
-            f"{folder}: the run stopped at step {step} of {total} and has no model yet. Its command resumes it"
+            f"{folder}: the run stopped at {_run_progress(folder)} and has no model yet. Its command resumes it"
         )
     entries = folder.iterdir() if folder.is_dir() else ()
     seeds = sorted(path for path in entries if _SEED_RUN.fullmatch(path.name) and path.is_dir())
@@ -111,6 +108,27 @@ def model_folder(folder: Path) -> Path:
     if runs:
         raise CheckpointError(f"{folder} holds the models of several runs. Name one of them, such as {runs[0]}")
     return folder
+
+
+def unfinished_note(folder: Path) -> str | None:
+    """Returns that a folder holds the model of a run that is not finished. None for other folders."""
+    run = folder.absolute().parent
+    is_of_run = folder.name == RUN_MODEL and (run / RUN_METADATA).is_file()
+    if not is_of_run or (run / RUN_SUMMARY).is_file():
+        return None
+    try:
+        progress = f" (its last checkpoint is of {_run_progress(run)})"
+    except CheckpointError:  # the description of the run is damaged, which its model need not be
+        progress = ""
+    return f"{folder}: the run is not finished{progress}. This is its best model so far. Its command resumes it"
+
+
+def _run_progress(run: Path) -> str:
+    """Returns the step of the newest checkpoint of a run, and the number of its steps."""
+    total = read_json(run / RUN_METADATA, max_bytes=MAX_CONFIG_BYTES).get("steps", "?")
+    saved = (_RUN_CHECKPOINT.fullmatch(path.name) for path in run.glob("checkpoints/*"))
+    step = max((int(match[1]) for match in saved if match is not None), default=0)
+    return f"step {step} of {total}"
 
 
 def fold_runs(folder: Path) -> list[Path]:

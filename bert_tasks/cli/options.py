@@ -52,7 +52,7 @@ SplitColumn = Annotated[
 ]
 LabelledRowErrors = Annotated[
     Literal["fail", "skip"] | None,
-    reading_option("--on-error", help="Action for bad rows. skip leaves them out. Default: as trained."),
+    output_option("--on-error", help="Action for bad rows. skip omits them. Default: as trained."),
 ]
 Revision = Annotated[str | None, model_option(metavar="NAME", help="Branch, tag or commit of a hub id.")]
 Adapter = Annotated[str | None, model_option(metavar="FOLDER", help="Adapters to add to MODEL, their base.")]

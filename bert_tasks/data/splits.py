@@ -37,6 +37,7 @@ from bert_tasks.errors import DataError, argument
 from bert_tasks.storage import sha256
 
 _GROUP = "group"
+_SAMPLE_SEED = 0  # not the run's, so that runs with several seeds are trained on the same rows
 
 
 def train_validation_split(
@@ -199,7 +200,7 @@ def row_strata(table: RowTable, columns: Sequence[Column]) -> list[Sequence[str]
     return column.type.strata(table.rows.values(column.name))
 
 
-_VALIDATION_NAMES = ("validation", "dev", "valid")
+VALIDATION_NAMES = ("validation", "dev", "valid")
 _SHARD = re.compile(r"-\d+-of-\d+$")
 
 
@@ -230,6 +231,10 @@ class DataSpec:
     validation_share: float = 0.1
     """Share of the training rows that is used for validation if there are no validation rows. Rows with the same texts
     stay together."""
+    max_rows: int | None = None
+    """The number of training rows for a quick try, a random sample that is the same for every seed and keeps the order
+    of the rows. It has a row of each label, if there are so many. Validation rows are split off from it, but rows of
+    `validation` are all read. Default: all rows."""
     encoding: str = "utf-8"
     """The encoding of text files. A byte order mark in a file takes precedence."""
     delimiter: str | None = None
@@ -271,6 +276,8 @@ class DataSpec:
         object.__setattr__(self, "columns", joined_names(self.columns))
         if not 0 < self.validation_share < 1:
             raise ValueError(f"validation_share = {self.validation_share} is not a share between 0 and 1")
+        if self.max_rows is not None and self.max_rows < 1:
+            raise ValueError(f"max_rows = {self.max_rows} is no number of rows. Expected at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,7 +450,7 @@ def load_tables(
     bad.advice = SKIP_HINT if spec.on_error == "fail" else ""
     bad.raise_if_any()
     joined = {name: RowTable.joined(tables) for name, tables in sets.items()}
-    train_rows = RowTable.joined(trained)
+    train_rows = sampled(RowTable.joined(trained), columns, spec.max_rows)
     train_rows = replace(train_rows, notes=(*train_rows.notes, *notes))
     return Splits(train=train_rows, validation=joined)
 
@@ -508,6 +515,29 @@ def _unread_split_notes(column: str, values: Collection[str], source: str) -> li
     return []
 
 
+def sampled(table: RowTable, columns: Sequence[Column], count: int | None) -> RowTable:
+    """Returns a random sample of the rows of a table in their order, with a row of each label if there are so many.
+
+    Args:
+        table: The rows.
+        columns: The task's columns, which say what the labels are.
+        count: Number of rows of the sample. None keeps all rows, as does a number that is not lower than theirs.
+    """
+    if count is None or count >= len(table):
+        return table
+    strata = row_strata(table, columns)
+    order = np.random.default_rng(_SAMPLE_SEED).permutation(len(table)).tolist()
+    seen = set[str]()
+    first_of_label, others = list[int](), list[int]()
+    for row in order:
+        is_new = not seen.issuperset(strata[row])
+        (first_of_label if is_new else others).append(row)
+        seen.update(strata[row])
+    kept = sorted([*first_of_label, *others][:count])
+    note = f"a random sample of {count:,} of {counted(len(table), 'row')} (max_rows)"
+    return replace(table.select(kept), notes=(*table.notes, note), sample=note)
+
+
 def _with_usual_names(column: Column, spec: DataSpec) -> Column:
     """Returns a task's column with the names of the files' format for its fields."""
     if not isinstance(column, TaskColumn):
@@ -545,7 +575,7 @@ def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
         sources = dict(usual)
     if sources is not None:
         return (train,), {name: str(folder / file) for name, file in sources.items()}
-    validation = _file_in(folder, _VALIDATION_NAMES, spec.format)
+    validation = _file_in(folder, VALIDATION_NAMES, spec.format)
     return (train,), {} if validation is None else {"": validation}
 
 
@@ -557,7 +587,7 @@ def _pattern_of_shards(paths: Sequence[Path]) -> str | None:
     if len(paths) < 2 or len({(path.parent, path.suffix) for path in paths}) > 1:
         return None
     folder, extension = escape(str(paths[0].parent)), paths[0].suffix
-    if paths[0].parent.name in ("train", *_VALIDATION_NAMES):
+    if paths[0].parent.name in ("train", *VALIDATION_NAMES):
         return f"{folder}/*{extension}"
     stems = {_SHARD.sub("", path.stem) for path in paths}
     is_numbered = all(_SHARD.search(path.stem) for path in paths)

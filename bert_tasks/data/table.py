@@ -45,6 +45,7 @@ class RowTable:
             line, its error, and the row itself.
         part: The table that contains these rows, and their numbers in it, if they share its features.
         joined_sources: Source and number of rows of each joined table, in order.
+        sample: A sentence on the sample that these rows are. Empty if they are all rows.
     """
 
     rows: ArrowRows
@@ -56,6 +57,7 @@ class RowTable:
     errors: ArrowRows | None = None
     part: "tuple[RowTable, Numbers] | None" = None
     joined_sources: tuple[tuple[str, int], ...] = ()
+    sample: str = ""
 
     @classmethod
     def from_rows(
@@ -111,6 +113,7 @@ class RowTable:
             notes=tuple(note for table in tables for note in table.notes),
             errors=ArrowRows.joined(errors) if errors else None,
             joined_sources=tuple((table.source, len(table)) for table in tables),
+            sample=", ".join(table.sample for table in tables if table.sample),
         )
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.encoder.layers import initialize
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.families import CONFIG_KEY, encoder_config, family_of, parameter_map, pooler_is_there
-from bert_tasks.model.pretrained import CheckpointFolder
+from bert_tasks.model.pretrained import CheckpointFolder, log_unfinished
 from bert_tasks.model.pretrained_module import PretrainedModule, padded_inputs
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.embedding import Embedding, EmbeddingPooling, EmbeddingPrediction
@@ -64,6 +64,7 @@ class Encoder(PretrainedModule):
             CheckpointError: Files are missing or damaged, the family is not supported, or a key does not fit.
         """
         folder = resolve(name, revision=revision)
+        log_unfinished(folder)
         described = CheckpointFolder.open(folder)
         hf_config = described.hf_config
         family, config = family_of(hf_config), encoder_config(hf_config)

@@ -4,6 +4,7 @@ No name in a file is followed to code. A task of the form ``module:Class`` is lo
 """
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
@@ -15,9 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from bert_tasks.checkpoints.adapter_config import head_of, is_adapter, read_adapter_config
 from bert_tasks.checkpoints.files import read_config
-from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.checkpoints.hub import resolve, unfinished_note
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.trained_reading import TrainedReading
+from bert_tasks.distributed import is_main_process
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import CheckpointError, NoHeadError, UsageError, argument
 from bert_tasks.families import (
@@ -43,6 +45,8 @@ from bert_tasks.tasks.shared.hf_config import HFConfig
 
 if TYPE_CHECKING:
     from bert_tasks.checkpoints.load import LoadReport
+
+_log = logging.getLogger("bert_tasks")
 
 READING_KEY = "reading"  # below our key of config.json
 
@@ -304,6 +308,13 @@ def check_one_task(task: Task) -> None:
     """Raises UsageError if a model with several tasks lacks what one task has."""
     if isinstance(task, MultiTask):
         raise UsageError(f"choose one of the tasks {', '.join(task.tasks)} with {argument('task', 'NAME')}")
+
+
+def log_unfinished(folder: Path) -> None:
+    """Warns once for all processes if a folder holds the model of a run that is not finished."""
+    note = unfinished_note(folder)
+    if note is not None and is_main_process():
+        _log.warning(note)
 
 
 def check_trained(name: str | Path, task: Task, report: "LoadReport | None") -> None:

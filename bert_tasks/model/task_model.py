@@ -39,7 +39,14 @@ from bert_tasks.families import converted_config, copies_of_tied, encoder_config
 from bert_tasks.model.explanation import explainable_task, explained
 from bert_tasks.model.features import config_with_tokenizer, new_tokenizer
 from bert_tasks.model.label_order import with_label_order
-from bert_tasks.model.pretrained import CheckpointFolder, check_fits, check_one_task, folder_task, saved_config
+from bert_tasks.model.pretrained import (
+    CheckpointFolder,
+    check_fits,
+    check_one_task,
+    folder_task,
+    log_unfinished,
+    saved_config,
+)
 from bert_tasks.model.pretrained_module import PaddedInputs, PretrainedModule, finite, padded_inputs
 from bert_tasks.tasks.base import Feature, PredictionT, Task
 from bert_tasks.tasks.reranking import rank_documents, ranking_task
@@ -223,6 +230,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     ) -> Self:
         """Loads as ``from_pretrained``, with all fields of the task in ``options``."""
         path = resolve(name, revision=revision)
+        log_unfinished(path)
         folder = (
             CheckpointFolder.open(path)
             if adapter is None

@@ -51,6 +51,7 @@ class FitArguments(ReadingArguments, total=False):
     gradient_checkpointing: bool
     document: Literal["blank-line", "line", "file"]
     validation_share: float
+    max_rows: int | None
     on_error: Literal["fail", "skip"]
     teacher_revision: str | None
     teacher_temperature: float

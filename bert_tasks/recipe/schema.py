@@ -459,7 +459,7 @@ def fit_keys() -> dict[str, tuple[str, str]]:
         **{name: ("optim", name) for name in OptimSection.model_fields},
         **{name: ("run", name) for name in RunSection.model_fields if name not in ("seeds", "output_dir")},
         "gradient_checkpointing": ("model", "gradient_checkpointing"),
-        **{name: ("data", name) for name in ("document", "validation_share", "on_error")},
+        **{name: ("data", name) for name in ("document", "validation_share", "max_rows", "on_error")},
         **{f"teacher_{name}": ("teacher", name) for name in TeacherSection.model_fields if name != "name"},
     }
 

@@ -18,7 +18,7 @@ from bert_tasks.model.explanation import explainable_task
 from bert_tasks.report.collect import GivenRows, Run, gather, with_file_columns
 from bert_tasks.report.comparison import Comparison, check_comparable, compare
 from bert_tasks.report.explanations import with_explanations
-from bert_tasks.report.label_issues import ISSUE_COLUMNS, issue_cells, label_issues_of
+from bert_tasks.report.label_issues import ISSUE_COLUMNS, LabelIssue, issue_cells, label_issues_of, weak_folds_note
 from bert_tasks.report.page import comparison_page, run_page
 from bert_tasks.report.results import (
     FileResults,
@@ -157,10 +157,8 @@ def make_report(
         raise UsageError(f"{page_path}: expected a name that ends in .html for the report")
     if output is not None and not page_path.absolute().parent.is_dir():
         raise UsageError(f"{page_path}: there is no folder {page_path.parent} for the report. Make it first")
-    stated = [] if reading is None else [name for name, value in vars(reading).items() if value not in (None, {})]
-    stated += [] if on_error is None else ["on_error"]
-    if data is None and stated:
-        raise UsageError(f"{', '.join(stated)}: this says how a file is read. Name the file with --data")
+    if data is None:
+        _check_nothing_is_read(reading, on_error)
     taken = [page_path, *([] if data is None else [Path(data)])]
     for path, rows in ((mistakes, "mistakes"), (label_issues, "labels")):
         if path is not None:
@@ -191,7 +189,9 @@ def make_report(
             "bert-tasks predict --explain"
         )
     results = run_results(run, by=by if data is None else ())
-    issues = None if label_issues is None else label_issues_of(run)
+    issues = None
+    if label_issues is not None:
+        run, issues = _with_label_issues(run)
     on_file = None
     if data is not None:
         options = ReadOptions() if reading is None else reading
@@ -209,6 +209,24 @@ def make_report(
     return Report(
         output=page_path, runs=(run,), results=(results,), on_file=on_file, mistakes=wrong, label_issues=to_correct
     )
+
+
+def _check_nothing_is_read(reading: ReadOptions | None, on_error: str | None) -> None:
+    """Raises UsageError if options say how a file is read, although there is none."""
+    stated = [] if reading is None else [name for name, value in vars(reading).items() if value not in (None, {})]
+    if on_error is not None:
+        stated.append("on_error")
+    if stated:
+        raise UsageError(f"{', '.join(stated)}: this says how a file is read. Name the file with --data")
+
+
+def _with_label_issues(run: Run) -> tuple[Run, tuple[LabelIssue, ...]]:
+    """Returns the label issues of a cross-validation, and the run with a caution if its models are weak."""
+    issues = label_issues_of(run)
+    caution = weak_folds_note(run)
+    if caution is None:
+        return run, issues
+    return replace(run, missing=(*run.missing, caution)), issues
 
 
 def run_results(run: Run, *, by: Sequence[str] = ()) -> dict[str, Results]:

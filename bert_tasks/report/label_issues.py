@@ -5,6 +5,7 @@ Northcutt, Jiang and Chuang (arXiv:1911.00068). By this rule a row counts as ano
 class is at least the mean over the rows with that label.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,33 @@ def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
         )
     pairs = [(row, p) for row, p in zip(predicted.rows, scores, strict=True) if row.get(column.name) is not None and p]
     return tuple(find_issues(pairs, column.name, run.task.labels))
+
+
+def weak_folds_note(run: Run) -> str | None:
+    """Returns a caution if the models of some folds are no better than the most frequent label.
+
+    Such a model finds the rare labels improbable whatever the text, so that their rows look wrong.
+
+    Args:
+        run: A cross-validation for which ``label_issues_of`` returns the issues.
+    """
+    if run.folds is None or run.task is None or not run.predicted:
+        return None
+    column = first_column(run.task.columns, lambda column_type: column_type.is_single_class)
+    if column is None:
+        return None
+    labels = [row[column.name] for row in run.predicted[0].rows if row.get(column.name) is not None]
+    majority, count = Counter(labels).most_common(1)[0]
+    share = count / len(labels)
+    folds = run.folds["runs"]
+    weak = [str(fold["fold"]) for fold in folds if fold["metrics"].get("accuracy", 1.0) <= share]
+    if not weak:
+        return None
+    return (
+        f"In {len(weak)} of {len(folds)} folds (fold {', '.join(weak)}) the model is no better than {majority!r} for "
+        f"every row ({share:.1%} of the rows), so that the labels that it finds improbable may well be right. Train "
+        "better models before you correct labels."
+    )
 
 
 def find_issues(

@@ -406,12 +406,15 @@ class Trainer:
             event = {"event": "agreement", "step": state.step, "agreement": agreement}
             broadcast_from_main(self.accelerator, self.logger.record, event)
         notes: tuple[str, ...] = ()
+        if self.splits.train.sample:
+            notes = (f"the model was trained on {self.splits.train.sample}. Train on all rows before you use it",)
         name, _ = split_key(metric_metadata(state.task, self.run, sets)["best"], sets)
         if state.best_collapse is not None:
             where = f" of the validation set {name!r}" if name else ""
             remedies = [f"a lower learning_rate (now {self.optim.learning_rate:g})", *Fitting.of(state.task).remedies]
             epochs = self.steps.order.epochs(self.steps.plan.total)
             notes = (
+                *notes,
                 f"the best model {state.best_collapse}{where}, although the labels of the validation rows differ. "
                 f"Try {', '.join(remedies)} or more epochs (now {epochs:.3g})",
             )

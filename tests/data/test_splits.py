@@ -52,6 +52,7 @@ def load(folder: Path, task_columns: tuple[Column, ...] = COLUMNS, seed: int = 1
         ({"dir": "a", "config": "b"}, "config belongs to dataset"),
         ({"train": "a", "revision": "b"}, "revision belongs to dataset"),
         ({"train": "a", "validation_share": 1.0}, "validation_share = 1.0"),
+        ({"train": "a", "max_rows": 0}, "max_rows = 0 is no number of rows"),
     ],
 )
 def test_a_spec_that_contradicts_itself(fields: dict[str, Any], said: str) -> None:
@@ -308,3 +309,22 @@ def test_hub_data_sets_that_cannot_be_loaded(folder: Path, hub: Path) -> None:
         with pytest.raises(DataError) as error:
             load(folder, **fields)
         assert said in str(error.value)
+
+
+def test_max_rows_is_a_sample_of_the_training_rows(folder: Path) -> None:
+    rows = [f"text {number},{'rare' if number == 77 else 'often'}" for number in range(100)]
+    train, validation = write(folder / "train.csv", *rows), write(folder / "dev.csv", *rows[:30])
+    sample = load(folder, train=train, validation=validation, max_rows=10).train
+    lines = [row["line"] for row in sample]
+    assert (len(lines), lines) == (10, sorted(lines))
+    assert lines != list(range(2, 12))  # not the first rows, which a sorted file would make one label
+    assert Counter(row["label"] for row in sample) == {"often": 9, "rare": 1}
+    assert sample.notes == ("a random sample of 10 of 100 rows (max_rows)",)
+    again = load(folder, train=train, validation=validation, max_rows=10, seed=2)
+    assert [row["line"] for row in again.train] == lines
+    assert len(again.validation[""]) == 30
+    split = load(folder, train=train, max_rows=10, validation_share=0.2)
+    assert (len(split.train), len(split.validation[""])) == (8, 2)
+    for count in (100, 1000, None):
+        whole = load(folder, train=train, validation=validation, max_rows=count).train
+        assert (len(whole), whole.sample, whole.notes) == (100, "", ())

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,23 @@ def test_they_are_listed_with_a_file_to_correct(folder: Path, tmp_path: Path) ->
     make_report(folder, tmp_path / "page.html", label_issues=tmp_path / "labels.jsonl")
     lines = (tmp_path / "labels.jsonl").read_text("utf-8").splitlines()
     assert [str(json.loads(line)["line"]) for line in lines] == [row["line"] for row in rows]
+
+
+@pytest.mark.parametrize(("accuracies", "weak"), [((0.9, 0.4, 0.9), "1 of 3 folds (fold 2)"), ((0.9, 0.9, 0.9), None)])
+def test_folds_no_better_than_the_most_frequent_label_carry_a_caution(
+    accuracies: tuple[float, ...], weak: str | None, folder: Path, tmp_path: Path
+) -> None:
+    changed = shutil.copytree(folder, tmp_path / "run")
+    content = json.loads((changed / "folds.json").read_text("utf-8"))
+    for fold, accuracy in zip(content["runs"], accuracies, strict=True):
+        fold["metrics"]["accuracy"] = accuracy
+    (changed / "folds.json").write_text(json.dumps(content), "utf-8")
+    report = make_report(changed, tmp_path / "page.html", label_issues=tmp_path / "labels.csv")
+    cautions = [line for line in report.lines() if "no better than 'negative' for every row (66.7%" in line]
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert ("no better than" in page) == (weak is not None)
+    assert [weak in line for line in cautions] == ([] if weak is None else [True])
+    assert "no better than" not in make_report(changed, tmp_path / "page.html").output.read_text("utf-8")
 
 
 def test_only_cross_validations_have_them(checkpoint: Path, folder: Path, tmp_path: Path) -> None:

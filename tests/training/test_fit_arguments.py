@@ -91,7 +91,7 @@ def test_missing_values_of_a_frame_are_missing(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (DatasetDict(train=Dataset.from_list(ROWS)), "train: cannot read DatasetDict. Pass a Dataset"),
+        (DatasetDict(dev=Dataset.from_list(ROWS)), "the DatasetDict has no split 'train'. Its splits are 'dev'"),
         (Dataset.from_list(ROWS).to_iterable_dataset(), "train: cannot read IterableDataset. Pass a Dataset"),
         (3, "train: expected a file, a list of dicts .* not int"),
         (

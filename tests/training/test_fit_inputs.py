@@ -1,13 +1,15 @@
 """What ``fit`` refuses before it trains, and what it leaves behind for the next run of the same model."""
 
+import json
 import math
 
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 
 from bert_tasks import evaluate, fit
 from bert_tasks.distributed import make_accelerator
-from bert_tasks.errors import DataError, DivergedError, UsageError
+from bert_tasks.errors import DataError, DivergedError, RecipeError, UsageError
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training.step import OptimizerSteps
 from support.training_runs import LABELS, load_model, make_rows, weights_of
@@ -86,3 +88,47 @@ def test_balanced_weights_cannot_be_evaluated_before_they_are_numbers(checkpoint
     task = SequenceClassification(labels=LABELS, max_length=40, class_weights="balanced")
     with pytest.raises(UsageError, match="needs the training rows"):
         evaluate(load_model(checkpoint, task), make_rows(3))
+
+
+def splits_of(**sizes):
+    return DatasetDict({name: Dataset.from_list(make_rows(size, seed=size)) for name, size in sizes.items()})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "validation", "sets", "unread"),
+    [
+        ({"train": 9, "validation": 6, "test": 3}, None, {"": 6}, "'test'"),
+        ({"train": 9, "dev": 6}, None, {"": 6}, None),
+        (
+            {"train": 9, "validation_matched": 6, "validation_mismatched": 5},
+            None,
+            {"matched": 6, "mismatched": 5},
+            None,
+        ),
+        ({"train": 9, "validation": 6}, make_rows(4), {"": 4}, "'validation'"),
+        ({"train": 9, "test": 3}, None, {"": 2}, "'test'"),  # split off from the training rows
+    ],
+)
+def test_a_dict_of_data_sets_has_the_rows_by_their_splits(
+    checkpoint, tmp_path, caplog, sizes, validation, sets, unread
+):
+    model = load_model(checkpoint)
+    fit(model, splits_of(**sizes), validation, output_dir=tmp_path / "run", **QUICK)
+    data = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["data"]
+    rows = {name.removeprefix("validation").removeprefix("_"): each["rows"] for name, each in data.items()}
+    assert rows.pop("train") == (7 if sets == {"": 2} else 9)
+    assert rows == sets
+    said = [record.getMessage() for record in caplog.records if "DatasetDict" in record.getMessage()]
+    expected = [] if unread is None else [f"fit: splits of the DatasetDict that are not read: {unread}"]
+    assert said == expected
+
+
+def test_a_trial_on_some_rows_says_so(checkpoint, tmp_path):
+    rows, validation = make_rows(40), make_rows(6, seed=1)
+    result = fit(load_model(checkpoint), rows, validation, output_dir=tmp_path / "run", max_rows=10, **QUICK)
+    note = "the model was trained on a random sample of 10 of 40 rows (max_rows). Train on all rows before you use it"
+    assert result.notes[0] == note
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text("utf-8"))["notes"][0] == note
+    assert json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["data"]["train"]["rows"] == 10
+    with pytest.raises(RecipeError, match="max_rows = 0"):
+        fit(load_model(checkpoint), rows, validation, output_dir=tmp_path / "none", max_rows=0, **QUICK)
