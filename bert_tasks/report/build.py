@@ -180,8 +180,10 @@ def make_report(
         outputs.write_text(page_path, comparison_page(gathered, each, comparisons))
         return Report(output=page_path, runs=tuple(gathered), results=tuple(each), comparisons=tuple(comparisons))
     (run,) = gathered
+    issues = None
     if label_issues is not None:
         check_libraries(["cleanlab"], extra="labels", purpose="--label-issues")
+        run, issues = _with_label_issues(run)
     model = None if explain == 0 else model_of(run, "to explain predictions")
     if model is not None and not explainable_task(model, model.task).per_row:
         raise UsageError(
@@ -189,9 +191,6 @@ def make_report(
             "bert-tasks predict --explain"
         )
     results = run_results(run, by=by if data is None else ())
-    issues = None
-    if label_issues is not None:
-        run, issues = _with_label_issues(run)
     on_file = None
     if data is not None:
         options = ReadOptions() if reading is None else reading
