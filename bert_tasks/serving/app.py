@@ -89,8 +89,8 @@ class State(TypedDict):
 def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
     """Builds the application, without documentation that loads foreign scripts."""
     model, _ = _named(served, None, "query")
-    title, description = f"bert-tasks: {name}", f"{model.task.name} with {name}."
-    app = FastAPI(title=title, description=description, docs_url=None, redoc_url=None)
+    description = f"{model.task.name} with {name}."
+    app = FastAPI(title=f"bert-tasks: {name}", description=description, docs_url=None, redoc_url=None)
 
     @app.exception_handler(StarletteHTTPException)
     async def http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:
@@ -139,28 +139,22 @@ def _request_tasks(model: TaskModel) -> list[Task]:
 
 
 def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
-    adapters, models = [*filter(None, served)], [model for model, _ in served.values()]
+    models = [model for model, _ in served.values()]
     rows = Card.of(models[0].task).example_rows
     examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
-    pointer = f"#/paths/{PREDICT.replace('/', '~1')}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
-    tasks = [(task, each.columns) for each in models for task in _request_tasks(each)]
-    schemas: dict[Any, Any] = {
-        type(task): request_schema(task, answer.limits, columns, adapters) for task, columns in tasks
-    }
     response: Any = answers_schema(*(model.task for model in models))
     if any(is_classifier(model) for model in models):
-        schemas[ClassifyRequest] = ClassifyRequest
         response |= list[LabelScore] | list[list[LabelScore]]
-    schema = TypeAdapter(reduce(or_, schemas.values())).json_schema(ref_template=pointer)
 
     def read(content: Any, source: Source) -> Call:
         task = requested_labels(content, source.model, source.limits)
         if task is None and is_tei(content, source.model):
             return classify_call(content, source)
         rows, several = source.reader(task).rows(content)
-        check_pairs(rows, source.model.task if task is None else task, source.limits)
+        own_task = source.model.task
+        check_pairs(rows, own_task if task is None else task, source.limits)
 
-        def respond(predictions: Sequence[Prediction], _: int) -> Any:
+        def respond(predictions: Sequence[Prediction], tokens: int) -> Any:
             answers = [prediction.to_json() for prediction in predictions]
             return {"predictions": answers} if several else answers[0]
 
@@ -171,11 +165,26 @@ def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
         summary="Predict one row, or several",
         response_model=response,
         responses=documented_failures(PREDICT),
-        openapi_extra=_body_schema(schema, examples=examples),
+        openapi_extra=_body_schema(_predict_schema(served, answer.limits), examples=examples),
     )
     async def predict(request: Request, explain: bool = False) -> Response:
         """With `explain=true` the prediction for one row has an `explanation`, if the model has explanations."""
         return await answer.to(request, read, explain=explain)
+
+
+def _predict_schema(served: Served, limits: Limits) -> dict[str, Any]:
+    """Returns the JSON schema of the bodies of ``/predict``, in which each kind of task occurs once."""
+    adapters = [name for name in served if name]
+    schemas: dict[Any, Any] = {}
+    for model, _ in served.values():
+        for task in _request_tasks(model):
+            schemas[type(task)] = request_schema(task, limits, model.columns, adapters)
+        if is_classifier(model):
+            schemas[ClassifyRequest] = ClassifyRequest
+    path = PREDICT.replace("/", "~1")
+    pointer = f"#/paths/{path}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
+    union = reduce(or_, schemas.values())
+    return TypeAdapter(union).json_schema(ref_template=pointer)
 
 
 def _add_clients(app: FastAPI, served: Served, answer: "_Answers") -> None:
@@ -222,6 +231,17 @@ def _body_schema(schema: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"requestBody": {"content": {"application/json": {"schema": schema, **more}}, "required": True}}
 
 
+def _check_explainable(call: Call, batcher: Batcher) -> None:
+    """Raises the response to a request whose prediction cannot be explained."""
+    problem = batcher.no_explanations
+    if call.task is not None:
+        problem = "predictions of labels in a request are not explained"
+    if len(call.rows) > 1:
+        problem = f"one row can be explained, the request has {len(call.rows)}. Send a request for each row"
+    if problem is not None:
+        raise HTTPException(422, [{"loc": ["query", "explain"], "msg": problem, "type": "value_error"}])
+
+
 class _Answers:
     """The responses to requests for predictions.
 
@@ -235,21 +255,19 @@ class _Answers:
 
     async def to(self, request: Request, read: Callable[[Any, Source], Call], *, explain: bool = False) -> Response:
         """Reads a request, predicts its rows, and returns the response."""
-        body, content_type = request.scope["body"], request.headers.get("content-type", "")
+        body = request.scope["body"]
+        content_type = request.headers.get("content-type", "")
         batcher, call = await self._work(body, lambda: self._read(body, content_type, read))
-        is_other = call.task is not None
-        problem = "predictions of labels in a request are not explained" if is_other else batcher.no_explanations
-        if len(call.rows) > 1:
-            problem = f"one row can be explained, the request has {len(call.rows)}. Send a request for each row"
-        if explain and problem is not None:
-            raise HTTPException(422, [{"loc": ["query", "explain"], "msg": problem, "type": "value_error"}])
+        if explain:
+            _check_explainable(call, batcher)
         predicting = batcher.answer(call.rows, explain=explain, task=call.task, check=call.count)
         predictions = await _answers(request, predicting, self.limits)
         content = await self._work(body, lambda: encoded(call.respond(predictions, call.tokens)))
         return Response(content, media_type="application/json")
 
     def _read(self, body: bytes, content_type: str, read: Callable[[Any, Source], Call]) -> tuple[Batcher, Call]:
-        content, name = parsed_body(body, content_type), None
+        content = parsed_body(body, content_type)
+        name = None
         has_adapters = any(self._served)
         if has_adapters and isinstance(content, dict):
             name = content.pop(ADAPTER, None)

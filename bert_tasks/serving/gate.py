@@ -1,10 +1,9 @@
-"""Limits of bodies, security headers and Prometheus counters of the server."""
+"""What every request passes: limits of its headers and body, security headers of its response, and its count."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
@@ -12,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bert_tasks.serving.failures import PATHS, error_response
 from bert_tasks.serving.limits import Limits
+from bert_tasks.serving.metrics import ServerMetrics
 
 HEADER_BYTES = 2**14  # of a path and all headers
 DISCONNECTED = 499  # the status that is counted for a client that did not wait
@@ -22,37 +22,6 @@ _HEADERS = {
     b"referrer-policy": b"no-referrer",
     b"x-content-type-options": b"nosniff",
 }
-
-
-class ServerMetrics:
-    """The Prometheus metrics of one server, in a registry of its own."""
-
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        requests = ("bert_tasks_requests", "Requests for predictions by status (499 if the client disconnected).")
-        self._requests = Counter(*requests, ["status"], registry=registry)
-        self._rows = Counter("bert_tasks_rows", "Rows that were predicted.", registry=registry)
-        latency = ("bert_tasks_request_seconds", "Seconds from the headers of a request to the end of its response.")
-        self._seconds = Histogram(*latency, registry=registry)
-        sizes = [2**power for power in range(10)]
-        together = ("bert_tasks_batch_requests", "Requests of a batch.")
-        self._batch_requests = Histogram(*together, buckets=sizes, registry=registry)
-        self._batch_rows = Histogram("bert_tasks_batch_rows", "Rows of a batch.", buckets=sizes, registry=registry)
-        self.queue_depth = Gauge("bert_tasks_queue_depth", "Requests that wait for the model.", registry=registry)
-        self.ready = Gauge("bert_tasks_ready", "1 while the server answers predictions.", registry=registry)
-        self.answered = 0
-
-    def request(self, status: int, seconds: float) -> None:
-        """Counts a request for predictions."""
-        self._requests.labels(str(status)).inc()
-        self._seconds.observe(seconds)
-        self.answered += status == 200
-
-    def batch(self, requests: int, rows: int) -> None:
-        """Counts a batch that was run."""
-        self._batch_requests.observe(requests)
-        self._batch_rows.observe(rows)
-        self._rows.inc(rows)
 
 
 def _head_bytes(scope: Scope) -> int:
@@ -74,7 +43,8 @@ class Gate:
         self.limits, self.metrics, self.draining = limits, metrics, draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started, status = time.perf_counter(), DISCONNECTED
+        started = time.perf_counter()
+        status = DISCONNECTED
         no_body = scope["method"] == "HEAD"  # the response to GET without its body (RFC 9110, 9.3.2)
         if no_body:
             scope = {**scope, "method": "GET"}
@@ -83,8 +53,11 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = _HEADERS | {b"connection": b"close"} if self.draining() else _HEADERS
-                message = {**message, "headers": list((headers | dict(message["headers"])).items())}
+                headers = dict(_HEADERS)
+                if self.draining():
+                    headers[b"connection"] = b"close"
+                headers.update(message["headers"])
+                message = {**message, "headers": list(headers.items())}
             elif no_body:
                 message = {**message, "body": b""}
             await send(message)
@@ -106,8 +79,9 @@ class Gate:
                 await JSONResponse({"status": "ok"})(scope, receive, send)
             elif self.app is None:
                 raise HTTPException(503, "the model is being loaded", {"retry-after": "2"})
-            else:  # what is left to receive is that the client disconnects
-                await self.app({**scope, "body": await self._body(scope, receive)}, receive, send)
+            else:
+                body = await self._body(scope, receive)  # then only a disconnect is left to receive
+                await self.app({**scope, "body": body}, receive, send)
         except HTTPException as error:
             await error_response(scope, error)(scope, receive, send)
         except asyncio.CancelledError:  # the grace period is over, and nothing follows
@@ -117,7 +91,8 @@ class Gate:
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         """Returns the body. Drains a body that is too large before it responds."""
         most, seconds = self.limits.body_bytes, self.limits.timeout
-        body, is_too_large = bytearray(), False
+        body = bytearray()
+        is_too_large = False
         try:
             async with asyncio.timeout(seconds):
                 async for chunk in Request(scope, receive).stream():

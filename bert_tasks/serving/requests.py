@@ -99,7 +99,10 @@ class BodyReader:
         self._columns = [column for column in task.columns if not column.is_label]
         self._validator = RowValidator(self._columns)
         names_read = [column.name for column in self._columns]
-        self._rejected = {name: why for name, why in Card.of(task).rejected_columns.items() if name not in names_read}
+        self._rejected: dict[str, str] = {}
+        for name, reason in Card.of(task).rejected_columns.items():
+            if name not in names_read:
+                self._rejected[name] = reason
         if has_adapters:
             self._rejected[ADAPTER] = f"{ADAPTER} is for all rows. Write it beside {INPUTS}"
 
@@ -141,8 +144,11 @@ class BodyReader:
             if cells.get(name) is not None:
                 raise body_error(path, reason)
         row, errors = self._validator.validate(cells)
-        for first in errors:
-            raise body_error(path if first.column is None else (*path, first.column), first.message)
+        if errors:
+            first = errors[0]
+            if first.column is not None:
+                path = (*path, first.column)
+            raise body_error(path, first.message)
         for name, value in row.items():
             length = _length(value)
             if length > self._limits.characters:
@@ -158,7 +164,8 @@ def requested_labels(content: Any, model: TaskModel, limits: Limits) -> ZeroShot
     columns = {column.name for column in model.task.columns}.union(model.columns.values())
     if not isinstance(content, dict) or LABELS not in content or LABELS in columns:
         return None
-    labels, multi_label = content.pop(LABELS), content.pop("multi_label", False)
+    labels = content.pop(LABELS)
+    multi_label = content.pop("multi_label", False)
     if not isinstance(labels, list) or not 0 < len(labels) <= limits.rows:
         raise body_error((LABELS,), f"expected a list of 1 to {limits.rows} texts")
     if not isinstance(multi_label, bool):
@@ -190,7 +197,9 @@ def _length(value: Any) -> int:
     """Returns the number of characters or items of a value, the largest in a row."""
     if isinstance(value, Mapping):
         return max(map(_length, value.values()), default=0)
-    return len(value) if isinstance(value, str) else max(len(value), sum(map(len, value)))
+    if isinstance(value, str):
+        return len(value)
+    return max(len(value), sum(map(len, value)))
 
 
 def parsed_body(body: bytes, content_type: str) -> Any:
@@ -228,8 +237,13 @@ def answers_schema(*tasks: Task) -> Any:
 
 def source_columns(task: Task) -> list[Column]:
     """Returns the columns of a request, of several tasks each column once."""
-    columns = [source for each in task.columns if not each.is_label for source in each.type.source_columns(each)]
-    return list({column.name: column for column in columns}.values())
+    columns: dict[str, Column] = {}
+    for column in task.columns:
+        if column.is_label:
+            continue
+        for source in column.type.source_columns(column):
+            columns[source.name] = source
+    return list(columns.values())
 
 
 def request_schema(
@@ -240,8 +254,11 @@ def request_schema(
     fields: dict[str, Any] = {}
     for column in columns:
         value_type = column.type.request_type(limits.characters)
+        if not column.required:
+            value_type = value_type | None
         is_needed = column.required and column.type.replacement(columns) is None
-        fields[column.name] = (value_type if column.required else value_type | None, ... if is_needed else None)
+        default = ... if is_needed else None
+        fields[column.name] = (value_type, default)
     others = [f"The column {name} may be called {names[name]}" for name in fields if name in names]
     description = ". ".join([f"A row of {task.name}. Other keys are not read", *others]) + "."
     row: Any = create_model("Row", __doc__=description, **fields)
@@ -252,5 +269,7 @@ def request_schema(
     if isinstance(task, ZeroShotClassification):
         labels = Annotated[list[str], Field(min_length=1, max_length=limits.rows)]
         more = {LABELS: (labels, ...), "hypothesis": (str, HYPOTHESIS), "multi_label": (bool, False)}
-    single = create_model("AdaptedRow", __base__=row, **adapter, **more) if adapters or more else row
+    single = row
+    if adapters or more:
+        single = create_model("AdaptedRow", __base__=row, **adapter, **more)
     return single | create_model("Rows", __doc__="Several rows.", inputs=inputs, **adapter, **more)

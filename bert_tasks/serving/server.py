@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving.app import build_app, encoded
 from bert_tasks.serving.batching import Batcher
-from bert_tasks.serving.gate import HEADER_BYTES, Gate, ServerMetrics
+from bert_tasks.serving.gate import HEADER_BYTES, Gate
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.listener import BACKLOG, ignore_new_connections
+from bert_tasks.serving.metrics import ServerMetrics
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.shared.card import Card
@@ -151,16 +152,21 @@ async def run_server(
                     batcher = Batcher(model, run=run, observe=gate.metrics.batch, **options)
                     served[key] = model, await stack.enter_async_context(batcher)
                 gate.app = build_app(served, gate, name=name)
-                host, port = listener.getsockname()[:2]
-                url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
                 default, _ = next(iter(served.values()))
-                notify(f"{default.task.name} on {url}  (SIGTERM or Ctrl-C stops)")
+                notify(f"{default.task.name} on {_url_of(listener)}  (SIGTERM or Ctrl-C stops)")
                 await serving
         finally:
             server.should_exit = True
             loader.shutdown(wait=False)
             await serving
     notify(f"stopped after {counted(gate.metrics.answered, 'answered request')}")
+
+
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    if ":" in host:
+        return f"http://[{host}]:{port}"
+    return f"http://{host}:{port}"
 
 
 def load_served(
@@ -172,10 +178,14 @@ def load_served(
         CheckpointError, UsageError: See ``load_warm``.
     """
     served: dict[str, tuple[TaskModel, ForwardFn]] = {}
-    with nullcontext() if not adapters else suppress(NoHeadError):
+    try:
         served[""] = load_warm(base, **options)
+    except NoHeadError:
+        if not adapters:
+            raise
     for name, adapter in adapters.items():
-        served[name] = load_warm(base, adapter=adapter, earlier=[model for model, _ in served.values()], **options)
+        earlier = [model for model, _ in served.values()]
+        served[name] = load_warm(base, adapter=adapter, earlier=earlier, **options)
     return served
 
 
@@ -213,10 +223,12 @@ def load_warm(
     rows = Card.of(loaded.task).example_rows
     try:
         for batch in (rows[:1], rows, [*rows] * 8):
-            encoded([prediction.to_json() for prediction in loaded.predict_rows(batch, forward_fn=run)])
+            predictions = loaded.predict_rows(batch, forward_fn=run)
+            encoded([prediction.to_json() for prediction in predictions])
     except NotFiniteScoresError:
+        folder = model if adapter is None else adapter
         reason = "its scores are not finite numbers, so it cannot be served"
-        raise CheckpointError(f"{model if adapter is None else adapter}: {reason}") from None
+        raise CheckpointError(f"{folder}: {reason}") from None
     return loaded, run
 
 
@@ -229,10 +241,15 @@ def host_names(host: str, bound: str, allowed: Sequence[str]) -> list[str]:
     for name in allowed:
         if not re.fullmatch(r"\*|(\*\.)?[^*]+", name):
             raise UsageError(f"{name!r} is not a host name. Write a name such as example.org or *.example.org")
-    names = [f"[{name}]" if ":" in name else name for name in (host, bound)]
+    names = [*allowed]
+    for name in (host, bound):
+        is_ipv6 = ":" in name
+        names.append(f"[{name}]" if is_ipv6 else name)
     if ipaddress.ip_address(bound).is_loopback:
-        return [*LOOPBACK, *names, *allowed]
-    return [*names, *allowed] if allowed else ["*"]
+        return [*LOOPBACK, *names]
+    if not allowed:
+        return ["*"]
+    return names
 
 
 @contextmanager
@@ -241,7 +258,10 @@ def _signals_to(server: uvicorn.Server) -> Iterator[None]:
 
     uvicorn installs its handlers late, and at its end raises the signals once more that it has received.
     """
-    numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    if threading.current_thread() is not threading.main_thread():  # Python lets only this one handle signals
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, server.handle_exit) for number in numbers}
     try:
         yield

@@ -21,7 +21,8 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.serving import serve
 from bert_tasks.serving.app import build_app
 from bert_tasks.serving.batching import Batcher
-from bert_tasks.serving.gate import Gate, ServerMetrics
+from bert_tasks.serving.gate import Gate
+from bert_tasks.serving.metrics import ServerMetrics
 from bert_tasks.serving.requests import answers_schema
 from bert_tasks.serving.server import load_served
 from support.servers import SLOW, errors_of

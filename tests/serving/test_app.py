@@ -21,8 +21,9 @@ from torch import Tensor
 
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.serving.gate import Gate, ServerMetrics
+from bert_tasks.serving.gate import Gate
 from bert_tasks.serving.limits import Limits
+from bert_tasks.serving.metrics import ServerMetrics
 from bert_tasks.serving.requests import answers_schema, request_schema
 from bert_tasks.tasks.shared.card import Card
 from support.servers import SLOW, Application, application, errors_of

@@ -21,8 +21,9 @@ from starlette.types import ASGIApp
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving.app import build_app
 from bert_tasks.serving.batching import Batcher
-from bert_tasks.serving.gate import Gate, ServerMetrics
+from bert_tasks.serving.gate import Gate
 from bert_tasks.serving.limits import Limits
+from bert_tasks.serving.metrics import ServerMetrics
 from bert_tasks.serving.server import LOOPBACK, http_config
 from support.runs import CONSOLE, PATIENCE, Program
 
