@@ -13,7 +13,6 @@ import pytest
 
 PAGES = ("README.md", "docs/performance.md", "docs/quality.md")
 CHART = "docs/images/speed.svg"
-MAX_WORDS = {"performance": 500, "quality": 600}
 
 
 def tables(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -93,12 +92,6 @@ def test_new_result_is_a_new_table(pages: Path, script: dict[str, Any]) -> None:
 )
 def test_numbers_have_two_digits(script: dict[str, Any], value: float, text: str) -> None:
     assert script["number"](value) == text
-
-
-@pytest.mark.parametrize("name", MAX_WORDS)
-def test_page_is_one_screen(repository: Path, name: str) -> None:
-    text = (repository / f"docs/{name}.md").read_text(encoding="utf-8")
-    assert len([word for word in text.split() if word.strip("|-")]) <= MAX_WORDS[name]
 
 
 def test_difference_of_means_has_an_interval(script: dict[str, Any]) -> None:
