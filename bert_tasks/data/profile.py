@@ -22,7 +22,8 @@ _IDEOGRAPHS = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]+")
 _PIECE = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+|[^\w\s]")
 _DATE = r"(\d{4}-\d\d-\d\d|\d\d?/\d\d?/\d{2,4}|\d\d?\.\d\d?\.\d{2,4})"
-_REFERENCE = re.compile(rf"(https?://|www\.)\S+|{_DATE}([T ]\d\d:\d\d\S*)?")
+_TIME = r".{0,20}\b\d\d?:\d\d:\d\d\b.{0,16}"  # with a date and a time zone in any form
+_REFERENCE = re.compile(rf"(https?://|www\.)\S+|{_DATE}([T ]\d\d:\d\d.{{0,16}})?|{_TIME}")
 _MOST_REFERENCES = 0.9
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 

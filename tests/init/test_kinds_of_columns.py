@@ -163,6 +163,22 @@ READ: Mapping[str, tuple[Rows, str]] = {
     # Columns that are no label
     "date": (table(date=DATES, text=TEXTS, label=MOODS), "class: text=text label=label"),
     "days that repeat": (table(text=TEXTS, mood=MOODS, day=DATES[:4]), "class: text=text label=mood"),
+    "times with a zone": (
+        table(text=TEXTS, mood=MOODS, created=(f"{day} 11:35:{n:02} -0800" for n, day in enumerate(DATES))),
+        "class: text=text label=mood",
+    ),
+    "times in words": (
+        table(text=TEXTS, mood=MOODS, posted=(f"Mon Apr 06 22:19:{n:02} PDT 2009" for n in range(10, 30))),
+        "class: text=text label=mood",
+    ),
+    "a name that ends as labels do": (
+        table(tweet=TEXTS, airline_sentiment=MOODS, airline=SOURCES, confidence=(0.35, 1.0, 0.66), retweets=FLAG),
+        "class: text=tweet label=airline_sentiment",
+    ),
+    "stars beside a category": (
+        table(review=TEXTS, stars=(5, 1, 4, 2, 3), product_category=SOURCES),
+        "class?: text=review label=product_category",
+    ),
     "time": (
         table(text=TEXTS, mood=MOODS, timestamp=(1717000000 + n // 2 for n in range(20))),
         "class: text=text label=mood",

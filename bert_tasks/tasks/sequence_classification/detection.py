@@ -21,13 +21,14 @@ from bert_tasks.tasks.shared.detection import (
     UserHints,
     count_pieces,
     is_flag,
+    name_words,
     needed_tokens,
     several_tasks,
 )
 
 _REGRESSION, _MULTI_LABEL = "regression", "multi_label_classification"
 _SINGLE_LABEL = "single_label_classification"
-_AMOUNT_NAMES = ("score", "similarity", "rating", "quality", "relevant")  # numbers called so may be amounts
+_AMOUNT_NAMES = ("score", "stars", "similarity", "rating", "quality", "relevant")  # numbers called so may be amounts
 _PAIR_NAMES = (
     ("text", "text_pair"),
     ("sentence1", "sentence2"),
@@ -117,7 +118,7 @@ def _label_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
     fitting = [c for c in filled if c.is_sets or c.is_classes or c.is_amount or (c.is_repeated and _is_named(c))]
     order = {column.name: position for position, column in enumerate(profiles)}
     plain = {column.name: column.is_sets or column.is_classes or column.decimals for column in fitting}
-    return sorted(fitting, key=lambda c: (_is_named(c), plain[c.name], c.filled, order[c.name]), reverse=True)
+    return sorted(fitting, key=lambda c: (_name_rank(c), plain[c.name], c.filled, order[c.name]), reverse=True)
 
 
 def _is_named(column: ColumnProfile) -> bool:
@@ -135,6 +136,14 @@ def _text_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
         return texts
     short = [column for column in by_name.values() if column.distinct > column.rows / 2]
     return sorted(short, key=lambda column: (column.is_id, -column.words))[:1]
+
+
+def _name_rank(column: ColumnProfile) -> int:
+    """Rates a name as that of labels: 2 for a usual name, 1 if it ends with one, as in product_category."""
+    if _is_named(column):
+        return 2
+    words = name_words(column)
+    return 1 if words and words[-1] in (*LABEL_NAMES, *_AMOUNT_NAMES) else 0
 
 
 def _counts_classes(label: ColumnProfile) -> bool:
@@ -221,7 +230,7 @@ def _alternatives(
         yield 'settings.problem_type = "regression", if the numbers are amounts'
     if label.is_amount and not label.decimals and label.is_repeated:
         yield 'settings.problem_type = "single_label_classification", if the numbers are classes'
-    alike = [column for column in others if _is_named(column) or not _is_named(label)]
+    alike = [column for column in others if _name_rank(column) >= _name_rank(label)]
     alike = [column for column in alike if column.lists == 0 or column.sets > 0]  # no lists of the one label
     for column in alike:
         yield f'label = "{column.name}" ({column.described()})'

@@ -23,7 +23,7 @@ COMPARED_ROWS = 1000  # in which two columns must fit together
 # Names that people give to the column of the labels, in lower case.
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "target", "gold_label", "y", "score", "similarity", "rating"),
-    *("sentiment", "intent", "topic", "relation", "relevant", "is_duplicate"),
+    *("sentiment", "polarity", "intent", "topic", "relation", "relevant", "is_duplicate"),
     *("quality", "emotion", "stance", "topics", "tags", "categories", "classes", "intents", "emotions"),
 )
 QUESTION_NAMES = ("question", "query")
@@ -143,6 +143,15 @@ class Suggestion(NamedTuple):
     is_active: bool = True
 
 
+def name_words(column: ColumnProfile) -> list[str]:
+    """Returns the words in a column's name, in lower case.
+
+    Example:
+        ``user_id``, ``userId`` and ``User ID`` have the words user and id.
+    """
+    return [word.lower() for word in _WORD_OF_NAME.findall(_CAPITAL.sub("_", column.name))]
+
+
 def is_reference(column: ColumnProfile) -> bool:
     """Returns True for ids, dates, web addresses and numbers of folds, which are neither texts nor labels.
 
@@ -151,7 +160,7 @@ def is_reference(column: ColumnProfile) -> bool:
     """
     if column.is_reference:
         return True
-    words = [word.lower() for word in _WORD_OF_NAME.findall(_CAPITAL.sub("_", column.name))]
+    words = name_words(column)
     if column.is_text or not words:
         return False
     if column.known in SPLIT_COLUMNS and column.is_number:
