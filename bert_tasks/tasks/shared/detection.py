@@ -147,7 +147,7 @@ def name_words(column: ColumnProfile) -> list[str]:
     """Returns the words in a column's name, in lower case.
 
     Example:
-        ``user_id``, ``userId`` and ``User ID`` have the words user and id.
+        "user_id" and "userId" have the words user and id.
     """
     return [word.lower() for word in _WORD_OF_NAME.findall(_CAPITAL.sub("_", column.name))]
 
@@ -156,7 +156,7 @@ def is_reference(column: ColumnProfile) -> bool:
     """Returns True for ids, dates, web addresses and numbers of folds, which are neither texts nor labels.
 
     Example:
-        ``userId`` and ``created_at`` are references, ``label_id`` is not.
+        "userId" and "created_at" are references, "label_id" is not.
     """
     if column.is_reference:
         return True
