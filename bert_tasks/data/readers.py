@@ -271,8 +271,10 @@ def read_table(
     )
     carried = validator.passthrough
     columns_to_read = None
-    # A choice may have its own column, and a name may stand for several columns.
-    is_spread = any(field.column.type.is_numbered or set(",.") & set(field.name) for field in validator.fields)
+    # A choice and each column of a task may have its own column, and a name may stand for several columns.
+    kinds = [field.column.type for field in validator.fields]
+    is_spread = any(kind.is_numbered or kind.is_composed for kind in kinds)
+    is_spread = is_spread or any(set(",.") & set(field.name) for field in validator.fields)
     if carried != "all" and not is_spread:
         columns_to_read = [*(field.name for field in validator.fields), *([] if carried == "none" else carried)]
         if options.split_column is not None:

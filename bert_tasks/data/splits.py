@@ -373,10 +373,13 @@ def joined_splits(splits: Sequence[Splits]) -> Splits:
 
 
 def labelled_rows(table: RowTable, column: TaskColumn) -> RowTable:
-    """Returns the rows of a task that have its label."""
+    """Returns the rows of a task that have its label, with their lines in the file."""
     labels = [each.name for each in column.columns if each.is_label]
-    rows = [row[column.name] for row in table if row.get(column.name) is not None]
-    labelled = [row for row in rows if any(row.get(name) is not None for name in labels)]
+    labelled = []
+    for row in table:
+        of_task = row.get(column.name)
+        if of_task is not None and any(of_task.get(name) is not None for name in labels):
+            labelled.append({**of_task, "line": row["line"]})
     return RowTable.from_rows(labelled, table.source)
 
 

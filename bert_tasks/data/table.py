@@ -76,7 +76,7 @@ class RowTable:
             rows: The rows, under the task's names.
             source: Name of the rows in messages, which count rows from 1.
             columns: The task's columns, by which rows are validated as from files. None means that rows are not
-                validated.
+                validated and may have a ``line`` of their own.
             require_labels, labels, skip_errors: See ``read_table``.
 
         Raises:
@@ -87,7 +87,7 @@ class RowTable:
             if not isinstance(row, Mapping):
                 raise DataError(f"{source}:{number}: expected a dict such as {{'text': '...'}}, not {row!r:.60}")
         if columns is None:
-            numbered = [{**row, "line": number} for number, row in enumerate(rows, start=1)]
+            numbered = [{"line": number, **row} for number, row in enumerate(rows, start=1)]
             names = dict.fromkeys(name for row in numbered for name in row)
             stored = ArrowRows.from_columns({name: [row.get(name) for row in numbered] for name in names})
             return cls(rows=stored, source=source, fingerprint=sha256_json(numbered))

@@ -45,6 +45,7 @@ class TaskRow(ColumnKind):
     name = "row"
     has_texts = True
     may_be_missing = True
+    is_composed = True
     strata_name = "labels"
 
     def __init__(self, column: TaskColumn | None = None) -> None:
@@ -93,7 +94,13 @@ class TaskRow(ColumnKind):
         return [replace(field.column, name=field.name, required=False) for field in fields]
 
     def columns_in(self, name: str, present: Collection[str]) -> list[str]:
-        return [name]  # a source may lack the columns of a task, so ``complete`` checks each row
+        columns: list[str] = []
+        for field in self._validators[0].fields:
+            columns += field.column.type.columns_in(field.name, present)
+            columns += field.column.type.columns_in(field.column.name, present)  # see ``complete``
+        if not columns:
+            return [name]  # a source may lack the columns of a task, so ``complete`` checks each row
+        return list(dict.fromkeys(columns))
 
     def complete(
         self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
@@ -109,10 +116,6 @@ class TaskRow(ColumnKind):
         for fields in self._needed(validator):
             if not any(field.column.type.columns_in(field.name, source.keys()) for field in fields):
                 return self._without(cells, column, columns, names)
-        for field in validator.fields:
-            words = source.get(field.name)
-            if isinstance(words, list | tuple) and field.column.type.is_text and not field.column.type.is_pretokenized:
-                source |= {field.name: " ".join(map(str, words))}  # the words of another task are the text of this one
         row, errors = validator.validate(source)
         labels = () if self._column is None else self._column.labels
         for each in self.columns if labels else ():

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -24,7 +24,7 @@ from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.inference.output import check_row_options, passthrough_name, reserved_names
+from bert_tasks.inference.output import check_row_options, passthrough_name
 from bert_tasks.model.inputs import input_names, load_trained, trained_task
 from bert_tasks.model.precision import DType, check_dtype, default_device, logits_of
 from bert_tasks.model.task_model import ForwardFn, TaskModel
@@ -112,7 +112,7 @@ def batch_predictor(
         dtype=dtype,
         fingerprint=sha256_json([[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]),
         schema=prediction_schema(example, with_error=on_error == "skip"),
-        reserved=frozenset(reserved_names(example)),
+        reserved=Rendering.of(example).reserved_names,
         columns=tuple(column for column in example.columns if not column.is_label),
         reading=reading,
         trained_names=trained_names,
@@ -217,7 +217,10 @@ class BatchPredictor:
             remedy = f"Fix them, or pass on_error='skip', which says in the column '{ERROR}' what is wrong."
             raise DataError("\n".join([heading, *listed, *more, remedy]))
         usable = (row for number, row in enumerate(rows) if number not in faults)
-        contents = (prediction.to_json() for prediction in model.predict_rows(usable, forward_fn=forward_fn))
+        predictions = model.predict_rows(usable, forward_fn=forward_fn)
+        rendering = Rendering.of(model.task)
+        contents: Iterator[Mapping[str, Any]]
+        contents = (rendering.columns_of(prediction.to_json()) for prediction in predictions)
         if self.schema.names[0] == UNTYPED:
             contents = ({UNTYPED: json.dumps(content, ensure_ascii=False)} for content in contents)
         return [{ERROR: faults[number]} if number in faults else next(contents) for number in range(len(rows))]
@@ -304,11 +307,8 @@ def prediction_schema(task: Task, *, with_error: bool = False) -> "pyarrow.Schem
     import pyarrow
 
     try:
-        rendering = Rendering.of(task)
-        if not rendering.prediction_fields:
-            raise TypeError(f"{task.name} does not say what its predictions hold")
-        hints = get_type_hints(rendering.prediction_type)
-        fields = [pyarrow.field(name, _arrow_type(hints[name], task.labels)) for name in rendering.prediction_fields]
+        types = Rendering.of(task).column_types
+        fields = [pyarrow.field(name, _arrow_type(hint, labels)) for name, (hint, labels) in types.items()]
     except TypeError:
         fields = [pyarrow.field(UNTYPED, pyarrow.string())]
     return pyarrow.schema([*fields, *([pyarrow.field(ERROR, pyarrow.string())] if with_error else [])])

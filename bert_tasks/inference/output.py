@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Container, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 from pathlib import Path
 from types import MappingProxyType
@@ -120,14 +120,14 @@ STANDARD = "-"  # standard input, or standard output
 
 
 def passthrough_name(name: str, taken: Container[str]) -> str:
-    """Returns the name of an input's column that differs from all ``taken`` names."""
-    is_taken = name in taken or name.partition(".")[0] in taken
+    """Returns the name of an input's column that differs from all ``taken`` names.
+
+    A table has a column for each key of an object, such as ``scores.good``, so names in front of a dot count, too.
+    """
+    parts = name.split(".")
+    holders = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    is_taken = any(holder in taken for holder in holders)
     return f"{INPUT}{name}" if is_taken or name.startswith(INPUT) else name
-
-
-def reserved_names(task: Task) -> set[str]:
-    """Returns all fields of a task's predictions, including fields on request."""
-    return {field.name for field in fields(Rendering.of(task).prediction_type)}
 
 
 @dataclass(frozen=True, kw_only=True)

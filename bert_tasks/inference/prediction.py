@@ -25,7 +25,7 @@ from bert_tasks.data.split_column import rows_of_split
 from bert_tasks.data.table import RowTable, Truncation
 from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.validator import plain
-from bert_tasks.data.writers import DELIMITERS, json_line, vector_text, whole_file
+from bert_tasks.data.writers import json_line, vector_text, whole_file
 from bert_tasks.distributed import broadcast_from_main, check_agreement, main_process_first, make_accelerator
 from bert_tasks.environment import installed_version
 from bert_tasks.errors import BertTasksError, UsageError
@@ -43,7 +43,6 @@ from bert_tasks.inference.output import (
     model_fingerprint,
     passthrough_name,
     reject_line,
-    reserved_names,
     sibling_output,
     write_rejects,
 )
@@ -480,7 +479,7 @@ class PredictionRun:
 
     def _line(self, row: Row, prediction: Prediction) -> str:
         """Returns a row as JSON, the kept columns before the prediction."""
-        task, keep, kept = self.model.task, self.writing.keep_columns, row.get(PASSTHROUGH, row)
+        keep, kept = self.writing.keep_columns, row.get(PASSTHROUGH, row)
         if keep == "none":
             kept = {}
         elif isinstance(kept, str):
@@ -490,9 +489,8 @@ class PredictionRun:
         content = prediction.to_json(
             encode_vector=vector_text if self.destination.form in ("parquet", "npy") else float_list
         )
-        if self.destination.form in DELIMITERS:
-            content = dict(self._rendering.table_columns(content))
-        taken = reserved_names(task).union(content)
+        content = dict(self._rendering.columns_of(content))
+        taken = self._rendering.reserved_names.union(content)
         repeated = {c.name for c in self.model.input_columns if self._renames.get(c.name, c.name) == c.name}
         output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
         for name, value in kept.items():

@@ -19,10 +19,10 @@ from bert_tasks import TaskModel, batch_predictor, predict
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.inference import batches
 from bert_tasks.inference.batches import prediction_schema
-from bert_tasks.inference.output import reserved_names
 from bert_tasks.tasks import SequenceClassification, TokenClassification
 from bert_tasks.tasks.base import Prediction
 from bert_tasks.tasks.sequence_classification.task import TextFormats
+from bert_tasks.tasks.shared.rendering import Rendering
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
 
@@ -150,7 +150,7 @@ def test_all_fields_of_predictions_are_reserved(name: str, base: Path) -> None:
     example = EXAMPLES[name]
     rows = json.loads(json.dumps(unlabelled(example)[:1]).replace("[MASK]", "<mask>"))
     (prediction,) = TaskModel.from_pretrained(base, task=example.task).predict(rows)
-    assert reserved_names(example.task) == set(vars(prediction))
+    assert Rendering.of(example.task).reserved_names == set(vars(prediction))
 
 
 def test_a_frame_keeps_its_index_and_missing_texts_are_named(folder: Path) -> None:

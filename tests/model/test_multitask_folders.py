@@ -1,7 +1,6 @@
 """What one does with the folder of a model of several tasks: open, predict, evaluate, export, describe and serve it."""
 
 import asyncio
-import csv
 import json
 import re
 from dataclasses import replace
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pandas
+import pyarrow.parquet
 import pytest
 import torch
 from pydantic import TypeAdapter
@@ -19,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bert_tasks import TaskModel, evaluate, fit, predict
+from bert_tasks import TaskModel, batch_predictor, evaluate, fit, predict
 from bert_tasks.cli.app import app
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.export import export
@@ -48,6 +49,7 @@ ROWS: list[dict[str, Any]] = [
     }
     for words in WORDS
 ]
+WORDS_ROWS = [{name: value for name, value in row.items() if name != "text"} for row in ROWS]
 
 
 @pytest.fixture(scope="module")
@@ -116,24 +118,71 @@ def test_an_unknown_head_is_rejected_with_the_names(run: Path, base: Path) -> No
 def test_predict_writes_the_predictions_of_all_heads(run: Path, file: Path, tmp_path: Path) -> None:
     command("predict", run, file, "--output", tmp_path / "all.jsonl", "--keep-columns", "none")
     models = MultiTaskModel.from_pretrained(run).models
-    expected = [{name: model.predict(row["text"])[0].to_json() for name, model in models.items()} for row in ROWS]
+    expected = []
+    for row in ROWS:
+        intent, (slots,) = models["intent"].predict(row["text"])[0].to_json(), models["slots"].predict(row["text"])
+        columns = {f"intent.{name}": value for name, value in intent.items()}
+        columns |= {f"slots.{name}": value for name, value in slots.to_json().items()}
+        expected.append(columns)
     rounded = json.loads(json.dumps(lines_of(tmp_path / "all.jsonl")), parse_float=lambda text: round(float(text), 5))
     assert rounded == json.loads(json.dumps(expected), parse_float=lambda text: round(float(text), 5))
     assert [list(prediction.tasks) for prediction in predict(run, ["eat soup", ROWS[0]])] == [["intent", "slots"]] * 2
 
 
-def test_predict_keeps_columns_and_writes_tables(run: Path, file: Path, tmp_path: Path) -> None:
-    command("predict", run, file, "--output", tmp_path / "all.jsonl")
-    assert list(lines_of(tmp_path / "all.jsonl")[0]) == [
-        *("text", "words", "input.slots", "input.intent", "intent", "slots")
+GIVEN = ("text", "words", "slots", "intent")
+WRITTEN = (
+    "intent.label",
+    "intent.score",
+    "intent.scores",
+    "slots.words",
+    "slots.tags",
+    "slots.scores",
+    "slots.entities",
+)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "tsv", "parquet", "frame", "table"])
+def test_every_file_and_batch_has_the_same_columns(run: Path, file: Path, tmp_path: Path, form: str) -> None:
+    """Beside the columns of the input, which keep their names because no column of a prediction has one of them."""
+    frame = pandas.DataFrame(ROWS)
+    if form == "frame":
+        result = batch_predictor(run)(frame)
+        assert len(result) == len(ROWS)
+        names = list(result)
+    elif form == "table":
+        names = batch_predictor(run)(pyarrow.Table.from_pylist(ROWS)).column_names
+    else:
+        output = tmp_path / f"all.{form}"
+        command("predict", run, file, "--output", output)
+        if form == "jsonl":
+            names = list(lines_of(output)[0])
+        elif form == "parquet":
+            names = pyarrow.parquet.read_table(output).column_names
+        else:
+            names = list(pandas.read_csv(output, sep="," if form == "csv" else "\t"))
+    expected = [*GIVEN, *WRITTEN]
+    if form in ("csv", "tsv"):  # a column for each label
+        at = expected.index("intent.scores")
+        expected[at : at + 1] = ["intent.scores.eat", "intent.scores.travel"]
+    assert names == expected
+
+
+def test_a_field_with_the_name_of_its_task_is_one_column(base: Path, tmp_path: Path) -> None:
+    tasks = {
+        "label": {"task": "sequence-classification", "labels": ["eat", "travel"]},
+        "entities": {"task": "token-classification", "labels": ["O", "B-CITY"]},
+    }
+    MultiTaskModel.from_pretrained(base, tasks=tasks).save_pretrained(tmp_path / "model")
+    rows = [{"text": "fly to rome", "label": "travel", "label.scores.x": 1}]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0]))
+    predict(tmp_path / "model", tmp_path / "rows.jsonl", output=tmp_path / "out.jsonl")
+    (line,) = lines_of(tmp_path / "out.jsonl")
+    assert list(line) == [
+        *("text", "input.label", "input.label.scores.x"),
+        *("entities.words", "entities.tags", "entities.scores", "entities"),
+        *("label", "label.score", "label.scores"),
     ]
-    command("predict", run, file, "--output", tmp_path / "all.csv")
-    with (tmp_path / "all.csv").open() as table:
-        row = next(csv.DictReader(table))
-    assert row["input.intent"] == "travel"
-    assert {"intent.label", "intent.scores.eat", "slots.tags", "slots.entities"} < row.keys()
-    command("predict", run, "--text", "eat soup", "--output", tmp_path / "text.jsonl")
-    assert list(lines_of(tmp_path / "text.jsonl")[0]) == ["text", "intent", "slots"]
+    assert (line["input.label"], line["label"] in ("eat", "travel"), type(line["entities"])) == ("travel", True, list)
 
 
 def test_predict_and_evaluate_run_one_head(
@@ -148,6 +197,41 @@ def test_predict_and_evaluate_run_one_head(
         metrics.append(json.loads(capfd.readouterr().out))
     assert metrics[0]["slots.overall_f1"] == metrics[1]["overall_f1"]
     assert metrics[0] == evaluate(run, file)
+
+
+@pytest.fixture(scope="module")
+def words_run(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    """The folder of a model whose intent reads the words of the slots as its text."""
+    folder = tmp_path_factory.mktemp("runs") / "words"
+    tasks = {**TASKS, "intent": {**TASKS["intent"], "columns": {"text": "words", "label": "intent"}}}
+    model = MultiTaskModel.from_pretrained(base, tasks=tasks)
+    fit(model, WORDS_ROWS * 2, WORDS_ROWS, output_dir=folder, epochs=1, batch_size=4, progress=False)
+    return folder
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "rows"])
+def test_a_head_reads_the_words_that_all_heads_read(words_run: Path, tmp_path: Path, form: str) -> None:
+    data: Any = WORDS_ROWS
+    if form != "rows":
+        data = tmp_path / f"words.{form}"
+        write = pandas.DataFrame(WORDS_ROWS)
+        write.to_parquet(data) if form == "parquet" else write.to_json(data, orient="records", lines=True)
+    whole, alone = evaluate(words_run, data), evaluate(words_run, data, task="intent")
+    assert alone["accuracy"] == whole["intent.accuracy"]
+    predict(words_run, data, output=tmp_path / "all.jsonl", keep_columns="none")
+    predict(words_run, data, output=tmp_path / "intent.jsonl", task="intent", keep_columns="none")
+    labels = [line["label"] for line in lines_of(tmp_path / "intent.jsonl")]
+    assert labels == [line["intent.label"] for line in lines_of(tmp_path / "all.jsonl")]
+    model = TaskModel.from_pretrained(words_run, task="intent")
+    assert [prediction.label for prediction in model.predict(WORDS_ROWS)] == labels
+
+
+def test_a_list_that_is_not_named_as_the_text_is_rejected(words_run: Path) -> None:
+    model = TaskModel.from_pretrained(words_run, task="intent")
+    with pytest.raises(DataError, match="not a text"):
+        model.predict({"words": ["fly", 3]})
+    with pytest.raises(DataError, match="not a text"):
+        model.predict({"text": ["fly", "to"]})
 
 
 def test_two_texts_are_no_row_of_these_tasks(run: Path) -> None:

@@ -110,6 +110,24 @@ def test_the_labels_of_each_task_are_counted(recipe: Path) -> None:
     assert dry_run(loaded).to_json()["data"] == report.to_json()
 
 
+def test_the_figures_of_each_task_name_the_lines_of_the_file(recipe: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"words": ["good", "film"], "text": "good film", "tags": ["O", "B-X"], "topic": "high"},
+        {"words": ["bad", "film"], "text": "bad film", "tags": ["O"], "topic": "high"},  # skipped: a tag is missing
+        {"words": ["long", "film"], "text": "long film", "topic": "low"},  # no row of the slots
+        {"words": ["Good", "film"], "text": "Good film", "tags": ["O", "O"], "topic": "low"},
+        {"words": ["new", "film"], "text": "new film", "tags": ["O", "B-X"], "topic": "low"},
+    ]
+    (recipe.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    loaded = load_recipe(recipe, overrides=["data.on_error=skip"])
+    train = check(loaded).splits[0]
+    assert train.first_lines["duplicates"] == (4,)
+    assert {name: task.first_lines["duplicates"] for name, task in train.tasks.items()} == {
+        "slots": (4,),
+        "topic": (4,),
+    }
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

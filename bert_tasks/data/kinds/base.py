@@ -70,6 +70,7 @@ class ColumnKind:
         may_be_missing: A row without a value can be used, even if the column is required.
         is_numbered: A value may be spread over columns with numbers.
         is_joined: A value may be spread over several columns that are named.
+        is_composed: A value is made of columns that have names of their own.
         group_column: Column whose rows stay together in a split. ``group_noun`` is the noun for rows without it.
         article_column: A further column of files whose rows stay together in folds.
         strata_name: Name of the values that a split spreads evenly, for people.
@@ -89,6 +90,7 @@ class ColumnKind:
     may_be_missing: ClassVar[bool] = False
     is_numbered: ClassVar[bool] = False
     is_joined: ClassVar[bool] = False
+    is_composed: ClassVar[bool] = False
     group_column: ClassVar[str | None] = None
     group_noun: ClassVar[str] = "text"
     article_column: ClassVar[str | None] = None

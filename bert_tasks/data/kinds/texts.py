@@ -1,7 +1,7 @@
 """Kinds of columns with texts, as a text, an id, a list of texts, or words."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from bert_tasks.data.cells import list_in_cell, parse_text
@@ -29,6 +29,19 @@ class Text(ColumnKind):
         if isinstance(cell, str) and _C1.search(cell) is not None:
             return "hold control characters from U+0080 to U+009F, so the encoding may be 'cp1252'"
         return None
+
+    def complete(
+        self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        """Joins the words of a column that is named as the text, as in ``columns = {text = "words"}``."""
+        name = names.get(column.name, column.name)
+        words = cells.get(name)
+        if hasattr(words, "tolist"):
+            words = words.tolist()
+        is_list = isinstance(words, list | tuple) and len(words) > 0
+        if name != column.name and is_list and all(isinstance(word, str) for word in words):
+            return {**cells, name: " ".join(words)}
+        return super().complete(cells, column, columns, names)
 
     def replacement(self, columns: Sequence[Column]) -> Column | None:
         return next((column for column in columns if isinstance(column.type, Texts)), None)

@@ -58,8 +58,25 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
         built: type[Prediction] = make_dataclass("Predictions", columns, bases=(Prediction,), frozen=True)
         return built
 
-    def table_columns(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {_key(name, key): value for name, fields in content.items() for key, value in fields.items()}
+    def columns_of(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        columns: dict[str, Any] = {}
+        for name, fields in content.items():
+            columns |= {_column(name, key): value for key, value in fields.items()}
+        return columns
+
+    @property
+    def column_types(self) -> Mapping[str, tuple[Any, Sequence[str]]]:
+        types: dict[str, tuple[Any, Sequence[str]]] = {}
+        for name, task in self.task.tasks.items():
+            types |= {_column(name, key): value for key, value in Rendering.of(task).column_types.items()}
+        return types
+
+    @property
+    def reserved_names(self) -> frozenset[str]:
+        names: set[str] = set()
+        for name, task in self.task.tasks.items():
+            names |= {_column(name, key) for key in Rendering.of(task).reserved_names}
+        return frozenset(names)
 
     @property
     def sample(self) -> Literal["row", "window", "group"]:  # type: ignore[override]  # it depends on the tasks
@@ -420,6 +437,11 @@ def task_row(name: str) -> str:
 
 def _key(name: str, metric: str) -> str:
     return f"{name}{_SEPARATOR}{metric}"
+
+
+def _column(name: str, field: str) -> str:
+    """Returns the column of a field of a task's predictions, the task's name if they are equal."""
+    return name if field == name else _key(name, field)
 
 
 def _term(name: str, term: str, count: int) -> str:

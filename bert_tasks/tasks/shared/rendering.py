@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, get_args, get_type_hints
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.writers import FORMS
@@ -50,9 +50,26 @@ class Rendering(Part):
         """Returns the fields of ``to_json`` that are vectors, as base64 of float32 numbers, and their sizes."""
         return {}
 
-    def table_columns(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the fields of ``to_json`` as the columns of a csv or tsv file. Default: unchanged."""
+    def columns_of(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the fields of ``to_json`` as the columns of files and batches. Default: unchanged."""
         return content
+
+    @property
+    def column_types(self) -> Mapping[str, tuple[Any, Sequence[str]]]:
+        """The type of each column of ``columns_of``, and the labels that are keys in it.
+
+        Raises:
+            TypeError: The task does not say what its predictions hold.
+        """
+        if not self.prediction_fields:
+            raise TypeError(f"{self.task.name} does not say what its predictions hold")
+        hints = get_type_hints(self.prediction_type)
+        return {name: (hints[name], self.task.labels) for name in self.prediction_fields}
+
+    @property
+    def reserved_names(self) -> frozenset[str]:
+        """All columns that predictions can have, including columns on request."""
+        return frozenset(field.name for field in fields(self.prediction_type))
 
     def with_texts(self, predictions: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> Sequence[Any]:
         """Returns the predictions with the texts of tokens that they name by id. Default: unchanged."""
