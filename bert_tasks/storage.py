@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from bert_tasks.errors import UsageError
 
 LOCK = "run.lock"
+_SAVING = ".saving"  # the hidden folder of ``atomic_files``, all that a killed process leaves of it
 
 
 @contextmanager
@@ -95,9 +96,42 @@ def new_folder(target: Path, *, suffix: str) -> Iterator[Path]:
             hidden.rmdir()
 
 
+@contextmanager
+def atomic_files(folder: Path, *, first: str) -> Iterator[Path]:
+    """Yields a hidden folder, whose files then replace those of ``folder``. Other files of ``folder`` stay.
+
+    Each file appears whole or not at all. A killed process leaves the hidden folder, which the next one removes.
+
+    Args:
+        folder: The folder, which is created if it is missing.
+        first: Suffix of the files that get their names before the others.
+    """
+    staging = folder / _SAVING
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir()
+        yield staging
+        flush_files(staging)
+        files = filter(Path.is_file, staging.iterdir())
+        for file in sorted(files, key=lambda file: (file.suffix != first, file.name)):
+            move(file, folder / file.name)
+        sync(folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def remove_unfinished_files(folder: Path) -> None:
+    """Removes what a killed process has left of ``atomic_files``."""
+    shutil.rmtree(folder / _SAVING, ignore_errors=True)
+
+
 def check_new_folder(target: Path) -> None:
-    """Raises UsageError if a folder is not empty or its parent is not writable."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    """Raises UsageError if a folder is not empty or its parent is not writable.
+
+    What a killed process has left of ``atomic_files`` does not count.
+    """
+    if target.exists() and (not target.is_dir() or any(path.name != _SAVING for path in target.iterdir())):
         raise UsageError(f"{target} exists and is not an empty folder. Choose another one")
     check_writable(target.absolute().parent)
 

@@ -3,7 +3,6 @@
 The format is documented at https://huggingface.co/docs/peft/developer_guides/checkpoint.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert_tasks.checkpoints.adapter_config import TASK_TYPES, is_adapter, read_adapter_config
+from bert_tasks.checkpoints.adapter_config import (
+    TASK_TYPES,
+    base_folder,
+    has_only_adapters,
+    is_adapter,
+    read_adapter_config,
+)
 from bert_tasks.checkpoints.files import checked_file, refuse
 from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, resolve
 from bert_tasks.checkpoints.load import module_tensors, read_safetensors, read_weights
@@ -31,16 +36,12 @@ def adapter_folder(name: str | Path, base: Path) -> Path:
         CheckpointError: The folder has no adapters.
         UsageError: The base is a folder of adapters, too.
     """
-    if _has_only_adapters(base):
+    if has_only_adapters(base):
         raise UsageError(f"{base} has adapters, too. Name the model that they were trained on, or no other adapters")
     folder = resolve(name)
     if not is_adapter(folder):
         raise CheckpointError(f"{name}: no {ADAPTER_CONFIG}. Name a folder of adapters, such as RUN/adapter")
     return folder
-
-
-def _has_only_adapters(folder: Path) -> bool:
-    return is_adapter(folder) and not (folder / "model.safetensors").exists()
 
 
 def model_weights(folder: Path, family: Family, base: Path | None = None) -> dict[str, Tensor]:
@@ -56,10 +57,11 @@ def model_weights(folder: Path, family: Family, base: Path | None = None) -> dic
     """
     if base is not None:
         return with_adapters(model_weights(base, family), folder, str(base))
-    if not _has_only_adapters(folder):
+    if not has_only_adapters(folder):
         return module_tensors(read_weights(folder), family)
-    name = read_adapter_config(folder)["base_model_name_or_path"]
-    return with_adapters(model_weights(resolve(name), family), folder, name)
+    name = read_adapter_config(folder).base
+    base_tensors = read_weights(base_folder(folder, name))
+    return with_adapters(module_tensors(base_tensors, family), folder, name)
 
 
 def with_adapters(weights: Mapping[str, Tensor], folder: Path, base: str) -> dict[str, Tensor]:
@@ -71,21 +73,41 @@ def with_adapters(weights: Mapping[str, Tensor], folder: Path, base: str) -> dic
     config, path = read_adapter_config(folder), checked_file(folder, ADAPTER_WEIGHTS)
     tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in read_safetensors(path).items()}
     merged = dict(weights)
-    for name, lora_a in tensors.items():
-        if not name.endswith(_LORA_A):
-            continue
-        module = name.removesuffix(_LORA_A)
-        lora_b = tensors.get(module + _LORA_B)
+    for module, (lora_a, lora_b) in _matrices(path, tensors).items():
         target = _key_of(f"{module}.weight", weights)
-        if target is None or lora_b is None or not _fit(lora_a, lora_b, weights[target]):
-            refuse(path, f"{name} fits no weight of {base}, so it belongs to another model")
-        rank = len(lora_a)
-        alpha = config["alpha_pattern"].get(module, config["lora_alpha"])
-        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        if target is None or not _fit(lora_a, lora_b, weights[target]):
+            refuse(path, f"{module}{_LORA_A} fits no weight of {base}, so it belongs to another model")
+        rank = config.rank_of(module)
+        if rank != len(lora_a):
+            refuse(path, f"{module}{_LORA_A} has rank {len(lora_a)}, but {ADAPTER_CONFIG} says {rank}")
         whole = weights[target]
-        merged[target] = (whole.float() + scale * (lora_b.float() @ lora_a.float())).to(whole.dtype)
+        change = config.scale_of(module) * (lora_b.float() @ lora_a.float())
+        merged[target] = (whole.float() + change).to(whole.dtype)
     stored = {name: tensor for name, tensor in tensors.items() if not name.endswith((_LORA_A, _LORA_B))}
     return merged | {_key_of(name, weights) or name: tensor for name, tensor in stored.items()}
+
+
+def _matrices(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns the name of each adapted module -> A and B.
+
+    Raises:
+        CheckpointError: There are none, a half is missing, or a matrix has no real numbers.
+    """
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if not name.endswith((_LORA_A, _LORA_B)):
+            continue
+        if not tensor.is_floating_point():
+            refuse(path, f"{name} has dtype {tensor.dtype}, expected floating point numbers")
+        module = name.removesuffix(_LORA_A).removesuffix(_LORA_B)
+        halves = module + _LORA_A, module + _LORA_B
+        for half in halves:
+            if half not in tensors:
+                refuse(path, f"{name} is there, but {half} is missing. The file is incomplete. Save it again")
+        pairs[module] = tensors[halves[0]], tensors[halves[1]]
+    if not pairs:
+        refuse(path, "it has no adapters, which would be called ...lora_A.weight and ...lora_B.weight")
+    return pairs
 
 
 def _fit(lora_a: Tensor, lora_b: Tensor, weight: Tensor) -> bool:
@@ -99,7 +121,7 @@ def _key_of(name: str, weights: Mapping[str, Tensor]) -> str | None:
     for key in (name, name.partition(".")[2]):
         if key in weights:
             return key
-    return next((key for key in weights if key.endswith(f".{name}")), None)
+    return next((key for key in weights if key.partition(".")[2] == name), None)
 
 
 def adapter_files(

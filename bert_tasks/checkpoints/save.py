@@ -6,7 +6,6 @@ Each file is written whole or not at all, with the mode of the umask. The module
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +21,12 @@ from bert_tasks.checkpoints.load import DIGEST, read_safetensors, tensors_digest
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families.base import Family
-from bert_tasks.storage import flush_files, move, sync, weights_write_error
+from bert_tasks.storage import atomic_files, remove_unfinished_files, weights_write_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WEIGHTS, HEAD = "model.safetensors", "task_head.safetensors"
-# Files are written here first, then renamed into the folder. A killed save leaves at most this folder behind.
-_STAGING = ".saving"
 # Weights that would contradict or outlive the new weights.
 _STALE = re.compile(
     r"model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors|"
@@ -93,12 +90,8 @@ def save_folder(
     Raises:
         CheckpointError: The folder is not writable.
     """
-    staging = folder / _STAGING
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
-        try:
+        with atomic_files(folder, first=".safetensors") as staging:
             kept = {key: value for key, value in config.items() if key not in ("_name_or_path", "torch_dtype", "dtype")}
             dtypes = {str(tensor.dtype) for tensor in ({} if tensors is None else tensors).values()}
             dtype = {"dtype": dtypes.pop().removeprefix("torch.")} if len(dtypes) == 1 else {}
@@ -111,16 +104,9 @@ def save_folder(
                 _save_tensors(head_tensors, staging / HEAD)
             if tokenizer is not None:
                 save_tokenizer(tokenizer, staging)
-            flush_files(staging)  # only whole files get their names, the weights first
-            files = filter(Path.is_file, staging.iterdir())
-            for file in sorted(files, key=lambda file: (file.suffix != ".safetensors", file.name)):
-                move(file, folder / file.name)
-            sync(folder)
-            for file in folder.iterdir():
-                if _STALE.fullmatch(file.name) or (file.name == HEAD and head_tensors is None):
-                    file.unlink()
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+        for file in folder.iterdir():
+            if _STALE.fullmatch(file.name) or (file.name == HEAD and head_tensors is None):
+                file.unlink()
     except (OSError, SafetensorError) as error:
         size = sum(tensor.nbytes for group in (tensors, head_tensors) if group is not None for tensor in group.values())
         raise CheckpointError(f"{folder} cannot be written ({weights_write_error(error, folder, size)})") from error
@@ -132,7 +118,7 @@ def _write_json(content: Mapping[str, Any], path: Path) -> None:
 
 def remove_saved(folder: Path) -> None:
     """Removes the files of ``save_folder``, and the folder if it has no others."""
-    shutil.rmtree(folder / _STAGING, ignore_errors=True)
+    remove_unfinished_files(folder)
     for path in folder.iterdir():
         if is_model_file(path.name) and not path.is_dir():
             path.unlink()

@@ -6,6 +6,7 @@ Shape legend: N tokens, B sequences, L labels.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,6 +19,7 @@ from typing import Any, Literal, Unpack, get_args
 
 import torch
 
+from bert_tasks.checkpoints.hub import is_model_file, model_folder
 from bert_tasks.checkpoints.save import save_folder
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
@@ -50,6 +52,7 @@ TOLERANCE = 1e-5  # for the logits of a float32 graph, times the largest logit i
 REQUIRED_AGREEMENT = 0.95  # share of predictions that an int8 graph must leave unchanged
 LENGTHS = (1, 2, 3, 127, 128)  # of random sequences, besides the longest input and one token less
 BATCH_SIZES = (1, 7)
+_HIDDEN = ".exporting"  # end of the name of the folder beside the output that is written first
 _LARGEST_GRAPH = 2**31 - 1  # bytes, the limit of a protobuf file
 
 
@@ -112,7 +115,7 @@ def export(
     Args:
         model: A model or its name.
         to: ``onnx`` (float32), ``int8``, or ``transformers`` for weights that ``AutoModelFor...`` opens.
-        output: A new or empty folder, or with ``overwrite`` an earlier export of a graph.
+        output: A new or empty folder, or with ``overwrite`` an earlier export.
         data: Rows to verify the graph on, which int8 needs. All of them are read and checked.
         task: Name or class of the task, or the name of one of several tasks. Without it a graph has the heads of all
             tasks, and its outputs are ``NAME.logits``. ``embedding`` exports the encoder alone, with the output
@@ -138,13 +141,13 @@ def export(
     target = Path(output)
     loading: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
     if to == "transformers":
-        check_new_folder(target)
         if data is not None:
             raise UsageError(f"data verify a graph. Remove {argument('data', 'FILE')} for transformers")
+        _check_weights_output(target, model, overwrite=overwrite)
         return _export_weights(load_trained(model, reading=how, **loading), target)
     check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     _check_output(target, overwrite=overwrite)
-    with new_folder(target, suffix=".exporting") as folder:
+    with new_folder(target, suffix=_HIDDEN) as folder:
         loaded = (
             _encoder(model, to, loading)
             if task == Embedding.name
@@ -192,10 +195,27 @@ def _export_weights(model: TaskModel, target: Path) -> Export:
     check_one_task(model.task)
     if not HFConfig.of(model.task).has_head:
         raise UsageError(f"transformers lacks the head of this {model.task.name}. Use the folder with bert_tasks")
-    model.save_pretrained(target)
+    with new_folder(target, suffix=_HIDDEN) as folder:
+        model.save_pretrained(folder)
     architecture = saved_config(model.hf_config, model.task, model.columns, model.reading)["architectures"][0]
     record = {"to": "transformers", "architecture": architecture, "labels": len(model.task.labels)}
     return Export(folder=target, record=record)
+
+
+def _check_weights_output(target: Path, model: TaskModel | str | Path, *, overwrite: bool) -> None:
+    """Refuses an output folder for weights before any work is done for it."""
+    if not overwrite or not target.is_dir():
+        check_new_folder(target)
+        return
+    source = None if isinstance(model, TaskModel) else model_folder(Path(model).expanduser())
+    if source is not None and source.is_dir() and os.path.samefile(source, target):
+        raise UsageError(f"{target} is the model to export. Choose another folder")
+    foreign = sorted(name for name in _file_names(target) if not is_model_file(name))
+    if foreign:
+        raise UsageError(
+            f"{target} has other files than those of an exported model ({foreign[0]}). Choose another folder"
+        )
+    check_writable(target.absolute().parent)
 
 
 def _check_output(target: Path, *, overwrite: bool) -> None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from bert_tasks.checkpoints.adapter_config import head_of, is_adapter, read_adapter_config
+from bert_tasks.checkpoints.adapter_config import base_folder, is_adapter, read_adapter_config
 from bert_tasks.checkpoints.files import read_config
-from bert_tasks.checkpoints.hub import resolve, unfinished_note
+from bert_tasks.checkpoints.hub import unfinished_note
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.distributed import is_main_process
@@ -96,9 +96,9 @@ class CheckpointFolder:
         """
         if is_adapter(path) and not (path / "config.json").exists():
             config = read_adapter_config(path)
-            described = cls.open(resolve(config["base_model_name_or_path"]) if base is None else base)
+            described = cls.open(base_folder(path, config.base) if base is None else base)
             described = replace(described, path=path, tokenizer_path=described.path, base=base)
-            return replace(described, head=head_of(config), labels=(), stored=None)
+            return replace(described, head=config.head, labels=(), stored=None)
         hf_config = read_config(path)
         entry = hf_config.get(CONFIG_KEY)
         stored = entry if isinstance(entry, dict) else None

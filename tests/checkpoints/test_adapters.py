@@ -1,6 +1,7 @@
 """Adapters in the format of peft: what PeftModel opens around stock transformers, and what peft has written."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks import Encoder, TaskModel, fit
+from bert_tasks import Encoder, TaskModel, families, fit
+from bert_tasks.checkpoints.adapters import model_weights
 from bert_tasks.errors import CheckpointError, UsageError
 from support.hf_models import FAMILIES, hf_class
 from support.small_checkpoints import save_checkpoint, tokenizer_of
@@ -122,15 +124,121 @@ def test_what_cannot_be_read_or_written_is_named(bpe_tokenizer: PreTrainedTokeni
     for change, message in (
         ({"use_dora": True}, r"adapter_config\.json: use_dora = True is not supported, expected False"),
         ({"base_model_name_or_path": None}, r"base_model_name_or_path does not name the model"),
-        ({"lora_alpha": "much"}, r"lora_alpha or alpha_pattern are no numbers"),
-        ({"alpha_pattern": ["a"]}, r"lora_alpha or alpha_pattern are no numbers"),
+        ({"lora_alpha": "much"}, r"adapter_config\.json: lora_alpha is 'much', expected a finite number"),
+        ({"lora_alpha": True}, r"lora_alpha is True, expected a finite number"),
+        ({"lora_alpha": 10**400}, r"lora_alpha is 10{59}0*\.\.\. \(401 characters\), expected a finite number"),
+        ({"alpha_pattern": {"query": 10**400}}, r"alpha_pattern\['query'\] is 1.*, expected a finite number"),
+        ({"alpha_pattern": ["a"]}, r"alpha_pattern is \['a'\], expected an object of patterns"),
+        ({"alpha_pattern": {"(": 1}}, r"alpha_pattern has the key '\(', which is no regular expression"),
+        ({"r": 0}, r"r is 0, expected a whole number from 1"),
+        ({"r": 2.0}, r"r is 2\.0, expected a whole number from 1"),
+        ({"r": 7}, r"query\.lora_A\.weight has rank 2, but adapter_config\.json says 7"),
+        ({"rank_pattern": {"value": 10**30}}, r"value\.lora_A\.weight has rank 2, but adapter_config.json says 10{30}"),
+        ({"rank_pattern": {"query": None}}, r"rank_pattern\['query'\] is None, expected a whole number from 1"),
+        ({"use_rslora": "x"}, r"use_rslora is 'x', expected true or false"),
+        ({"layer_replication": [[0, 2]]}, r"layer_replication = \[\[0, 2\]\] is not supported, expected None"),
     ):
         path.write_text(json.dumps(content | change), "utf-8")
         with pytest.raises(CheckpointError, match=message):
             TaskModel.from_pretrained(adapter)
     path.write_text(json.dumps(content), "utf-8")
     weights = load_file(adapter / "adapter_model.safetensors")
-    name = next(name for name in weights if name.endswith("lora_B.weight"))
-    save_file({**weights, name: weights[name][:-1].clone()}, adapter / "adapter_model.safetensors")
-    with pytest.raises(CheckpointError, match=r"lora_A\.weight fits no weight of .*base, so it belongs to another"):
+    first, second = (
+        next(name for name in weights if name.endswith(half)) for half in ("lora_A.weight", "lora_B.weight")
+    )
+    matrix = weights[second]
+    heads = {name: tensor for name, tensor in weights.items() if "lora_" not in name}
+    for tensors, message in (
+        (
+            {**weights, second: matrix[:-1].clone()},
+            r"lora_A\.weight fits no weight of .*base, so it belongs to another",
+        ),
+        (
+            {**weights, second: matrix.to(torch.complex64)},
+            r"lora_B\.weight has dtype torch.complex64, expected floating",
+        ),
+        ({**weights, second: matrix.to(torch.int32)}, r"lora_B\.weight has dtype torch.int32, expected floating"),
+        (
+            {name: tensor for name, tensor in weights.items() if name != second},
+            r"lora_A\.weight is there, but .*lora_B\.weight is missing",
+        ),
+        (
+            {name: tensor for name, tensor in weights.items() if name != first},
+            r"lora_B\.weight is there, but .*lora_A\.weight is missing",
+        ),
+        (
+            {name: tensor for name, tensor in weights.items() if not name.endswith("lora_A.weight")},
+            r"lora_B\.weight is there, but .*lora_A\.weight is missing",
+        ),
+        ({**weights, first: weights[first][:0].clone(), second: matrix[:, :0].clone()}, r"has rank 0, but .* says 2"),
+        ({**weights, first: matrix[0].clone()}, r"fits no weight of .*base"),
+        (heads, r"it has no adapters, which would be called"),
+    ):
+        save_file(tensors, adapter / "adapter_model.safetensors")
+        with pytest.raises(CheckpointError, match=message):
+            TaskModel.from_pretrained(adapter)
+
+
+def test_a_base_that_has_only_adapters_is_refused(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer, wide=True)
+    trained(tmp_path)
+    adapter, other = tmp_path / "run" / "adapter", tmp_path / "other"
+    shutil.copytree(adapter, other)
+    content = json.loads((adapter / "adapter_config.json").read_text("utf-8"))
+    for own, named in ((adapter, adapter), (adapter, other), (other, adapter)):
+        changed = json.dumps(content | {"base_model_name_or_path": str(named)})
+        (own / "adapter_config.json").write_text(changed, "utf-8")
+        with pytest.raises(CheckpointError, match=r"base_model_name_or_path is '.*', which has only adapters, too"):
+            TaskModel.from_pretrained(own)
+    (adapter / "config.json").unlink()  # as peft leaves it
+    with pytest.raises(CheckpointError, match=r"base_model_name_or_path is '.*', which has only adapters, too"):
         TaskModel.from_pretrained(adapter)
+
+
+LAYER = "encoder.layer.0.attention.self"
+
+
+@pytest.mark.filterwarnings("ignore:.*did not match any targeted module:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("ranks", "alphas", "has_root"),
+    [
+        ({"query": 2}, {"value": 5}, False),
+        ({}, {f"roberta.{LAYER}.query": 5, "query": 3, "self.value": 7}, False),  # the first that fits counts
+        ({"self.query": 2, "key": 3}, {r".*layer\.1.*": 5, "uery": 7}, True),
+        ({r"layer\.\d+\.attention\.self\.(query|value)": 2}, {"attention.self.query": 5, "self": 9}, False),
+        ({"layer.1.attention.self.key": 3}, {"encoder|query": 5, "": 9, "dense": 7, "^value": 11}, True),
+    ],
+)
+def test_patterns_count_as_peft_counts_them(
+    ranks: dict[str, int],
+    alphas: dict[str, int],
+    has_root: bool,
+    bpe_tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+) -> None:
+    save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer, wide=True)
+    config = peft.LoraConfig(
+        task_type="SEQ_CLS",
+        r=4,
+        lora_alpha=6,
+        rank_pattern=ranks,
+        alpha_pattern=alphas,
+        use_rslora=has_root,
+        target_modules=["query", "key", "value", "output.dense"],
+        init_lora_weights=False,  # both matrices are random
+    )
+    stock = hf_class("roberta", "sequence")
+    peft.get_peft_model(stock.from_pretrained(tmp_path / "base", num_labels=3), config).save_pretrained(
+        tmp_path / "adapter"
+    )
+    # What peft opens: its file has the patterns in another order.
+    theirs = peft.PeftModel.from_pretrained(
+        stock.from_pretrained(tmp_path / "base", num_labels=3), tmp_path / "adapter"
+    )
+    expected = theirs.merge_and_unload().state_dict()
+    merged = model_weights(tmp_path / "adapter", families.family_of({"model_type": "roberta"}))
+    adapted = [name for name in merged if name.endswith(("query.weight", "key.weight", "value.weight", "dense.weight"))]
+    adapted = [name for name in adapted if name.startswith("encoder.")]
+    assert len(adapted) > 6
+    for name in adapted:
+        assert (merged[name] - expected[f"roberta.{name}"]).abs().max() < 1e-5, name
