@@ -4,10 +4,10 @@
     BERT_TASKS_DATA=DIR python benchmarks/quality_several_tasks.py --data conll2003 --seeds 0 1 2 --json FILE
 
 The model is the embedded one. ``commands`` has the 120 rows of recipes/data/custom/slots.jsonl with the heads
-``domain`` and ``slots``. Each of four folds validates 30 rows, and each seed draws other folds, so a figure is a mean
-of four. ``conll2003`` has its training and validation sentences with the heads ``names`` (the entities with their
-types) and ``mentions`` (the same entities without a type, because the data has no chunks), trained for one epoch on the
-first ``--rows`` sentences.
+``domain`` and ``slots``. Each of four folds validates 30 rows, and each seed draws other folds. A figure is the mean of
+the first ``--folds`` of them. ``conll2003`` has its training and validation sentences with the heads ``names`` (the
+entities with their types) and ``mentions`` (the same entities without a type, because the data has no chunks), trained
+for one epoch on the first ``--rows`` sentences.
 """
 
 import argparse
@@ -67,13 +67,13 @@ PROBLEMS = {
 }
 
 
-def commands_folds(seed: int) -> list[tuple[list[Row], list[Row]]]:
+def commands_folds(seed: int, count: int) -> list[tuple[list[Row], list[Row]]]:
     """The training and validation rows of each fold."""
     rows = [json.loads(line) for line in COMMANDS.read_text("utf-8").splitlines()]
     random.Random(seed).shuffle(rows)
     parts = [rows[number::FOLDS] for number in range(FOLDS)]
     folds = []
-    for number, validation in enumerate(parts):
+    for number, validation in enumerate(parts[:count]):
         train = [row for other in range(FOLDS) if other != number for row in parts[other]]
         folds.append((train, validation))
     return folds
@@ -145,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--data", choices=list(PROBLEMS), default="commands")
     parser.add_argument("--rows", type=int, help="of conll2003, by default all")
+    parser.add_argument("--folds", type=int, choices=range(1, FOLDS + 1), default=FOLDS, help="of commands")
     parser.add_argument("--weights", type=float, nargs="+", default=[1.0], help="of the second head's loss")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=1)
@@ -154,7 +155,7 @@ def main() -> None:
     runs = []
     for seed in options.seeds:
         if options.data == "commands":
-            folds = commands_folds(seed)
+            folds = commands_folds(seed, options.folds)
         else:
             folds = [(conll_rows("train.txt", options.rows), conll_rows("valid.txt", options.rows))]
         of_seed = measured(PROBLEMS[options.data], folds, options.weights, seed)

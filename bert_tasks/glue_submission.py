@@ -14,7 +14,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.storage import atomic_path
+from bert_tasks.storage import atomic_path, check_path
 
 _LOWEST, _HIGHEST = 0.0, 5.0  # STS-B's scale
 
@@ -67,6 +67,8 @@ def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
         UsageError: The folder holds no finished run, or a run on other data.
         DataError: The test rows cannot be read.
     """
+    check_path(run)
+    check_path(folder)
     run, folder = Path(run), Path(folder)
     if not (run / "metrics.json").is_file():
         raise UsageError(f"{run} holds no finished run (no metrics.json)")

@@ -20,10 +20,31 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from bert_tasks.errors import UsageError
+from bert_tasks.errors import BertTasksError, UsageError
 
 LOCK = "run.lock"
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, of Linux. pathlib raises OSError for longer ones
+_SHOWN = 120  # characters of a path in a message
 _SAVING = ".saving"  # the hidden folder of ``atomic_files``, all that a killed process leaves of it
+
+
+def check_path(path: str | Path, error: type[BertTasksError] = UsageError) -> None:
+    """Raises an error for a path that no file can have.
+
+    Args:
+        path: The path, as the user gave it. It need not exist.
+        error: The class of the error.
+    """
+    text = os.fspath(path)
+    shown = repr(text[:_SHOWN]) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text)} characters)"
+    if "\0" in text:
+        raise error(f"the path {shown} has a null character. Remove it")
+    try:
+        parts = os.fsencode(text).split(b"/")
+    except UnicodeEncodeError:
+        raise error(f"the path {shown} has half of a surrogate pair. Remove it") from None
+    if max(map(len, parts)) > _LONGEST_NAME or sum(map(len, parts)) + len(parts) > _LONGEST_PATH:
+        raise error(f"the path {shown} is too long. Names have at most {_LONGEST_NAME} bytes")
 
 
 @contextmanager
@@ -86,6 +107,7 @@ def new_folder(target: Path, *, suffix: str) -> Iterator[Path]:
     Raises:
         UsageError: Another process works for the same target, or the folder cannot be created.
     """
+    check_path(target)
     target = Path(os.path.realpath(target))
     hidden = target.with_name(f".{target.name}{suffix}")
     try:
@@ -106,6 +128,7 @@ def atomic_files(folder: Path, *, first: str) -> Iterator[Path]:
         folder: The folder, which is created if it is missing.
         first: Suffix of the files that get their names before the others.
     """
+    check_path(folder)
     staging = folder / _SAVING
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(staging, ignore_errors=True)
@@ -131,6 +154,7 @@ def check_new_folder(target: Path) -> None:
 
     What a killed process has left of ``atomic_files`` does not count.
     """
+    check_path(target)
     if target.exists() and (not target.is_dir() or any(path.name != _SAVING for path in target.iterdir())):
         raise UsageError(f"{target} exists and is not an empty folder. Choose another one")
     check_writable(target.absolute().parent)
@@ -224,6 +248,7 @@ def locked(folder: Path) -> Iterator[None]:
     The function creates a missing folder, and removes it if it is empty at the end. The kernel releases the lock
     however the process ends. A file system without locks holds nothing.
     """
+    check_path(folder)
     created = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
     file = folder / LOCK
     lock = FileLock(file, blocking=False, thread_local=False)
@@ -252,6 +277,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def check_writable(folder: Path) -> None:
     """Raises UsageError if a folder, which need not exist yet, is not writable."""
+    check_path(folder)
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise UsageError(f"{existing} is a file, expected a folder. Choose another output folder")

@@ -9,9 +9,29 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
 
+from bert_tasks import (
+    Encoder,
+    MultiTaskModel,
+    TaskModel,
+    batch_predictor,
+    evaluate,
+    fit,
+    load_recipe,
+    predict,
+    train,
+)
+from bert_tasks.cards.card import write_card
+from bert_tasks.cards.push import push
+from bert_tasks.checkpoints.tokenizer_training import train_tokenizer
 from bert_tasks.cli import main
+from bert_tasks.errors import BertTasksError
+from bert_tasks.export import export
+from bert_tasks.init import init_recipe
+from bert_tasks.report import make_report
 from bert_tasks.storage import os_error_message
+from support.small_checkpoints import save_checkpoint
 
 COMMANDS = {
     "train": ("train", "PATH"),
@@ -160,3 +180,58 @@ def test_error_of_the_system_ends_in_one_line(
 
     monkeypatch.setattr("bert_tasks.recipe.schema.load_recipe", fail)
     assert call("check", "recipe.toml") == (2, expected)
+
+
+LONG, NULL, SURROGATE = "x" * 5000, "a\0b", "a\ud800b"
+ROWS = [{"text": "a good film", "label": "good"}, {"text": "a bad film", "label": "bad"}] * 4
+
+
+def api_calls(path: str, model: TaskModel) -> dict[str, Callable[[], object]]:
+    """Every function of the package that takes a path."""
+    return {
+        "train": lambda: train(path),
+        "load_recipe": lambda: load_recipe(path),
+        "TaskModel": lambda: TaskModel.from_pretrained(path),
+        "Encoder": lambda: Encoder.from_pretrained(path),
+        "MultiTaskModel": lambda: MultiTaskModel.from_pretrained(path),
+        "save_pretrained": lambda: model.save_pretrained(path),
+        "fit rows": lambda: fit(model, path, output_dir="out"),
+        "fit validation": lambda: fit(model, ROWS, path, output_dir="out"),
+        "fit folder": lambda: fit(model, ROWS, ROWS, output_dir=path, progress=False),
+        "evaluate model": lambda: evaluate(path, ROWS),
+        "evaluate data": lambda: evaluate(model, path),
+        "evaluate adapter": lambda: evaluate("base", ROWS, task="sequence-classification", adapter=path),
+        "predict model": lambda: predict(path, ROWS),
+        "predict data": lambda: predict(model, path),
+        "predict data to a file": lambda: predict(model, path, output="out.jsonl"),
+        "predict output": lambda: predict(model, ROWS, output=f"{path}.jsonl"),
+        "predict rejects": lambda: predict(model, "rows.csv", output="o.csv", on_error="skip", rejects=path),
+        "batch_predictor": lambda: batch_predictor(path),
+        "export": lambda: export(model, to="transformers", output=path),
+        "export graph": lambda: export(model, to="onnx", output=path),
+        "export model": lambda: export(path, to="onnx", output="out"),
+        "make_report": lambda: make_report(path),
+        "make_report file": lambda: make_report("run", f"{path}.html"),
+        "write_card": lambda: write_card(path),
+        "push": lambda: push(path, "a/b", dry_run=True),
+        "init_recipe": lambda: init_recipe(path),
+        "init_recipe output": lambda: init_recipe("rows.csv", output=path),
+        "train_tokenizer": lambda: train_tokenizer([path], "out", type="wordpiece", vocab_size=100),
+        "train_tokenizer output": lambda: train_tokenizer(["rows.csv"], path, type="wordpiece", vocab_size=100),
+    }
+
+
+@pytest.mark.parametrize("path", [LONG, "y/" * 3000, NULL, SURROGATE], ids=["name", "path", "null", "surrogate"])
+def test_functions_refuse_paths_that_no_file_has(
+    path: str, wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path / "base", "bert", wordpiece_tokenizer)
+    monkeypatch.chdir(tmp_path)
+    model = TaskModel.from_pretrained("base", task="sequence-classification", labels=["good", "bad"], max_length=16)
+    Path("rows.csv").write_text("text,label\na,good\nb,bad\n", "utf-8")
+    for name, call in api_calls(path, model).items():
+        with pytest.raises(BertTasksError) as refused:
+            call()
+        assert refused.value.exit_code in (2, 3, 4), name
+        assert len(str(refused.value)) < 500, name
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["base", "rows.csv"]

@@ -26,7 +26,7 @@ from bert_tasks.families import CONFIG_KEY, head_kind
 from bert_tasks.metrics.tables import MetricTable, format_number, metrics_of_set
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.recipe.toml import parse_document
-from bert_tasks.storage import remove_temporaries
+from bert_tasks.storage import check_path, remove_temporaries
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.hf_config import NO_HF_HEAD
@@ -195,6 +195,7 @@ def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licen
     Example:
         >>> write_card("runs/first", languages=["en"], licence="apache-2.0")
     """
+    check_path(run)
     folder = Path(run)
     finished, path = read_run(folder), folder / outputs.MODEL / CARD
     fields = _stated(path)

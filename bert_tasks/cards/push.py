@@ -17,6 +17,7 @@ from bert_tasks.checkpoints.inspect import inspect_checkpoint
 from bert_tasks.data.problems import counted, missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.storage import check_path
 from bert_tasks.training import files as outputs
 
 _ACCOMPANYING = (CARD, "LICENSE*", "NOTICE*", "onnx/model*.onnx*")
@@ -114,6 +115,7 @@ def push(
 
 def _model_folder(path: Path) -> Path:
     """Returns the folder of the model, after a check that the model can be loaded."""
+    check_path(path)
     if not path.is_dir():
         problem = "this is a file. Expected the folder of a model or of a finished run"
         raise UsageError(f"{path}: {problem if path.exists() else missing_path(path, 'folder')}")

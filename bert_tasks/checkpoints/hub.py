@@ -16,6 +16,7 @@ from bert_tasks.checkpoints.sentence_transformers import SENTENCE_FILES
 from bert_tasks.data.problems import missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.storage import check_path
 
 PACKAGE = "package:"
 CONFIG = "config.json"
@@ -59,6 +60,7 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
     """
     if str(name) == "":
         raise CheckpointError("the model's name is empty. Expected a folder, a hub id or package:NAME/PATH")
+    check_path(name, CheckpointError)
     is_package = isinstance(name, str) and name.startswith(PACKAGE)
     is_local = not is_package and Path(os.path.expanduser(name)).is_dir()
     if revision is not None and (is_package or is_local):

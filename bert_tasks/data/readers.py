@@ -26,7 +26,7 @@ from bert_tasks.data.split_column import SplitName, missing_column, records_of_s
 from bert_tasks.data.table import RowTable, table_schema, without_absent
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.storage import sha256_file, sha256_json
+from bert_tasks.storage import check_path, sha256_file, sha256_json
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -473,6 +473,7 @@ def existing_file(path: Path) -> Path:
     Raises:
         DataError: The path does not exist, or is a folder, a pipe or a device. The message names its type.
     """
+    check_path(path, DataError)
     if folder_format(path) is not None:
         return path
     if path.is_dir():

@@ -8,11 +8,12 @@ file, and continues with its values.
 import importlib.util
 import math
 import random
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bert_tasks.errors import CheckpointError, UsageError, argument
 from bert_tasks.recipe.search import Sampler, SearchSection, Space
@@ -23,6 +24,7 @@ from bert_tasks.training.files import differences
 if TYPE_CHECKING:
     import optuna
 
+State = Literal["complete", "pruned", "failed"]
 _RANDOM_TRIALS = 5  # before tpe and the pruners learn from what has ended
 _SHOWN = 6  # differing facts in a message
 
@@ -43,7 +45,7 @@ class Trial:
     values: Mapping[str, Any]
     score: float | None = None
     scores: tuple[float, ...] = ()
-    state: Literal["complete", "pruned", "failed"] = "complete"
+    state: State = "complete"
     seconds: float = 0.0
     note: str = ""
 
@@ -111,7 +113,10 @@ class Study:
         """The trials that have ended, in order."""
         with self._file_errors():
             ended = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
-            return [self._read(trial) for trial in ended]
+            read = [self._read(trial) for trial in ended]
+            if len({trial.number for trial in read}) < len(read):
+                raise ValueError("two trials have the same number")
+            return read
 
     def suggest(self) -> tuple[int, dict[str, Any]]:
         """Returns the number and values of the next trial, equal until it is added."""
@@ -144,7 +149,10 @@ class Study:
                 params = {key: value if space[key].choices is None else literal(value) for key, value in fixed.items()}
                 self._study.enqueue_trial(params, skip_if_exists=True)
             self._trial = Suggested(self._study, running[0]._trial_id) if running else self._study.ask()
-            return number, {key: _suggest(self._trial, key, values) for key, values in space.items()}
+            suggested = {key: _suggest(self._trial, key, values) for key, values in space.items()}
+            for key, value in suggested.items():
+                _check_value(key, value, space[key])
+            return number, suggested
 
     def prunes(self, scores: Sequence[float]) -> bool:
         """Returns True if the suggested trial is to end. Earlier decisions are stored."""
@@ -158,14 +166,14 @@ class Study:
 
     def add(self, trial: Trial) -> None:
         """Stores the suggested trial, which has ended."""
-        from optuna.trial import TrialState as State
+        from optuna.trial import TrialState
 
         self.prunes(trial.scores)
         with self._file_errors():
             for name in ("seconds", "note", "state"):
                 self._trial.set_user_attr(name, getattr(trial, name))
             # A trial that failed is a pruned one, because tpe ignores trials that Optuna calls failed.
-            ended = (State.PRUNED, None) if trial.score is None else (State.COMPLETE, [trial.score])
+            ended = (TrialState.PRUNED, None) if trial.score is None else (TrialState.COMPLETE, [trial.score])
             self._storage.set_trial_state_values(self._trial._trial_id, *ended)
 
     def importance(self) -> dict[str, float]:
@@ -175,32 +183,48 @@ class Study:
         if len(self.search.space) < 2 or sum(trial.score is not None for trial in self.trials) < 2:
             return {}
         try:
-            shares = get_param_importances(self._study, evaluator=FanovaImportanceEvaluator(seed=0))
+            with self._file_errors(RuntimeError, ValueError):
+                shares = get_param_importances(self._study, evaluator=FanovaImportanceEvaluator(seed=0))
         except (RuntimeError, ValueError):  # equal scores
             return {}
         return {} if any(map(math.isnan, shares.values())) else {key: float(share) for key, share in shares.items()}
 
     def _read(self, stored: "optuna.trial.FrozenTrial") -> Trial:
-        attributes = stored.user_attrs
+        """Returns a trial of the file, whose values anybody may have edited.
+
+        Raises:
+            ValueError, LookupError, TypeError: A value is missing, or is none that a search writes.
+        """
+        attributes, spaces = stored.user_attrs, self.search.space
+        state, score = attributes["state"], None if stored.value is None else _finite(stored.value)
+        if state not in get_args(State) or (score is None) == (state == "complete"):
+            raise ValueError(f"trial {stored.number} is {state!r} and has the score {score}")
+        values = {key: _value(stored.params[key], space) for key, space in spaces.items()}
+        for key, value in values.items():
+            _check_value(key, value, spaces[key])
         return Trial(
             number=stored.number,
-            values={key: _value(stored.params[key], space) for key, space in self.search.space.items()},
-            score=stored.value,
-            scores=tuple(float(value) for _, value in sorted(stored.intermediate_values.items())),
-            state=attributes["state"],
-            seconds=float(attributes["seconds"]),
+            values=values,
+            score=score,
+            scores=tuple(_finite(value) for _, value in sorted(stored.intermediate_values.items())),
+            state=state,
+            seconds=_finite(attributes["seconds"]),
             note=str(attributes["note"]),
         )
 
     @contextmanager
-    def _file_errors(self) -> Iterator[None]:
-        """Turns any error of Optuna and SQLite about a damaged file into CheckpointError."""
+    def _file_errors(self, *passed: type[Exception]) -> Iterator[None]:
+        """Turns any error of Optuna and SQLite about a damaged file into CheckpointError, except ``passed``."""
         from optuna.exceptions import OptunaError
         from sqlalchemy.exc import SQLAlchemyError
 
         damaged = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError)
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Optuna's, about values that a message of ours refuses
+                yield
+        except passed:
+            raise
         except (OptunaError, SQLAlchemyError, *damaged) as error:
             reason = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
             raise CheckpointError(
@@ -216,6 +240,24 @@ def _suggest(trial: "optuna.Trial", key: str, space: Space) -> Any:
     if isinstance(low, int) and isinstance(high, int):
         return trial.suggest_int(key, low, high, log=space.log)
     return trial.suggest_float(key, float(low), float(high), log=space.log)
+
+
+def _check_value(key: str, value: Any, space: Space) -> None:
+    """Raises ValueError for a value that the search cannot have drawn."""
+    if space.choices is not None:
+        return  # ``_value`` finds no other
+    low, high = space.probes[0], space.probes[-1]
+    number = _finite(value)
+    is_whole = isinstance(low, int) and isinstance(high, int)
+    if not low <= number <= high or (is_whole and not isinstance(value, int)):
+        raise ValueError(f"{key} is {value!r}, which is outside the range of the search")
+
+
+def _finite(value: Any) -> float:
+    """Returns a number as float. Raises ValueError if it is none, or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a finite number")
+    return float(value)
 
 
 def _value(stored: Any, space: Space) -> Any:

@@ -35,7 +35,7 @@ from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_prediction
 from bert_tasks.model.pretrained import check_one_task, saved_config
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.storage import check_new_folder, check_writable, new_folder, sha256, weights_write_error
+from bert_tasks.storage import check_new_folder, check_path, check_writable, new_folder, sha256, weights_write_error
 from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.base import Feature, Prediction, Task
 from bert_tasks.tasks.embedding import Embedding
@@ -138,6 +138,7 @@ def export(
         raise UsageError(f"to is {to!r}, expected one of {', '.join(map(repr, get_args(ExportFormat)))}")
     if to == "int8" and data is None:
         raise UsageError(f"int8 export is verified on real data. Set {argument('data', 'FILE')}")
+    check_path(output)
     target = Path(output)
     loading: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
     if to == "transformers":

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -219,8 +219,7 @@ class BatchPredictor:
         usable = (row for number, row in enumerate(rows) if number not in faults)
         predictions = model.predict_rows(usable, forward_fn=forward_fn)
         rendering = Rendering.of(model.task)
-        contents: Iterator[Mapping[str, Any]]
-        contents = (rendering.columns_of(prediction.to_json()) for prediction in predictions)
+        contents = (dict(rendering.columns_of(prediction.to_json())) for prediction in predictions)
         if self.schema.names[0] == UNTYPED:
             contents = ({UNTYPED: json.dumps(content, ensure_ascii=False)} for content in contents)
         return [{ERROR: faults[number]} if number in faults else next(contents) for number in range(len(rows))]

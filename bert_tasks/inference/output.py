@@ -36,11 +36,19 @@ from bert_tasks.data.writers import (
     write_parquet,
     write_table,
 )
-from bert_tasks.errors import ClosedPipeError, UsageError, argument
+from bert_tasks.errors import ClosedPipeError, DataError, UsageError, argument
 from bert_tasks.export.exported import ExportedModel
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.storage import atomic_path, explained_disk_full, locked, move, remove_temporaries, sha256_json
+from bert_tasks.storage import (
+    atomic_path,
+    check_path,
+    explained_disk_full,
+    locked,
+    move,
+    remove_temporaries,
+    sha256_json,
+)
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.fitting import Fitting
@@ -192,6 +200,9 @@ class OutputDestination:
         forms = FORMS if task is None else Rendering.of(task).row_formats
         if writing.format is not None and writing.format not in forms:
             raise UsageError(f"there is no output format {writing.format!r}. Choose one of {', '.join(forms)}")
+        for path, error in ((output, UsageError), (writing.rejects, UsageError), (data, DataError)):
+            if isinstance(path, str | Path):
+                check_path(path, error)
         self._data, self._writing = data, writing
         self.path: Path | None = None
         self.stream: IO[bytes] | None = None

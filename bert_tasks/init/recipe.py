@@ -29,7 +29,7 @@ from bert_tasks.families import encoder_config, family_with_tokenizer
 from bert_tasks.init.sample import FileSample, read_sample
 from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.toml import literal
-from bert_tasks.storage import atomic_path
+from bert_tasks.storage import atomic_path, check_path
 from bert_tasks.tasks import TASKS, MultiTask, named_task
 from bert_tasks.tasks.shared.detection import (
     LABEL_NAMES,
@@ -318,6 +318,8 @@ def init_recipe(
         CheckpointError: The model's folder cannot be used.
         UsageError: The recipe exists or cannot be written, or there is no such column.
     """
+    check_path(output)
+    check_path(file, DataError)
     target = Path(output)
     if target.exists():
         raise UsageError(f"{target} exists already. Choose another --output, or move it away")

@@ -27,6 +27,7 @@ from bert_tasks.distributed import is_main_process
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
 from bert_tasks.model.pretrained import CheckpointFolder, check_one_task, check_trained, folder_task
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.storage import check_path
 from bert_tasks.tasks import tasks_with_head
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.hf_config import HFConfig
@@ -62,6 +63,7 @@ def load_trained(
                 "model.task"
             )
         return model
+    check_path(model, CheckpointError)
     from bert_tasks.export.exported import ExportedModel, is_exported  # which imports this package
 
     options: dict[str, Any] = {

@@ -14,6 +14,7 @@ import tomli_w
 
 from bert_tasks.data.problems import missing_path
 from bert_tasks.errors import RecipeError
+from bert_tasks.storage import check_path
 
 Document = dict[str, Any]
 KeyPath = tuple[str | int, ...]
@@ -119,6 +120,7 @@ class Override(NamedTuple):
 
 def read_text(file: Path) -> str:
     """Returns a recipe's text. Raises RecipeError if it is unreadable or too large."""
+    check_path(file, RecipeError)
     try:
         with file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)

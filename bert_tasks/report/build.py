@@ -30,6 +30,7 @@ from bert_tasks.report.results import (
     slices_of,
 )
 from bert_tasks.report.search import search_page
+from bert_tasks.storage import check_path
 from bert_tasks.tasks.shared.report import Report as TaskReport
 from bert_tasks.training import files as outputs
 
@@ -151,6 +152,7 @@ def make_report(
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:
         raise UsageError("no run to report on. Name at least one output folder of `bert-tasks train`")
+    _check_paths([*folders, output, data, mistakes, label_issues])
     default = folders[0] / outputs.REPORT if len(folders) == 1 else Path(outputs.REPORT)
     page_path = default if output is None else Path(output)
     if page_path.suffix.lower() not in (".html", ".htm"):
@@ -226,6 +228,12 @@ def _with_label_issues(run: Run) -> tuple[Run, tuple[LabelIssue, ...]]:
     if caution is None:
         return run, issues
     return replace(run, missing=(*run.missing, caution)), issues
+
+
+def _check_paths(paths: Sequence[str | Path | None]) -> None:
+    for path in paths:
+        if path is not None:
+            check_path(path)
 
 
 def run_results(run: Run, *, by: Sequence[str] = ()) -> dict[str, Results]:

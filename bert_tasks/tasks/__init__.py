@@ -1,15 +1,11 @@
 """The tasks, one file each, their registry ``TASKS``, and their names for users."""
 
-import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, get_type_hints
-
-from pydantic import ConfigDict, TypeAdapter
 
 from bert_tasks.errors import UsageError
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.base import Task, typed_setting
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
 from bert_tasks.tasks.multiple_choice import MultipleChoice
 from bert_tasks.tasks.multitask.task import MultiTask
@@ -78,18 +74,6 @@ def named_task(name: str) -> type[Task]:
     hint = f", did you mean {close[0]!r}?" if close else "."
     names = [f"{task_name} (or {', '.join(more)})" if more else task_name for task_name, *more in map(task_names, _ALL)]
     raise UsageError(f"unknown task {name!r}{hint} Known names are {', '.join(names)}")
-
-
-def typed_setting(task_class: type[Task], name: str, value: Any) -> Any:
-    """Returns a value with the type of the field, for example a list as a tuple.
-
-    Raises:
-        pydantic.ValidationError: It is of another type. Nothing is converted between texts, numbers and booleans.
-    """
-    adapter = TypeAdapter[Any](
-        get_type_hints(task_class, include_extras=True)[name], config=ConfigDict(allow_inf_nan=False)
-    )
-    return adapter.validate_json(json.dumps(value, default=str), strict=True)
 
 
 __all__ = [

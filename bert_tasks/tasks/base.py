@@ -6,6 +6,7 @@ the parts that hold everything else about a task, such as how it is reported, de
 Shape legend: N tokens, B sequences (windows), S samples (rows or windows), R tokens a head reads, H hidden, L labels.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Generic, Literal, NotRequired, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypeVar
 
 from bert_tasks.data.columns import Column, Row
@@ -29,6 +31,7 @@ OutputKind = Literal["softmax", "sigmoid", "value", "choice", "position", "chain
 
 
 NOT_WRITTEN: Mapping[str, Any] = MappingProxyType({"exclude": True})  # pydantic's name, so that OpenAPI also lacks it
+_LARGEST_SETTING = 2**31 - 1  # torch, Arrow and tokenizers compute with whole numbers of limited size
 ON_REQUEST = ("logits", "explanation")  # fields of predictions that only some calls compute
 
 
@@ -36,6 +39,18 @@ def require(condition: bool, message: str, error: Callable[[str], Exception] = V
     """Raises an error with this message if the condition does not hold."""
     if not condition:
         raise error(message)
+
+
+def typed_setting(task_class: "type[Task[Any]]", name: str, value: Any) -> Any:
+    """Returns a value with the type of the field, for example a list as a tuple.
+
+    Raises:
+        pydantic.ValidationError: It is of another type. Nothing is converted between texts, numbers and booleans.
+    """
+    adapter = TypeAdapter[Any](
+        get_type_hints(task_class, include_extras=True)[name], config=ConfigDict(allow_inf_nan=False)
+    )
+    return adapter.validate_json(json.dumps(value, default=str), strict=True)
 
 
 def float_list(vector: NDArray[np.float32]) -> list[float]:
@@ -211,6 +226,8 @@ class Task(ABC, Generic[PredictionT]):
             value = getattr(self, name)
             if get_origin(annotation) is Literal and value not in get_args(annotation):
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(annotation)))}")
+            if isinstance(value, int) and value > _LARGEST_SETTING:
+                raise ValueError(f"{name} is {value}, expected at most {_LARGEST_SETTING}")
         require(not isinstance(self.labels, str), f"labels is the text {self.labels!r}, expected a tuple of names")
         repeated = sorted({repr(label) for label in self.labels if self.labels.count(label) > 1})
         require(not repeated, f"labels: {', '.join(repeated)} appears more than once")

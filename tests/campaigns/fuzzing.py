@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import httpx2
 import torch
@@ -29,14 +29,19 @@ from fastapi import HTTPException
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from safetensors.torch import save_file
 
+from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DataError
+from bert_tasks.experiments.study import Study, Trial
 from bert_tasks.export.exported import GRAPHS, INPUTS, RECORD, ExportedModel
 from bert_tasks.export.graph import OPSET
+from bert_tasks.model.multitask import MultiTaskModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
+from bert_tasks.recipe.search import SearchSection
 from bert_tasks.serving.app import encoded
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import BodyReader, parsed_body
@@ -252,16 +257,106 @@ def _write_graph(folder: Path, content: bytes) -> None:
     (folder / RECORD).write_text(json.dumps({"to": "onnx", "sha256": sha256(content).hexdigest()}), "utf-8")
 
 
+def saved_adapter(folder: Path, base: Path) -> Path:
+    """Low-rank adapters of two layers of a model, as peft writes them."""
+    folder.mkdir(exist_ok=True)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS",
+        "base_model_name_or_path": str(base),
+        "r": 2,
+        "lora_alpha": 4,
+        "rank_pattern": {"self.value": 1},
+        "alpha_pattern": {r"layer\\.0\\.attention.*": 3, "query": 5},
+        "use_rslora": False,
+    }
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config), "utf-8")
+    tensors = {
+        "base_model.model.classifier.weight": torch.ones(2, 8),
+        "base_model.model.classifier.bias": torch.ones(2),
+    }
+    for name, rank in (("query", 2), ("value", 1)):
+        module = f"base_model.model.bert.encoder.layer.0.attention.self.{name}"
+        tensors |= {f"{module}.lora_A.weight": torch.ones(rank, 8), f"{module}.lora_B.weight": torch.ones(8, rank)}
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    return folder
+
+
+def _adapter_file(name: str) -> Read:
+    def read(content: bytes, folder: Path) -> object:
+        (saved_adapter(folder / "adapter", saved_model(folder / "model")) / name).write_bytes(content)
+        return TaskModel.from_pretrained(folder / "adapter", task="sequence-classification", labels=("a", "b"))
+
+    return read
+
+
+def saved_tasks(folder: Path) -> Path:
+    """A model of two tasks."""
+    if not folder.exists():
+        tasks = {
+            "intent": {"task": "sequence-classification", "labels": ["a", "b"], "max_length": 16},
+            "slots": {"task": "token-classification", "labels": ["O", "B-X"], "max_length": 16, "weight": 0.5},
+        }
+        base = saved_model(folder.with_name("base"))
+        MultiTaskModel.from_pretrained(base, tasks=tasks).save_pretrained(folder)
+    return folder
+
+
+def _tasks_config(content: bytes, folder: Path) -> object:
+    (saved_tasks(folder / "tasks") / "config.json").write_bytes(content)
+    model = MultiTaskModel.from_pretrained(folder / "tasks")
+    return model.predict({"text": "a b", "words": ["a", "b"]})
+
+
+SPACE = SearchSection.model_validate({"trials": 4, "learning_rate": {"low": 1e-5, "high": 1e-3, "log": True}})
+
+
+def _open_study(path: Path) -> Study:
+    return Study(path, sampler="tpe", search=SPACE, start=None, seed=1, lower_is_better=False)
+
+
+def saved_study(path: Path) -> Path:
+    """The trials of a search, of which one is running."""
+    study = _open_study(path)
+    study.check_facts({"rows": 3})
+    for score in (0.5, None, 0.7):
+        number, values = study.suggest()
+        state: Literal["complete", "pruned"] = "pruned" if score is None else "complete"
+        study.add(Trial(number=number, values=values, score=score, scores=(0.4,), state=state, seconds=1.0))
+    study.suggest()
+    study.close()
+    return path
+
+
+def _study_file(content: bytes, folder: Path) -> object:
+    (folder / "study.db").write_bytes(content)
+    study = _open_study(folder / "study.db")
+    try:
+        study.check_facts({"rows": 3})
+        number, values = study.suggest()
+        return study.trials, number, values, study.prunes([0.3]), study.importance()
+    finally:
+        study.close()
+
+
 def loaders(folder: Path) -> Mapping[str, Target]:
     """Targets that need files of their own to start from."""
     run, model, export = saved_run(folder / "run"), saved_model(folder / "model"), saved_export(folder / "export")
+    adapter, tasks = saved_adapter(folder / "adapter", model), saved_tasks(folder / "tasks")
     runs = {f"run {path.name}": Target(path.read_bytes(), _checkpoint_file(path.name)) for path in run.iterdir()}
     models = {f"model {path.name}": Target(path.read_bytes(), _model_file(path.name)) for path in model.iterdir()}
     exports = {
         "export model.onnx": Target((export / GRAPHS["onnx"]).read_bytes(), _exported_graph),
         f"export {RECORD}": Target((export / RECORD).read_bytes(), _export_record),
     }
-    return {**runs, **models, **exports}
+    adapters = {
+        f"adapter {path.name}": Target(path.read_bytes(), _adapter_file(path.name)) for path in adapter.iterdir()
+    }
+    others = {
+        "tasks config.json": Target((tasks / "config.json").read_bytes(), _tasks_config),
+        "study.db": Target(saved_study(folder / "study.db").read_bytes(), _study_file),
+    }
+    return {**runs, **models, **exports, **adapters, **others}
 
 
 def _body(task: Task, model: TaskModel) -> Read:

@@ -16,11 +16,9 @@ from bert_tasks.checkpoints.tokenizer_training import train_tokenizer
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.export import export
 from bert_tasks.export.exported import ExportedModel
-from bert_tasks.tensorflow.convert import convert
-from bert_tasks.training.checkpoints import RunState, newest_checkpoint, save_checkpoint
+from bert_tasks.training.checkpoints import RunState, newest_checkpoint, remove_checkpoints, save_checkpoint
 from support import small_checkpoints
 from support.task_examples import CLASSES, EXAMPLES
-from support.tf1_checkpoints import FOLDER
 
 Write = Callable[[Path], object]
 
@@ -38,6 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrai
 
 
 def save_run_state(target: Path) -> None:
+    remove_checkpoints(target, only_leftovers=True)  # as a run does when it begins
     state = RunState(
         step=3,
         weights={"head.bias": torch.ones(3)},
@@ -62,7 +61,6 @@ def writers(model: Path, folder: Path) -> dict[str, tuple[Write, Write]]:
             lambda target: train_tokenizer([corpus], target, type="wordpiece", vocab_size=60),
             lambda target: list((target / "tokenizer.json").read_text("utf-8")),
         ),
-        "convert": (lambda target: convert(FOLDER / "bert_classifier", target), Encoder.from_pretrained),
         "checkpoint": (save_run_state, newest_checkpoint),
     }
 
@@ -89,17 +87,14 @@ def is_killed(write: Write, target: Path, function: str, number: int) -> bool:
     return os.WIFSIGNALED(status)
 
 
-@pytest.mark.parametrize(("function", "number"), [("fsync", 1), ("replace", 1), ("replace", 2)])
-@pytest.mark.parametrize("writer", ["model", "encoder", "transformers", "onnx", "tokenizer", "convert", "checkpoint"])
+@pytest.mark.parametrize(("function", "number"), [("fsync", 1), ("replace", 1)])
+@pytest.mark.parametrize("writer", ["model", "encoder", "transformers", "onnx", "tokenizer", "checkpoint"])
 def test_a_writer_that_was_killed_writes_again(
     writer: str, function: str, number: int, model: Path, tmp_path: Path
 ) -> None:
     write, read = writers(model, tmp_path)[writer]
     target = tmp_path / "new" / "out"
-    killed = is_killed(write, target, function, number)
-    assert killed or number > 1  # some have one rename only
-    if not killed and target.exists():
-        return
+    assert is_killed(write, target, function, number)
     write(target)
     read(target)
     assert [path.name for path in target.parent.iterdir()] == ["out"]
@@ -107,15 +102,12 @@ def test_a_writer_that_was_killed_writes_again(
 
 
 @pytest.mark.parametrize("number", range(1, 9))
-@pytest.mark.parametrize("to", ["transformers", "onnx"])
-def test_an_export_that_was_killed_while_it_replaces_another(to: Any, number: int, model: Path, tmp_path: Path) -> None:
-    if to == "onnx" and number not in (1, 7, 8):
-        pytest.skip("slow, and no other than the renames of the folders are its own")
+def test_an_export_that_was_killed_while_it_replaces_another(number: int, model: Path, tmp_path: Path) -> None:
     opened = TaskModel.from_pretrained(model)
     target = tmp_path / "new" / "out"
 
     def write(folder: Path) -> object:
-        return export(opened, to=to, output=folder, overwrite=True)
+        return export(opened, to="transformers", output=folder, overwrite=True)
 
     write(target)
     before = {path.name for path in target.iterdir()}

@@ -383,6 +383,24 @@ def test_adapters_are_trained_together_and_saved_with_one_head(base: Path, tmp_p
             {"intent": {"task": "token-classification", "columns": {"tags": 5}}},
             r"tasks.intent: columns is \{'tags': 5\}",
         ),
+        *(
+            ({"intent": {"task": "sequence-classification", "labels": labels}}, r"tasks.intent: labels is ")
+            for labels in ([1, 2], [None, "b"], [["a"], "b"], {"a": 1}, 7, None, [True, False])
+        ),
+        ({"intent": {"task": ["x"]}}, r"tasks.intent: unknown task \['x'\]"),
+        ({"intent": {"task": "ner", "labels": ["a", "b"], "max_length": "9"}}, "tasks.intent: max_length is '9'"),
+        ({"intent": {"task": "ner", "labels": ["a", "b"], "max_length": True}}, "tasks.intent: max_length is True"),
+        (
+            {"intent": {"task": "ner", "labels": ["a", "b"], "max_length": 10**18}},
+            "max_length is 10{18}, expected at most",
+        ),
+        ({"intent": {"task": "question-answering", "n_best_size": 10**18}}, "n_best_size is 10{18}, expected at most"),
+        ({"intent": {"task": "question-answering", "n_best_size": 2000}}, "n_best_size is 2000, expected at most 1000"),
+        ({"intent": {"task": "question-answering", "n_best_size": 1e308}}, "n_best_size is 1e.308"),
+        ({"intent": {"task": "question-answering", "max_answer_length": 10**400}}, "max_answer_length is 10*"),
+        ({"intent": {"task": "ner", "labels": ["a", "b"], "weight": 10**400}}, "weight is 10*"),
+        ({"intent": {"task": "ner", "labels": ["a", "b"], "nope": 3}}, "nope"),
+        ({"intent": 3}, "heads is"),
     ],
 )
 @pytest.mark.parametrize("task", [None, "intent"])

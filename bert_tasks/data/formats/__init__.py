@@ -9,6 +9,7 @@ from bert_tasks.data.formats.base import FORMATS, Format, named_format, register
 from bert_tasks.data.formats.plain import StreamFormat, TableFormat
 from bert_tasks.data.records import open_text
 from bert_tasks.errors import DataError
+from bert_tasks.storage import check_path
 
 GZIP_EXTENSION = ".gz"
 _NAMES_SHOWN = 4
@@ -31,6 +32,7 @@ def file_format(name: str | None, path: Path, columns: Sequence[Column] | None =
     """
     if name is not None:
         return named_format(name)
+    check_path(path, DataError)
     if path.is_dir():
         layout = folder_format(path)
         return named_format("datasets") if layout is None else layout

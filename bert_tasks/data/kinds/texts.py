@@ -35,7 +35,7 @@ class Text(ColumnKind):
     ) -> Mapping[str, Any]:
         """Joins the words of a column that is named as the text, as in ``columns = {text = "words"}``."""
         name = names.get(column.name, column.name)
-        words = cells.get(name)
+        words: Any = cells.get(name)
         if hasattr(words, "tolist"):
             words = words.tolist()
         is_list = isinstance(words, list | tuple) and len(words) > 0

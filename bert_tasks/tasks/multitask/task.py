@@ -7,18 +7,21 @@ the label of a task counts nothing for it.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from pydantic import ValidationError
+
 from bert_tasks.data.columns import Row
+from bert_tasks.data.problems import shortened
 from bert_tasks.data.splits import Splits, labelled_splits
 from bert_tasks.data.task_rows import ROW_OF, TaskColumn
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, merged
-from bert_tasks.tasks.base import Feature, LossTerm, Part, Prediction, Task, is_dynamic
+from bert_tasks.tasks.base import Feature, LossTerm, Part, Prediction, Task, is_dynamic, typed_setting
 from bert_tasks.tasks.shared.card import TEXTS, Card
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
@@ -30,6 +33,7 @@ from bert_tasks.tasks.shared.windows import Windows
 if TYPE_CHECKING:
     from bert_tasks.tasks.multitask.head import SharedOutput
 
+_LARGEST_WEIGHT = 1e6  # of a loss, far below what float32 can hold
 _SEPARATOR = "."  # between the name of a task and its metric
 
 
@@ -60,8 +64,8 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
 
     def columns_of(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
         columns: dict[str, Any] = {}
-        for name, fields in content.items():
-            columns |= {_column(name, key): value for key, value in fields.items()}
+        for name, prediction in content.items():
+            columns |= {_column(name, key): value for key, value in prediction.items()}
         return columns
 
     @property
@@ -242,8 +246,10 @@ class MultiTask(Task[MultiTaskPrediction]):
             if not name.isidentifier():
                 raise ValueError(f"tasks: the name {name!r} is no word of letters, digits and _")
             weight = entry.get("weight", 1.0)
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-                raise ValueError(f"tasks.{name}: weight is {weight!r}, expected a number from 0")
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= _LARGEST_WEIGHT:
+                raise ValueError(
+                    f"tasks.{name}: weight is {shortened(weight)}, expected a number from 0 to {_LARGEST_WEIGHT:g}"
+                )
             task = self.tasks[name]
             columns = entry.get("columns", {})
             if not isinstance(columns, Mapping) or not all(isinstance(other, str) for other in columns.values()):
@@ -297,10 +303,12 @@ class MultiTask(Task[MultiTaskPrediction]):
         for name, entry in self.heads.items():
             options = {key: value for key, value in entry.items() if key not in self.entries}
             options |= self.fitted.get(name, {})
-            plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-            if entry.get("task") not in self.registry:
+            if not isinstance(entry.get("task"), str) or entry["task"] not in self.registry:
                 raise ValueError(f"tasks.{name}: unknown task {entry.get('task')!r}")
-            construct: Callable[..., Task[Any]] = self.registry[entry["task"]]
+            plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+            task_class = self.registry[entry["task"]]
+            _check_types(name, task_class, options)
+            construct: Callable[..., Task[Any]] = task_class
             built[name] = construct(**plain)
         return built
 
@@ -428,6 +436,19 @@ class MultiTask(Task[MultiTaskPrediction]):
             if name in prediction.tasks and any(row[task_row(name)].get(label) is not None for label in labels)
         ]
         return [prediction for prediction, _ in pairs], [row for _, row in pairs]
+
+
+def _check_types(name: str, task_class: type[Task[Any]], options: Mapping[str, Any]) -> None:
+    """Raises ValueError for a setting, or a label, of another type than its field."""
+    for setting in fields(task_class):
+        if setting.name not in options:
+            continue
+        value = options[setting.name]
+        try:
+            typed_setting(task_class, setting.name, value)
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            raise ValueError(f"tasks.{name}: {setting.name} is {value!r}. {problem}") from None
 
 
 def task_row(name: str) -> str:

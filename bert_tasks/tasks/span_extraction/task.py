@@ -69,6 +69,9 @@ class SpanPrediction(Prediction):
     explanation: Explanation | None = None
 
 
+_MOST_ANSWERS = 1000  # n_best_size. A window pairs as many starts with as many ends
+
+
 class SpanFormats(Card, Rendering, HFConfig):
     """Span extraction on cards, in prediction files and in transformers' config."""
 
@@ -265,6 +268,8 @@ class SpanExtraction(Task[SpanPrediction]):
         for name in ("max_query_length", "n_best_size", "max_answer_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if self.n_best_size > _MOST_ANSWERS:
+            raise ValueError(f"n_best_size is {self.n_best_size}, expected at most {_MOST_ANSWERS}")
         if self.null_threshold is not None and not isfinite(self.null_threshold):
             raise ValueError(f"null_threshold is {self.null_threshold}, expected a finite number")
         problem = self._no_room(FEWEST_SPECIAL_TOKENS)
