@@ -21,7 +21,7 @@ SPACE = SearchSection.model_validate(
         "warmup_ratio": {"choices": [0.0, 0.1]},
     }
 )
-VALUES = ("x", b"\xff\x00", None, 1e308, -1, 10**18, float("inf"), "NaN", "[]", "{}", "null", '"y"', "", 0, 2.5)
+VALUES = ("x", b"\xff\x00", None, 1e308, -1, "[]", 2.5)
 
 
 def opened(path: Path) -> Study:
@@ -69,14 +69,14 @@ def edit(path: Path, table: str, column: str, value: object) -> bool:
 @pytest.mark.parametrize(
     ("table", "columns"),
     [
-        ("trial_values", ("value", "value_type", "trial_id", "objective")),
-        ("trial_params", ("param_value", "param_name", "distribution_json", "trial_id")),
+        ("trial_values", ("value", "trial_id")),
+        ("trial_params", ("param_value", "distribution_json")),
         ("trial_intermediate_values", ("intermediate_value", "step")),
-        ("trial_user_attributes", ("value_json", "key")),
-        ("trials", ("number", "state", "study_id")),
-        ("studies", ("study_name", "study_id")),
-        ("study_directions", ("direction", "objective")),
-        ("study_user_attributes", ("value_json", "key")),
+        ("trial_user_attributes", ("value_json",)),
+        ("trials", ("number", "state")),
+        ("studies", ("study_name",)),
+        ("study_directions", ("direction",)),
+        ("study_user_attributes", ("value_json",)),
         ("version_info", ("schema_version",)),
         ("alembic_version", ("version_num",)),
     ],
