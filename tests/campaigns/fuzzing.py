@@ -354,7 +354,7 @@ def loaders(folder: Path) -> Mapping[str, Target]:
     }
     others = {
         "tasks config.json": Target((tasks / "config.json").read_bytes(), _tasks_config),
-        "study.db": Target(saved_study(folder / "study.db").read_bytes(), _study_file),
+        "study.db": Target(saved_study(folder / "trials.db").read_bytes(), _study_file),
     }
     return {**runs, **models, **exports, **adapters, **others}
 
