@@ -149,9 +149,7 @@ def make_report(
     Example:
         >>> make_report("runs/first", data="test.csv", mistakes="mistakes.csv").mistakes.rows
     """
-    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
-    if not folders:
-        raise UsageError("no run to report on. Name at least one output folder of `bert-tasks train`")
+    folders = _folders_of(runs)
     _check_paths([*folders, output, data, mistakes, label_issues])
     default = folders[0] / outputs.REPORT if len(folders) == 1 else Path(outputs.REPORT)
     page_path = default if output is None else Path(output)
@@ -228,6 +226,13 @@ def _with_label_issues(run: Run) -> tuple[Run, tuple[LabelIssue, ...]]:
     if caution is None:
         return run, issues
     return replace(run, missing=(*run.missing, caution)), issues
+
+
+def _folders_of(runs: Sequence[str | Path] | str | Path) -> list[Path]:
+    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    if not folders:
+        raise UsageError("no run to report on. Name at least one output folder of `bert-tasks train`")
+    return folders
 
 
 def _check_paths(paths: Sequence[str | Path | None]) -> None:
