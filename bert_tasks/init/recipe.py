@@ -345,8 +345,11 @@ def init_recipe(
         split_column = _split_column(sample, (*texts, *labels_in))
     try:
         tasks = _guess_tasks(_training_rows(sample, split_column), labels_in, _with_format(hints, sample))
-    except (DataError, UsageError) as error:
-        raise type(error)(f"{sample.path}: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"{sample.path}: {error}") from None
+    except DataError as error:
+        reason = sample.remedy
+        raise DataError(f"{sample.path}: {error if reason is None else reason}") from None
     guess = tasks[""] if "" in tasks else _several_tasks(tasks)
     for each in [] if validation is None else tasks.values():
         _check_validation(Path(str(validation)), sample, each)

@@ -16,6 +16,7 @@ from bert_tasks.data.readers import ReadOptions, column_names, existing_file, ma
 from bert_tasks.data.records import TEXT, Record, is_encodable, open_text
 from bert_tasks.errors import DataError
 from bert_tasks.init.encodings import shown_encoding
+from bert_tasks.init.remedies import doubtful_table, object_remedy, pandas_call, remedy, words_remedy
 from bert_tasks.tasks.shared.detection import LABEL_NAMES
 
 _MOST_ROWS = 20_000
@@ -24,6 +25,7 @@ _MOST_ROWS_PER_CLASS = 100  # a name in fewer of them is no class
 _UNKNOWN_BYTE = re.compile("[\udc80-\udcff]")  # as surrogateescape decodes it
 _DELIMITERS = (";", "\t", "|", ",")
 _FIRST_LINES = 200  # of a file
+_START = 2**14  # characters of a file
 _NO_HEADER = 'the first line is a row like the others, so there is no header and the columns are named "0", "1", ...'
 
 Options = Mapping[str, Any]
@@ -53,6 +55,11 @@ class FileSample:
     def reading(self) -> ReadOptions:
         """The options with which the readers return the same rows."""
         return ReadOptions(**{"format": self.layout.name, **self.options})
+
+    @property
+    def remedy(self) -> str | None:
+        """What the rows are and how to fix them, if no task fits them and their kind is known."""
+        return remedy(self.rows, self.path, pandas_call(self.path, self.layout, self.options))
 
     @property
     def cost(self) -> tuple[bool, int]:
@@ -95,9 +102,17 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
         sample = _detect_delimiter(path, layout, options)
     if layout.has_documents:
         sample = _detect_documents(sample)
-    if sample.count == 0 or len(sample.faults) >= sample.count:
-        fault = sample.faults[0] if sample.faults else "no rows"
-        raise DataError(f"{path}: cannot be read as {layout.name} ({fault}). Name its format with --format")
+    if sample.count == 0 and not sample.faults:
+        header = ". Choose a file that is not empty"
+        if sample.layout.delimiter is not None:
+            header = f", only a header with {', '.join(map(repr, sample.columns))}. Write rows below it"
+        raise DataError(f"{path}: it has no rows{header}")
+    if len(sample.faults) >= sample.count:
+        advice = _advice(sample.faults[0], path)
+        raise DataError(f"{path}: cannot be read as {sample.layout.name} ({sample.faults[0]}). {advice}")
+    shape = _wrong_shape(sample, layout, files[0])
+    if shape is not None:
+        raise DataError(f"{path}: {shape}")
     for row in sample.rows:
         for name, value in row.items():
             if not is_encodable(name) or _UNKNOWN_BYTE.search(str(value)):
@@ -106,6 +121,33 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
                     f"Name the file's encoding with --encoding, {ENCODING_EXAMPLE}"
                 )
     return replace(sample, notes=(*notes, *sample.notes), has_stated_format=reading.format is not None)
+
+
+def _wrong_shape(sample: FileSample, usual: Format, file: Path) -> str | None:
+    """Returns why the rows of a file cannot be rows of any task, and how to fix them, or None."""
+    if "json" in sample.layout.name:
+        return object_remedy(sample.rows, sample.path)
+    if not usual.quoted:
+        return None
+    names = [name for name in sample.columns if name.strip()]
+    is_doubtful = len(names) < 2 or names[0].startswith("# ")
+    if is_doubtful or sample.options.get("header") is False:
+        with open_text(file, encoding=sample.options.get("encoding"), newline="\n") as lines:
+            start = lines.read(_START)
+        reason = doubtful_table(start, file.name, ";" if usual.delimiter is None else usual.delimiter)
+        if reason is not None and (is_doubtful or "CoNLL" in reason):
+            return reason
+    return words_remedy(sample.rows, pandas_call(sample.path, sample.layout, sample.options))
+
+
+def _advice(fault: str, path: Path) -> str:
+    """Returns what to do about a file of which most rows have faults such as the first."""
+    if "expected an object" not in fault:
+        return "Name its format with --format"
+    if ", not [" in fault:
+        program = "'.[] | {text: .[0], label: .[1]}'"
+        return f"Name the values of each list, for example with `jq -c {program} {path.name} > rows.jsonl`"
+    return f"Write a text on each line of a .txt file, for example with `jq -r '.[]' {path.name} > texts.txt`"
 
 
 def _table_in_text(path: Path, options: Options) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import datetime
 import gzip
 import io
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,7 +258,115 @@ FOLDERS: Mapping[str, Kind] = {
     "nothing": Kind(Path.mkdir, None, ("The folder is empty",)),
 }
 
-KINDS: Mapping[str, Kind] = {**EXCEL, **ENCODINGS, **OTHERS, **FOLDERS}
+NAMES = ("Ada", "Grace", "Alan")
+SPANS = [[[0, len(NAMES[i % 3]), "PER"]] for i in range(40)]
+MEETINGS = [f"{NAMES[i % 3]} met nobody on day {i}" for i in range(40)]
+TAGGED = [{"words": text.split(), "tags": ["B-PER", *["O"] * 5]} for text in MEETINGS]
+WITH_TEXT = [{**row, "text": text} for row, text in zip(TAGGED, MEETINGS, strict=True)]
+NESTED = [{"text": text, "label": [*SPANS[i], [0, len(text), "EVENT"]]} for i, text in enumerate(MEETINGS)]
+MISPLACED = [{"text": text, "label": [{"start": 1, "end": 4, "label": "X", "text": "Zoe"}]} for text in MEETINGS]
+COLUMNS = {name: [row[name] for row in REVIEWS] for name in ("text", "label")}
+TRIPLETS = [{"anchor": TEXTS[i], "positive": TEXTS[i - 6], "negative": TEXTS[i - 1]} for i in range(40)]
+SCORES = [{"text": text, "score": f"{i % 7},{i * 7 % 10}{i % 9}"} for i, text in enumerate(TEXTS)]
+ONE_WORD = [
+    {"Sentence #": f"Sentence: {i}" if place == 0 else "", "Word": word, "Tag": tag}
+    for i, row in enumerate(TAGGED)
+    for place, (word, tag) in enumerate(zip(row["words"], row["tags"], strict=True))
+]
+
+
+def conll(*, columns: int = 2, mark: str = " ", first: str = "") -> str:
+    between = ["NN", "B-NP"][: columns - 2]
+    sentences = (
+        "".join(f"{mark.join((word, *between, tag))}\n" for word, tag in zip(row["words"], row["tags"], strict=True))
+        for row in TAGGED
+    )
+    return first + "\n".join(sentences)
+
+
+JSON: Mapping[str, Kind] = {
+    "array.json": Kind(json.dumps(REVIEWS, indent=1), REVIEWS),
+    "lines.json": Kind(lines(), REVIEWS),
+    "lines.ndjson": Kind(lines(), REVIEWS),
+    "blank_lines.jsonl": Kind("\n\n" + lines(), REVIEWS),
+    "data.json": Kind(json.dumps({"data": REVIEWS}), REVIEWS),
+    "items.json": Kind(json.dumps({"items": REVIEWS}), REVIEWS, ("the list 'items'",)),
+    "page.json": Kind(json.dumps({"count": 40, "next": None, "rows": REVIEWS}, indent=2), REVIEWS, ("list 'rows'",)),
+    "items.jsonl": Kind(json.dumps({"items": REVIEWS}), REVIEWS, ("the list 'items'",)),
+    "pandas.json": Kind(
+        json.dumps({name: dict(enumerate(cells)) for name, cells in COLUMNS.items()}), REVIEWS, ("pandas",)
+    ),
+    "pandas_index.json": Kind(json.dumps(dict(enumerate(REVIEWS))), REVIEWS),
+    "pandas_split.json": Kind(
+        json.dumps({"columns": [*COLUMNS], "index": [*range(40)], "data": [[*row.values()] for row in REVIEWS]}),
+        REVIEWS,
+    ),
+    "pandas_table.json": Kind(
+        json.dumps({"schema": {"fields": [{"name": "text"}]}, "data": [*REVIEWS]}), REVIEWS, ("the list 'data'",)
+    ),
+    "one_row_with_spans.json": Kind(
+        json.dumps({**MISPLACED[0], "text": "\u5317\u4eac\u5f88\u5927"}), None, ("a misplaced span",)
+    ),
+    "no_items.json": Kind(json.dumps({"items": []}), None, ("no rows",)),
+    "two_lists.json": Kind(json.dumps({"a": REVIEWS, "b": REVIEWS}), None, ("one JSON object", "python -c", "['a']")),
+    "nested.json": Kind(json.dumps({"result": {"items": REVIEWS}}), None, ("one JSON object", "'result'")),
+    "columns.json": Kind(json.dumps(COLUMNS), None, ("a list for each of the columns", "python -c")),
+    "lists.json": Kind(json.dumps([[*row.values()] for row in REVIEWS]), None, ("each list", "jq -c")),
+    "texts.json": Kind(json.dumps(TEXTS), None, ("a text on each line", "jq -r")),
+    "pretty.jsonl": Kind("\n".join(json.dumps(row, indent=2) for row in REVIEWS), None, ("several lines", "jq -c .")),
+    "empty.json": Kind("[]", None, ("no rows",)),
+}
+TABLES: Mapping[str, Kind] = {
+    "blank_first.csv": Kind("\n\n" + table(), REVIEWS),
+    "semicolons.csv": Kind(table(delimiter=";"), REVIEWS),
+    "bars.txt": Kind(table(delimiter="|"), REVIEWS),
+    "old_mac.csv": Kind(table().replace("\n", "\r"), REVIEWS),
+    "index.csv": Kind(table([{"": i, **row} for i, row in enumerate(REVIEWS)]), REVIEWS),
+    "extra.csv": Kind(table().replace("\n", ",,\n"), REVIEWS),
+    "no_header.csv": Kind(table().partition("\n")[2], REVIEWS),
+    "title.csv": Kind("Reviews of 2024\n" + table(), None, ("no header of the 2 columns", "tail -n +2 title.csv")),
+    "title_cells.csv": Kind("Reviews,\n,\n" + table(), None, ("which begin in line 3", "tail -n +3")),
+    "title_semicolons.csv": Kind("Reviews\n" + table(delimiter=";"), None, ("tail -n +2",)),
+    "comments.csv": Kind("# by us, in 2024\n# now\n" + table(), None, ("which begin in line 3", "tail -n +3")),
+    "commas.csv": Kind(
+        "text,label\n" + "".join(f"{text}, and more,glad\n" for text in TEXTS), None, ("2 columns", "double quotes")
+    ),
+    "escaped.csv": Kind(
+        "text,label\n" + "".join(f'"he \\"{text}\\" to",glad\n' for text in TEXTS), None, ("quotes inside", "twice")
+    ),
+    "twice.csv": Kind("text,text,label\na,b,c\n", None, ("'text' more than once",)),
+    "header.csv": Kind("text,label\n", None, ("no rows, only a header with 'text', 'label'",)),
+    "empty.csv": Kind("", None, ("the file is empty",)),
+    "empty.txt": Kind("", None, ("no rows",)),
+    "page.csv": Kind("<!DOCTYPE html>\n<html>\n<body>a, b</body>\n", None, ("a web page", "Download")),
+    "decimal_commas.csv": Kind(table(SCORES, delimiter=";"), None, ("decimal comma, such as", "decimal=','")),
+    "one_word.csv": Kind(table(ONE_WORD), None, ("one word of a sentence", "groupby")),
+    "triplets.csv": Kind(table(TRIPLETS), None, ("triplets for sentence embeddings", "sentence-transformers")),
+    "rows": Kind(table(), None, ("no format belongs to the extension ''", "format='csv'")),
+    "book.xls": Kind("", None, ("'.xls'", "Save it as .xlsx or .csv")),
+    "rows.zip": Kind(zipped, None, ("'.zip'", "Unpack it")),
+}
+ANNOTATED: Mapping[str, Kind] = {
+    "two_columns.conll": Kind(conll(), TAGGED),
+    "three_columns.txt": Kind(conll(columns=3), TAGGED),
+    "documents.conll": Kind(
+        conll(columns=4, first="-DOCSTART- -X- -X- O\n\n"), [{**row, "document": "0"} for row in TAGGED]
+    ),
+    "tabs.bio": Kind(conll(mark="\t"), TAGGED),
+    "tabs.tsv": Kind(conll(mark="\t"), None, ("as in CoNLL files", "format='conll'")),
+    "spaces.csv": Kind(conll(), None, ("as in CoNLL files", "format='conll'")),
+    "python_lists.csv": Kind(table([{name: str(cell) for name, cell in row.items()} for row in TAGGED]), TAGGED),
+    "doccano.jsonl": Kind(
+        lines([{"text": text, "label": spans} for text, spans in zip(MEETINGS, SPANS, strict=True)]), WITH_TEXT
+    ),
+    "nested.jsonl": Kind(lines(NESTED), None, ("share a word", "Nested entities", "outer.jsonl")),
+    "misplaced.jsonl": Kind(lines(MISPLACED), None, ("a misplaced span", "the span says 'Zoe'")),
+    "labels_first.txt": Kind("".join(f"__label__{row['label']} {row['text']}\n" for row in REVIEWS), REVIEWS),
+    "labels_last.txt": Kind("".join(f"{row['text']} __label__{row['label']}\n" for row in REVIEWS), REVIEWS),
+    "fasttext.csv": Kind("".join(f"__label__a {text}\n" for text in TEXTS), None, ("format='fasttext'",)),
+}
+
+KINDS: Mapping[str, Kind] = {**EXCEL, **ENCODINGS, **OTHERS, **FOLDERS, **JSON, **TABLES, **ANNOTATED}
 
 
 @pytest.fixture
@@ -314,3 +423,35 @@ def test_check_says_which_sheet_was_read(draft: Callable[..., RecipeDraft], tmp_
     path = write("readme.xlsx", EXCEL["readme.xlsx"].content, tmp_path)
     report = check(load_recipe(draft(path).path))
     assert any("sheet 'Data' is read" in line for line in report.lines())
+
+
+def python_lines(message: str) -> str:
+    """The lines of Python in a message."""
+    return "\n".join(line.removeprefix("  ") for line in message.splitlines() if line.startswith("  "))
+
+
+REMEDIES = {
+    "one_word.csv": ("sentences.jsonl", TAGGED, {"text": "Word", "label": "Tag"}),
+    "nested.jsonl": ("outer.jsonl", [{"text": text, "words": text.split()} for text in MEETINGS], {}),
+    "triplets.csv": ("pairs.csv", [{"text_pair": row["positive"], "label": "same"} for row in TRIPLETS], {}),
+    "decimal_commas.csv": ("points.csv", [{"label": float(row["score"].replace(",", "."))} for row in SCORES], {}),
+    "columns.json": ("rows.json", REVIEWS, {}),
+    "two_lists.json": ("rows.json", REVIEWS, {}),
+}
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_the_lines_of_a_message_mend_the_file(
+    name: str, draft: Callable[..., RecipeDraft], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mended, rows, options = REMEDIES[name]
+    with pytest.raises(BertTasksError) as error:
+        draft(write(name, KINDS[name].content, tmp_path))
+    code = python_lines(str(error.value))
+    if code.startswith("python -c "):
+        (_, _, code) = shlex.split(code)
+    exec(code, {})
+    made = read(draft(tmp_path / mended, **options))
+    for row in rows:
+        assert any(row.items() <= {**other, "label": other.get("label")}.items() for other in made), row

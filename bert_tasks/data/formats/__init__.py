@@ -4,18 +4,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.formats import annotations, excel, plain, stored, text_folder
+from bert_tasks.data.formats import annotations, excel, objects, plain, stored, text_folder
 from bert_tasks.data.formats.base import FORMATS, Format, named_format, register_format
 from bert_tasks.data.formats.plain import StreamFormat, TableFormat
 from bert_tasks.data.records import open_text
-from bert_tasks.errors import DataError
+from bert_tasks.errors import DataError, argument
 from bert_tasks.storage import check_path
 
 GZIP_EXTENSION = ".gz"
 _NAMES_SHOWN = 4
+_ARCHIVE = "It is an archive. Unpack it, and name the file inside (gzip alone is read as it is)"
+_DOCUMENT = "Save its text as .txt, or its table as .csv"
+# Extensions of files that are not read -> what to do.
+_OTHER_FILES = {
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar"), _ARCHIVE),
+    **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".rtf", ".html", ".htm", ".xml"), _DOCUMENT),
+    **dict.fromkeys((".xls", ".xlsb", ".ods"), "It is a workbook of another kind. Save it as .xlsx or .csv"),
+    **dict.fromkeys((".pkl", ".pickle", ".arrow", ".feather", ".h5"), "Write the table to .parquet or .jsonl instead"),
+}
 _START_LENGTH = 4096  # characters that tell formats with the same extension apart
 
-for _format in (*plain.ALL, *annotations.ALL, *excel.ALL, *stored.ALL, *text_folder.ALL):
+for _format in (*plain.ALL, *annotations.ALL, *objects.ALL, *excel.ALL, *stored.ALL, *text_folder.ALL):
     register_format(_format)
 
 
@@ -39,7 +48,11 @@ def file_format(name: str | None, path: Path, columns: Sequence[Column] | None =
     extension = uncompressed(path).suffix.lower()
     candidates = [format for format in FORMATS.values() if extension in format.extensions]
     if not candidates:
-        raise DataError(f"{path}: no format belongs to the extension {extension!r}. Choose one of {', '.join(FORMATS)}")
+        advice = _OTHER_FILES.get(extension)
+        if advice is None:
+            option = argument("format", "csv")
+            advice = f"If it is a table in text, set {option}. The formats are {', '.join(FORMATS)}"
+        raise DataError(f"{path}: no format belongs to the extension {extension!r}. {advice}")
     if len(candidates) == 1:
         return candidates[0]
     try:

@@ -24,6 +24,7 @@ from bert_tasks.errors import DataError
 
 _IS_LIST = re.compile(r"\s*\[\s*[\[{]")
 _DOCBIN_ADVICE = "Write its documents into several files"
+_IS_LIST_OF_TEXTS = re.compile(r'\s*\[\s*\[\s*"(?:[^"\\]|\\.)*"\s*,\s*[^{\s]')
 _MOST_VALUES = 2**23  # of all lists and objects of a DocBin, of which the strings of its words are most
 _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
@@ -97,7 +98,9 @@ class SpacyFormat(AnnotatedJson):
     """JSON of spaCy's ``Doc.to_json()``, or pairs of a text and ``{"entities": ...}``."""
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
-        return _IS_LIST.match(start) is not None and re.search(r'"ents"\s*:|\[\s*\[\s*"', start) is not None
+        if _IS_LIST.match(start) is None or _IS_LIST_OF_TEXTS.match(start) is not None:
+            return False
+        return re.search(r'"ents"\s*:|\[\s*\[\s*"', start) is not None
 
     def cells(self, item: Any) -> Mapping[str, Any]:
         text, notes = item if isinstance(item, list) else (item["text"], item)
@@ -257,21 +260,20 @@ def _counts_mark(path: Path, text: str, entities: Sequence[BratEntity]) -> bool:
 
 
 class FastTextFormat(Format):
-    """Lines of fastText, labels such as ``__label__sports`` before the text."""
+    """Lines of fastText, labels such as ``__label__sports`` before or behind the text."""
 
-    _LABELS: ClassVar[re.Pattern[str]] = re.compile(r"\s*(?:__label__\S+\s*)*")
+    _LABEL: ClassVar[re.Pattern[str]] = re.compile(r"(?:^|(?<=\s))__label__\S+\s*")
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
-        return start.lstrip().startswith("__label__")
+        return self._LABEL.search(start.lstrip().partition("\n")[0]) is not None
 
     def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
         filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
         return Records(None, (Record(number, self._cells(line)) for number, line in filled))
 
     def _cells(self, line: str) -> dict[str, Any]:
-        text = self._LABELS.sub("", line, count=1)
-        labels = line[: len(line) - len(text)].split()
-        names = [label.removeprefix("__label__").rstrip(",") for label in labels]
+        text = self._LABEL.sub("", line)
+        names = [label.strip().removeprefix("__label__").rstrip(",") for label in self._LABEL.findall(line)]
         return {"text": text.strip(), **_label_cells(names)}
 
 

@@ -223,7 +223,7 @@ ALL: tuple[Format, ...] = (
     TableFormat(name="csv", extensions=(".csv",), delimiter=",", quoted=True),
     TableFormat(name="tsv", extensions=(".tsv",), delimiter="\t", quoted=True),
     TableFormat(name="tsv/plain", extensions=(".tsv",), delimiter="\t"),
-    JsonFormat(name="jsonl", extensions=(".jsonl", ".json")),
+    JsonFormat(name="jsonl", extensions=(".jsonl", ".json", ".ndjson")),
     TextFormat(name="text", extensions=(".txt", ".text")),
     ParquetFormat(
         name="parquet",
