@@ -343,13 +343,7 @@ def init_recipe(
     split_column = None
     if validation is None and len(matching_files(source)) == 1:
         split_column = _split_column(sample, (*texts, *labels_in))
-    try:
-        tasks = _guess_tasks(_training_rows(sample, split_column), labels_in, _with_format(hints, sample))
-    except UsageError as error:
-        raise UsageError(f"{sample.path}: {error}") from None
-    except DataError as error:
-        reason = sample.remedy
-        raise DataError(f"{sample.path}: {error if reason is None else reason}") from None
+    tasks = _tasks_of_sample(sample, split_column, labels_in, hints)
     guess = tasks[""] if "" in tasks else _several_tasks(tasks)
     for each in [] if validation is None else tasks.values():
         _check_validation(Path(str(validation)), sample, each)
@@ -405,6 +399,24 @@ def _training_rows(sample: FileSample, split_column: str | None) -> Sequence[Row
         return sample.rows
     rows = [row for row in sample.rows if split_name(row.get(split_column)) != "test"]
     return [{name: cell for name, cell in row.items() if name != split_column} for row in rows]
+
+
+def _tasks_of_sample(
+    sample: FileSample, split_column: str | None, labels: Sequence[str], hints: UserHints
+) -> dict[str, TaskGuess]:
+    """Returns the tasks of ``_guess_tasks``. Errors name the file, and what its rows are if that is known."""
+    try:
+        tasks = _guess_tasks(_training_rows(sample, split_column), labels, _with_format(hints, sample))
+    except UsageError as error:
+        raise UsageError(f"{sample.path}: {error}") from None
+    except DataError as error:
+        reason = sample.remedy
+        raise DataError(f"{sample.path}: {error if reason is None else reason}") from None
+    # Texts beside a column that cannot be learned as it is, such as numbers with decimal commas, are no corpus.
+    is_corpus = "" in tasks and [*tasks[""].columns] == ["text"]
+    if hints.task is None and is_corpus and sample.remedy is not None:
+        raise DataError(f"{sample.path}: {sample.remedy}")
+    return tasks
 
 
 def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
