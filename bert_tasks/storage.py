@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from bert_tasks.errors import BertTasksError, UsageError
 
 LOCK = "run.lock"
+_NO_LARGER_FILE = "files may not be larger here (ulimit -f, or the file system)"
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes, of Linux. pathlib raises OSError for longer ones
 _SHOWN = 120  # characters of a path in a message
 _SAVING = ".saving"  # the hidden folder of ``atomic_files``, all that a killed process leaves of it
@@ -64,7 +65,10 @@ def atomic_path(path: Path, *, folder: Path | None = None, durable: bool = True)
             sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
-        raise explained_disk_full(error, temporary) from error.__cause__
+        explained = explained_disk_full(error, temporary)
+        if explained.filename is None:  # the system names no file if a write fails
+            explained.filename = str(path)
+        raise explained from error.__cause__
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -202,22 +206,34 @@ def remove_temporaries(folder: Path, of: Collection[str] | None = None) -> None:
 
 
 def explained_disk_full(error: OSError, partial: Path) -> OSError:
-    """Returns the error, for a full disk with the bytes of ``partial`` and free bytes."""
+    """Returns the error, for a full disk or a file that may not grow with the bytes of ``partial``."""
+    written = partial.stat().st_size if partial.exists() else 0
+    if error.errno == errno.EFBIG:
+        return OSError(error.errno, f"{_NO_LARGER_FILE} after {written} bytes")
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
-    written = partial.stat().st_size if partial.exists() else 0
     free = shutil.disk_usage(partial.absolute().parent).free
     return OSError(error.errno, f"no space left after {written} bytes, {free} bytes free")
 
 
 def weights_write_error(error: Exception, folder: Path, size: int) -> str:
     """Returns why safetensors or the system could not write ``size`` bytes."""
-    text = str(error)
-    if (error.errno == errno.ENOSPC) if isinstance(error, OSError) else (f"os error {errno.ENOSPC}" in text):
+    number = library_errno(error)
+    if number in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left for {size} bytes of weights, {shutil.disk_usage(folder).free} bytes free"
+    if number == errno.EFBIG:
+        return f"{_NO_LARGER_FILE}, with {size} bytes of weights"
     if isinstance(error, FileExistsError | NotADirectoryError):
         return "a file is in the way of the folder"
-    return text
+    return str(error)
+
+
+def library_errno(error: BaseException) -> int | None:
+    """Returns the system's error number, which libraries in Rust put into the text of an error."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    match = re.search(r"os error (\d+)", str(error))
+    return None if match is None else int(match[1])
 
 
 def sha256(content: bytes | str | Iterable[bytes | memoryview]) -> str:

@@ -23,6 +23,7 @@ from bert_tasks.checkpoints.files import checked_file, read_json
 from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
 from bert_tasks.data.problems import shortened
 from bert_tasks.errors import CheckpointError
+from bert_tasks.storage import library_errno
 
 if TYPE_CHECKING:  # the import takes a second
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -289,7 +290,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
         OSError: A file is not writable.
     """
     with _quiet(), ExitStack() as stack:
-        stack.push(lambda error_type, error, trace: _raise_write_error(error))
+        stack.push(lambda error_type, error, trace: _raise_write_error(error, folder))
         tokenizer.save_pretrained(folder)
     changes = {"tokenizer.json": {"truncation": None, "padding": None}, _TOKENIZER_CONFIG: {}}
     for name, changed in changes.items():
@@ -327,8 +328,8 @@ def _raise_load_error(path: Path, error: BaseException | None) -> None:
     raise CheckpointError(f"{path}: the tokenizer does not load ({reason})") from None
 
 
-def _raise_write_error(error: BaseException | None) -> None:
+def _raise_write_error(error: BaseException | None, folder: Path) -> None:
     """Raises an OSError for the plain ``Exception`` of tokenizers about a file."""
     if type(error) is Exception:
-        number = errno.ENOSPC if f"os error {errno.ENOSPC}" in str(error) else errno.EIO
-        raise OSError(number, str(error)) from error
+        number = library_errno(error)
+        raise OSError(errno.EIO if number is None else number, str(error), str(folder)) from error

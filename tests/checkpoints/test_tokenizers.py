@@ -1,5 +1,6 @@
 """Tokenizers of folders: loaded, checked against the model, and written without the state of the last call."""
 
+import errno
 import json
 import logging
 import os
@@ -235,8 +236,9 @@ def test_saved_tokenizer_gives_the_same_ids(name: str, tmp_path: Path, request: 
 def test_full_disk_is_an_os_error(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     """tokenizers reports it as a plain Exception."""
     (tmp_path / "tokenizer.json").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match="No space left on device") as raised:
         save_tokenizer(wordpiece_tokenizer, tmp_path)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path))
 
 
 @pytest.mark.parametrize("second", [0, 1])

@@ -2,18 +2,21 @@
 
 import csv
 import json
+import resource
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyarrow import parquet
 
 from bert_tasks.data import writers as parquet_out
 from bert_tasks.data.columns import Column
 from bert_tasks.data.readers import read_table
-from bert_tasks.data.writers import cell, json_line, whole_file, write_parquet, write_table
+from bert_tasks.data.writers import cell, json_line, vector_text, whole_file, write_npy, write_parquet, write_table
 from bert_tasks.errors import UsageError
 
 FORMULAS = ("=1+1", "+49 170", "-x", "@SUM(A1)", "\tx", "\rx", "'=1", "''-x", "-1+1", "-")
@@ -152,3 +155,37 @@ def test_a_full_disk_is_told_in_bytes(small_disk: Path) -> None:
     with pytest.raises(UsageError, match=told), whole_file(output) as file:
         file.write("x" * 2**20)
     assert list(small_disk.iterdir()) == []
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Files of this process may have so many bytes, as after ``ulimit -f``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def write_text(lines: Path, target: Path) -> None:
+    with whole_file(target) as file:
+        file.write(lines.read_text("utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("rows.jsonl", write_text),
+        ("rows.parquet", write_parquet),
+        ("rows.csv", lambda lines, target: write_table(lines, target, ",", raw=False)),
+        ("rows.npy", lambda lines, target: write_npy(lines, target, "vector", 100)),
+    ],
+)
+def test_a_limit_of_the_size_of_files_is_told(name: str, write: Callable[[Path, Path], None], tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).standard_normal((1000, 100)).astype(np.float32)
+    lines = lines_of(tmp_path, [{"vector": vector_text(row)} for row in numbers])
+    told = rf"{name}: cannot write the output \(files may not be larger here \(ulimit -f, .*\) after \d+ bytes\)"
+    with pytest.raises(UsageError, match=told), largest_file(2**17):
+        write(lines, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [lines.name]
