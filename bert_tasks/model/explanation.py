@@ -129,6 +129,9 @@ class _RowPath:
 
     def __init__(self, logit: ExplainedLogit, features: Sequence[Feature], spans: TokenSpans, baseline: int) -> None:
         self._logit, self.logit, self.baseline_logit, self.steps = logit, 0.0, 0.0, 0
+        terms: dict[int, list[tuple[int, float]]] = {}
+        for feature, position, weight in logit.terms:
+            terms.setdefault(feature, []).append((position, weight))
         self.windows = [
             _Window(
                 feature=features[number],
@@ -137,10 +140,10 @@ class _RowPath:
                     token if span is None else baseline
                     for token, span in zip(features[number]["input_ids"], spans[number], strict=True)
                 ],
-                terms=[(position, weight) for feature, position, weight in logit.terms if feature == number],
+                terms=terms[number],
                 contributions=torch.zeros(0),
             )
-            for number in dict.fromkeys(feature for feature, _, _ in logit.terms)
+            for number in terms
         ]
 
     @property

@@ -17,7 +17,7 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task
 from bert_tasks.tasks.shared.card import Card
-from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
+from bert_tasks.tasks.shared.encoding import truncated_texts
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, torch
 from bert_tasks.tasks.shared.rendering import Rendering
@@ -77,13 +77,8 @@ class Embedding(Task[EmbeddingPrediction]):
         texts = [self.prompt + row["text"] for row in rows]
         if self.lowercase:
             texts = [text.lower() for text in texts]
-        encoding = encoded_texts([texts], tokenizer, max_length=self.max_length)
-        ids, segments = encoding["input_ids"], encoding["token_type_ids"]
-        lost = lost_tokens([texts], ids, tokenizer, self.max_length)
-        return [
-            Feature(row=row, input_ids=ids[row], token_type_ids=segments[row], lost_tokens=lost.get(row, 0))
-            for row in range(len(texts))
-        ]
+        encoded = truncated_texts([texts], tokenizer, max_length=self.max_length)
+        return [text.feature() for text in encoded]
 
     def head(self, config: EncoderConfig) -> Head:
         return heads.EmbeddingHead(width=config.hidden_size, pooling=self.pooling, depth=self.depth)

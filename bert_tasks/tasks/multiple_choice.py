@@ -32,8 +32,8 @@ from bert_tasks.tasks.shared.detection import (
     count_pieces,
     other_columns,
 )
+from bert_tasks.tasks.shared.encoding import token_characters, truncated_texts
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
-from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, packing, torch
 from bert_tasks.tasks.shared.outputs import choice_logits, windows_by_row
@@ -145,25 +145,11 @@ class ChoiceExplainable(Explainable):
         """Counts a token of both the question and the choice as a token of the choice."""
         if not rows:
             return []
-        encoding = encoded_texts(_pairs(rows), tokenizer, max_length=self.task.max_length, offsets=True)
-        row_spans: list[list[TokenSpan | None]] = []
-        for window, question in enumerate(row.get(QUESTION) for row in rows for _ in row[CHOICES]):
-            # Where the choice begins in the second text, behind the question and a space.
-            first = 0 if question is None or question == "" else len(question) + 1
-            spans: list[TokenSpan | None] = []
-            for side, (start, end) in zip(
-                encoding.sequence_ids(window), encoding["offset_mapping"][window], strict=True
-            ):
-                if side is None:
-                    spans.append(None)
-                elif side == 0:
-                    spans.append(TokenSpan(CONTEXT, start, end))
-                elif end > first or (start == end == first):
-                    spans.append(TokenSpan(CHOICES, max(start, first) - first, end - first))
-                else:
-                    spans.append(TokenSpan(QUESTION, start, end))
-            row_spans.append(spans)
-        return row_spans
+        pairs = _pairs(rows)
+        encoded = truncated_texts(pairs, tokenizer, max_length=self.task.max_length)
+        questions = [row.get(QUESTION) for row in rows for _ in row[CHOICES]]
+        characters = token_characters(encoded, pairs, tokenizer)
+        return [_choice_spans(*sequence) for sequence in zip(questions, characters, strict=True)]
 
     def explained_logit(
         self, prediction: ChoicePrediction, windows: Mapping[int, Tensor], features: Sequence[Feature], row: Row
@@ -248,21 +234,14 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
         """
         if not rows:
             return []
-        contexts, endings = _pairs(rows)
-        encoding = encoded_texts((contexts, endings), tokenizer, max_length=self.max_length)
-        lost = lost_tokens([contexts, endings], encoding["input_ids"], tokenizer, self.max_length)
-        numbers = [number for number, row in enumerate(rows) for _ in row[CHOICES]]
-        labels = [None if row.get(LABEL) is None else [float(row[LABEL])] for row in rows]
-        return [
-            Feature(
-                row=number,
-                input_ids=encoding["input_ids"][position],
-                token_type_ids=encoding["token_type_ids"][position],
-                labels=labels[number] if position == 0 or numbers[position - 1] != number else None,
-                lost_tokens=lost.get(position, 0),
-            )
-            for position, number in enumerate(numbers)
-        ]
+        encoded = iter(truncated_texts(_pairs(rows), tokenizer, max_length=self.max_length))
+        features = []
+        for number, row in enumerate(rows):
+            labels = None if row.get(LABEL) is None else [float(row[LABEL])]
+            for _ in row[CHOICES]:
+                features.append(next(encoded).feature(row=number, labels=labels))
+                labels = None
+        return features
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """Computes the cross entropy over the choices of labelled rows, which are counted."""
@@ -302,6 +281,24 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
 def _ending(question: str | None, choice: str) -> str:
     """Returns the second text of the pair."""
     return choice if question is None or question == "" else f"{question} {choice}"
+
+
+def _choice_spans(question: str | None, characters: Sequence[tuple[int, int, int] | None]) -> list[TokenSpan | None]:
+    """Returns the spans of a sequence, whose second text is the question, a space and the choice."""
+    first = 0 if question is None or question == "" else len(question) + 1  # where the choice begins
+    spans: list[TokenSpan | None] = []
+    for token in characters:
+        if token is None:
+            spans.append(None)
+            continue
+        side, start, end = token
+        if side == 0:
+            spans.append(TokenSpan(CONTEXT, start, end))
+        elif end > first or (start == end == first):
+            spans.append(TokenSpan(CHOICES, max(start, first) - first, end - first))
+        else:
+            spans.append(TokenSpan(QUESTION, start, end))
+    return spans
 
 
 def _pairs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:

@@ -27,7 +27,7 @@ from bert_tasks.tasks.sequence_classification.task import (
     TextReport,
 )
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction as SequencePrediction
-from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
+from bert_tasks.tasks.shared.encoding import truncated_texts
 from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor, torch
 from bert_tasks.tasks.shared.windows import Windows
 
@@ -81,25 +81,19 @@ class ZeroShotClassification(TextClassification):
             UsageError: A hypothesis leaves no token for the text.
         """
         hypotheses = [self.hypothesis.replace("{}", label) for label in self.labels]
-        alone = encoded_texts([[""] * len(hypotheses), hypotheses], tokenizer, max_length=self.max_length)
-        if max(map(len, alone["input_ids"])) >= self.max_length:
+        alone = truncated_texts([[""] * len(hypotheses), hypotheses], tokenizer, max_length=self.max_length)
+        if max(len(pair.input_ids) for pair in alone) >= self.max_length:
             message = f"with a label it leaves no room for the text in max_length = {self.max_length} tokens"
             raise UsageError(f"{argument('hypothesis', None)}: {message}")
         if not rows:
             return []
         texts = [[row["text"] for row in rows for _ in hypotheses], hypotheses * len(rows)]
-        encoding = encoded_texts(texts, tokenizer, max_length=self.max_length, only_first=True)
-        lost = lost_tokens(texts, encoding["input_ids"], tokenizer, self.max_length)
-        return [
-            Feature(
-                row=position // len(hypotheses),
-                input_ids=input_ids,
-                token_type_ids=encoding["token_type_ids"][position],
-                labels=None if position % len(hypotheses) else self._labels(rows[position // len(hypotheses)]),
-                lost_tokens=lost.get(position, 0),
-            )
-            for position, input_ids in enumerate(encoding["input_ids"])
-        ]
+        features = []
+        for pair in truncated_texts(texts, tokenizer, max_length=self.max_length, strategy="only_first"):
+            number, label = divmod(pair.row, len(hypotheses))
+            labels = self._labels(rows[number]) if label == 0 else None
+            features.append(pair.feature(row=number, labels=labels))
+        return features
 
     def _label_logits(self, logits: Tensor) -> Tensor:
         """Returns the logit ``[B]`` of each pair's label, ``[B, C] -> [B]``."""

@@ -33,7 +33,7 @@ from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Task, is_dynam
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.outputs import DISTILLATION, check_teachable, distillation_count, distillation_loss
 from bert_tasks.tasks.shared.report import Report
-from bert_tasks.tasks.shared.windows import PairFrame
+from bert_tasks.tasks.shared.special_tokens import Frame
 from bert_tasks.training.evaluation import Validation
 from bert_tasks.training.objectives import Objective, weights_digest
 
@@ -240,7 +240,7 @@ class Distillation(Objective):
         teacher = self.teachers.get(feature.get("head"))
         if self.model.config.type_vocab_size or teacher is None:
             return feature
-        if not any(PairFrame.of(teacher.require_tokenizer()).types):
+        if not any(Frame.of(teacher.require_tokenizer(), texts=2).types):
             return feature
         ids, separator = feature["input_ids"], self.model.require_tokenizer().sep_token_id
         first = ids.index(separator) + 1 if separator in ids else len(ids)

@@ -20,7 +20,7 @@ from bert_tasks.tasks.masked_language_modeling.windows import (
     sentence_windows,
 )
 from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.windows import PairFrame
+from bert_tasks.tasks.shared.special_tokens import Frame
 from support.small_tokenizers import LINES
 
 MAX_LENGTH = 43
@@ -59,7 +59,7 @@ def numbered(sizes):
 
 @pytest.fixture(scope="module")
 def template(wordpiece_tokenizer):
-    return PairFrame.of(wordpiece_tokenizer)
+    return Frame.of(wordpiece_tokenizer, texts=2)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def inner(feature):
 def test_templates_are_those_of_the_tokenizers(by_kind):
     for tokenizer in by_kind.values():
         first, other = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a map", "the street"))
-        template = PairFrame.of(tokenizer)
+        template = Frame.of(tokenizer, texts=2)
         encoding = tokenizer("a map", "the street", return_token_type_ids=True)
         parts = [template.before, first, template.between, other, template.after]
         assert [token for piece in parts for token in piece] == encoding["input_ids"]

@@ -51,7 +51,8 @@ from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, torch
 from bert_tasks.tasks.shared.outputs import vocabulary_output
 from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.windows import PairFrame, Windows
+from bert_tasks.tasks.shared.special_tokens import Frame
+from bert_tasks.tasks.shared.windows import Windows
 
 MASKED_LM = "masked_lm"  # the term of the loss
 PAIR_TERMS = {"nsp": "next_sentence", "sop": "sentence_order"}
@@ -225,7 +226,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         if self.sentence_objective == "none":
             return super().features(rows, tokenizer)
         rules, mask_id = self.window_rules(tokenizer), mask_token_id(tokenizer, self.name)
-        room, features = self.max_length - PairFrame.of(tokenizer).size, list[Feature]()
+        room, features = Frame.of(tokenizer, texts=2).room(self.max_length), list[Feature]()
         sentences = [_sentences(row, self.sentence_language) for row in rows]
         tokens = iter(tokenized_texts([sentence for row in sentences for sentence in row], tokenizer))
         for number, row in enumerate(sentences):
@@ -263,7 +264,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
             make_pair = partial(
                 pair_feature,
                 corpus=corpus,
-                frame=PairFrame.of(tokenizer),
+                frame=Frame.of(tokenizer, texts=2),
                 objective=self.sentence_objective,
                 max_length=self.max_length,
             )

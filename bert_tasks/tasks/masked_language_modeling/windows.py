@@ -16,7 +16,8 @@ import numpy as np
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
-from bert_tasks.tasks.shared.windows import PairFrame, cut
+from bert_tasks.tasks.shared.special_tokens import Frame
+from bert_tasks.tasks.shared.windows import cut
 
 PAIR = "pair"  # the name in ``Feature.fields``
 IN_ORDER, NOT_IN_ORDER, NO_PAIR = 0.0, 1.0, -1.0
@@ -156,7 +157,7 @@ def pair_feature(
     feature: Feature,
     generator: np.random.Generator,
     corpus: Sequence[Mapping[str, Any]],
-    frame: PairFrame,
+    frame: Frame,
     *,
     objective: Literal["nsp", "sop"],
     max_length: int,

@@ -33,8 +33,8 @@ from bert_tasks.tasks.shared.class_loss import (
     binary_cross_entropy,
     cross_entropy,
 )
+from bert_tasks.tasks.shared.encoding import EncodedText, text_windows, token_characters, truncated_texts
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
-from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
 from bert_tasks.tasks.shared.hf_config import label_config
 from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, packing, torch
 from bert_tasks.tasks.shared.outputs import sample_logits, windows_by_row
@@ -173,16 +173,11 @@ class TextExplainable(Explainable):
     def token_spans(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
     ) -> Sequence[Sequence[TokenSpan | None]]:
-        texts = [[row[name] for row in rows] for name in self.task.texts]
-        encoding = encoded_texts(
-            texts, tokenizer, max_length=self.task.max_length, overlap=self.task.overlap, offsets=True
-        )
+        texts = self.task.row_texts(rows)
+        names = self.task.texts
         return [
-            [
-                None if side is None else TokenSpan(self.task.texts[side], *offsets)
-                for side, offsets in zip(encoding.sequence_ids(window), encoding["offset_mapping"][window], strict=True)
-            ]
-            for window in range(len(encoding["input_ids"]))
+            [None if token is None else TokenSpan(names[token[0]], *token[1:]) for token in window]
+            for window in token_characters(self.task.encoded(texts, tokenizer), texts, tokenizer)
         ]
 
     def explained_logit(
@@ -307,21 +302,22 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
 
         Special tokens written in a text stay plain characters.
         """
-        overlap = self.overlap
-        texts = [[row[name] for row in rows] for name in self.texts]
-        encoding = encoded_texts(texts, tokenizer, max_length=self.max_length, overlap=overlap)
-        sources: Sequence[int] = range(len(rows)) if overlap is None else encoding["overflow_to_sample_mapping"]
-        lost = {} if overlap is not None else lost_tokens(texts, encoding["input_ids"], tokenizer, self.max_length)
-        return [
-            Feature(
-                row=row,
-                input_ids=encoding["input_ids"][position],
-                token_type_ids=encoding["token_type_ids"][position],
-                labels=self._labels(rows[row]) if position == 0 or sources[position - 1] != row else None,
-                lost_tokens=lost.get(row, 0),
-            )
-            for position, row in enumerate(sources)
-        ]
+        features: list[Feature] = []
+        for window in self.encoded(self.row_texts(rows), tokenizer):
+            is_first = not features or features[-1]["row"] != window.row
+            labels = self._labels(rows[window.row]) if is_first else None
+            features.append(window.feature(labels=labels))
+        return features
+
+    def row_texts(self, rows: Sequence[Row]) -> list[list[str]]:
+        """Returns the texts of rows, column by column."""
+        return [[row[name] for row in rows] for name in self.texts]
+
+    def encoded(self, texts: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase) -> list[EncodedText]:
+        """Returns the windows of texts. Without an overlap there is one for each row."""
+        if self.overlap is None:
+            return truncated_texts(texts, tokenizer, max_length=self.max_length)
+        return text_windows(texts[0], tokenizer, max_length=self.max_length, overlap=self.overlap)
 
     def _labels(self, row: Row) -> list[float] | None:
         """Returns a row's labels as a class index, a 0/1 vector, or the number itself."""

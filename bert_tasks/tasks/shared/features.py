@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.config import EncoderConfig
@@ -34,64 +33,6 @@ def checked_features(
                 f"to {size - 1} only. Correct the task's features, or use the tokenizer that belongs to the model"
             )
     return features
-
-
-def encoded_texts(
-    texts: Sequence[Sequence[str]],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int,
-    overlap: int | None = None,
-    offsets: bool = False,
-    only_first: bool = False,
-) -> Any:
-    """Returns the tokenizer's encoding of texts, or of pairs.
-
-    Special tokens written in a text stay plain characters.
-
-    Args:
-        texts: The texts, or the first and the second text of each pair.
-        max_length: Maximum length in tokens. Longer texts are cut.
-        overlap: Number of tokens that windows of a text share. None makes each text one window.
-        offsets: Return the characters of each token, too.
-        only_first: Cut the first texts of pairs only. Default: the longer text of each pair.
-    """
-    return tokenizer(
-        *texts,
-        truncation="only_first" if only_first else True,
-        max_length=max_length,
-        stride=0 if overlap is None else overlap,
-        return_overflowing_tokens=overlap is not None,
-        return_token_type_ids=True,
-        return_attention_mask=False,
-        return_offsets_mapping=offsets,
-        padding=False,
-        split_special_tokens=True,
-    )
-
-
-def lost_tokens(
-    texts: Sequence[Sequence[str]], cut: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> dict[int, int]:
-    """Returns number of a text -> its number of tokens that were cut off.
-
-    Only texts that fill ``max_length`` are read again, in full. The tokenizer's own overflow cannot be counted, because
-    for a pair it holds every combination of both texts' parts.
-
-    Args:
-        texts: The texts, or the first and the second of each pair.
-        cut: Their tokens, at most ``max_length``.
-    """
-    full = [number for number, ids in enumerate(cut) if len(ids) == max_length]
-    if not full:
-        return {}
-    whole = tokenizer(
-        *([column[number] for number in full] for column in texts),
-        return_attention_mask=False,
-        split_special_tokens=True,
-        verbose=False,
-    )
-    return {number: len(ids) - max_length for number, ids in zip(full, whole["input_ids"], strict=True)}
 
 
 def collate(features: Sequence[Feature], *, position_offset: int, pad_groups: bool = True) -> PackedBatch:

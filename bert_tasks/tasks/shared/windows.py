@@ -6,7 +6,6 @@ Shape legend: W words of a row, N tokens of a window.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 
 import numpy as np
@@ -17,6 +16,7 @@ from bert_tasks.errors import DataError
 from bert_tasks.tasks.base import Feature, Part
 from bert_tasks.tasks.shared.features import collate
 from bert_tasks.tasks.shared.lazy import PackedBatch, PreTrainedTokenizerBase
+from bert_tasks.tasks.shared.special_tokens import Frame
 
 
 class Windows(Part):
@@ -125,53 +125,14 @@ class WindowRules:
     def of(
         cls, tokenizer: PreTrainedTokenizerBase, *, max_length: int, overlap: int, context: int = 0
     ) -> "WindowRules":
-        """Returns a tokenizer's rules, with a special token before and after a text."""
-        special = tuple(tokenizer("", return_attention_mask=False)["input_ids"])
-        prefix, suffix = special[:1], special[1:]
-        return cls(prefix=prefix, suffix=suffix, room=max_length - len(special), overlap=overlap, context=context)
+        """Returns a tokenizer's rules, with its special tokens before and after a text.
 
-
-@dataclass(frozen=True, kw_only=True)
-class PairFrame:
-    """A tokenizer's special tokens around two texts.
-
-    BERT has 3 special tokens, RoBERTa 4 and one segment.
-
-    Attributes:
-        before, between, after: The special tokens around the two texts.
-        types: Segment ids of the five parts ``before``, first text, ``between``, second text, ``after``.
-    """
-
-    before: tuple[int, ...]
-    between: tuple[int, ...]
-    after: tuple[int, ...]
-    types: tuple[int, int, int, int, int]
-
-    @classmethod
-    @lru_cache(maxsize=8)
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "PairFrame":
-        """Reads it off a pair of short texts."""
-        encoding = tokenizer("a", "a", return_token_type_ids=True, truncation=False, padding=False)
-        ids, types, sides = encoding["input_ids"], encoding["token_type_ids"], encoding.sequence_ids(0)
-        first, second = sides.index(0), sides.index(1)
-        middle, last = first + sides.count(0), second + sides.count(1)  # where the texts end
-        return cls(
-            before=tuple(ids[:first]),
-            between=tuple(ids[middle:second]),
-            after=tuple(ids[last:]),
-            types=tuple([*types, types[second]][index] for index in (0, first, middle, second, last)),
-        )
-
-    @property
-    def size(self) -> int:
-        """The number of special tokens."""
-        return len(self.before) + len(self.between) + len(self.after)
-
-    def join(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Returns the ids and the segment ids of a window."""
-        parts = (self.before, first, self.between, second, self.after)
-        types = [segment for ids, segment in zip(parts, self.types, strict=True) for _ in ids]
-        return list(chain.from_iterable(parts)), types
+        Raises:
+            UsageError: The special tokens leave no room.
+        """
+        frame = Frame.of(tokenizer, texts=1)
+        room = frame.room(max_length)
+        return cls(prefix=frame.before, suffix=frame.after, room=room, overlap=overlap, context=context)
 
 
 def split_words(

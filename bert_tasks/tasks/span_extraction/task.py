@@ -20,13 +20,15 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
 from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.shared.encoding import tokenized
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, torch
 from bert_tasks.tasks.shared.outputs import position_logits, windows_by_row
 from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.windows import PairFrame, Windows, cut, richest_windows
+from bert_tasks.tasks.shared.special_tokens import Frame
+from bert_tasks.tasks.shared.windows import Windows, cut, richest_windows
 from bert_tasks.tasks.span_extraction.detection import SpanDetection
 from bert_tasks.tasks.span_extraction.report import SpanReport
 from bert_tasks.tasks.span_extraction.search import Span, merge_windows, window_candidates
@@ -34,7 +36,6 @@ from bert_tasks.tasks.span_extraction.windows import (
     ContextTokens,
     answer_characters,
     answer_tokens,
-    tokenized,
     tokenized_contexts,
     window_offsets,
 )
@@ -182,7 +183,7 @@ class SpanExplainable(Explainable):
     def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
         if not rows:
             return []
-        frame = PairFrame.of(tokenizer)
+        frame = Frame.of(tokenizer, texts=2)
         contexts = tokenized_contexts([row["context"] for row in rows], tokenizer)
         texts = [row["question"] for row in rows]
         questions = tokenized([text.lstrip() for text in texts], tokenizer, offsets=True)["offset_mapping"]
@@ -300,7 +301,7 @@ class SpanExtraction(Task[SpanPrediction]):
         """
         if not rows:
             return []
-        frame = PairFrame.of(tokenizer)
+        frame = Frame.of(tokenizer, texts=2)
         problem = self._no_room(frame.size)
         if problem is not None:
             raise UsageError(f"{self.name}: {problem}")
@@ -313,7 +314,7 @@ class SpanExtraction(Task[SpanPrediction]):
         ]
 
     def _row_features(
-        self, row: int, answers: Any, question: list[int], context: ContextTokens, frame: PairFrame
+        self, row: int, answers: Any, question: list[int], context: ContextTokens, frame: Frame
     ) -> Iterator[Feature]:
         """Yields the windows of one row.
 
@@ -335,19 +336,18 @@ class SpanExtraction(Task[SpanPrediction]):
         for number, (window, span) in enumerate(zip(windows, spans, strict=True)):
             ids, types = frame.join(question, context.ids[window.start : window.stop])
             labels = [0.0, 0.0] if span is None else [float(context_start + token) for token in span]
+            is_richest = richest[window.start : window.stop] == number
             yield Feature(
                 row=row,
                 input_ids=ids,
                 token_type_ids=types,
                 labels=None if answers is None else labels,
-                offsets=window_offsets(
-                    context, window, richest == number, before=context_start, after=len(frame.after)
-                ),
+                offsets=window_offsets(context, window, is_richest, before=context_start, after=len(frame.after)),
                 lost_tokens=0 if number else lost_tokens,
                 lost_answers=0 if number else lost,
             )
 
-    def _windows(self, question: Sequence[Any], context: ContextTokens, frame: PairFrame) -> list[range]:
+    def _windows(self, question: Sequence[Any], context: ContextTokens, frame: Frame) -> list[range]:
         """Returns the tokens of the context in each window, next to a cut question."""
         capacity = self.max_length - len(question) - frame.size
         return cut(range(len(context.ids) + 1), room=capacity, overlap=self.doc_stride)

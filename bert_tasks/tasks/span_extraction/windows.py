@@ -7,11 +7,11 @@ every question, and windows of a context differ only in where it is cut. Must no
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bert_tasks.tasks.shared.encoding import tokenized
 from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 from bert_tasks.tasks.span_extraction.search import CONTEXT, MAX_CONTEXT, NOT_CONTEXT
 
@@ -35,21 +35,6 @@ class ContextTokens:
     ids: list[int]
     starts: Numbers
     ends: Numbers
-
-
-def tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, offsets: bool = False) -> Any:
-    """Returns tokens without special tokens, which stay characters within a text."""
-    return tokenizer(
-        list(texts),
-        add_special_tokens=False,
-        truncation=False,
-        padding=False,
-        return_token_type_ids=False,
-        return_attention_mask=False,
-        return_offsets_mapping=offsets,
-        split_special_tokens=True,
-        verbose=False,
-    )
 
 
 def tokenized_contexts(contexts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, ContextTokens]:
@@ -82,14 +67,14 @@ def window_offsets(
     """Returns first character, last character + 1 and role in answers of each token.
 
     Args:
-        richest: True if each token of the context has the most context in this window.
+        richest: ``[window]`` True for each of its tokens that has the most context in this window.
         before, after: Tokens of the window that are no context.
     """
     inside = slice(window.start, window.stop)
     starts, ends = context.starts[inside], context.ends[inside]
     table = np.full((before + len(window) + after, 3), (NOWHERE, NOWHERE, NOT_CONTEXT))
     piece = table[before : before + len(window)]
-    role = np.where(richest[inside], MAX_CONTEXT, CONTEXT)
+    role = np.where(richest, MAX_CONTEXT, CONTEXT)
     visible = ends > starts  # white space neither begins nor ends an answer
     piece[visible] = np.stack([starts, ends, role], axis=1)[visible]
     flat: list[int] = table.ravel().tolist()
