@@ -703,6 +703,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """Returns the predictions of valid rows, and the features of these rows.
 
         Raises:
+            DataError: The prediction of a row would be too long.
             UsageError: The model has no tokenizer, no logits or no explanations, or an id has no embedding.
             CheckpointError: The logits are not finite.
         """
@@ -711,12 +712,15 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         if logits:
             check_one_task(self.task)
         tokenizer, task = self.require_tokenizer(), self.task
+        rendering = Rendering.of(task)
+        for row in rows:
+            rendering.check_rows([row])
         features = checked_features(task, rows, tokenizer, self.config)
         compact = self.forward_windows(
             features,
             forward_fn=lambda batch: finite(self.packed_logits(batch) if forward_fn is None else forward_fn(batch)),
         )
-        predictions = Rendering.of(task).with_texts(task.decode(compact, features, rows), tokenizer)
+        predictions = rendering.with_texts(task.decode(compact, features, rows), tokenizer)
         if logits:
             predictions = with_logits(task, predictions, compact, features)
         if explainable is not None:

@@ -124,12 +124,15 @@ class Batcher:
             check: Called with the features before the request waits for the model. Its errors are raised.
 
         Raises:
+            DataError: The predictions would be too long.
             QueueFullError: Too many other requests are waiting.
         """
         if (self._explanations if explain else self.waiting) >= self._max_queue:
             raise QueueFullError
+        task = self._model.task if task is None else task
+        Rendering.of(task).check_rows(rows)
         if not explain:
-            return await self._predicted(rows, self._model.task if task is None else task, check)
+            return await self._predicted(rows, task, check)
         self._explanations += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(

@@ -18,6 +18,7 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile, percentile, pieces
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.errors import DataError
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, labelled
 from bert_tasks.tasks.shared.calibration import CalibratedFitting, CalibratedTask
 from bert_tasks.tasks.shared.card import Card
@@ -37,6 +38,7 @@ from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Exp
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, packing, torch
 from bert_tasks.tasks.shared.outputs import choice_logits, windows_by_row
+from bert_tasks.tasks.shared.rendering import MOST_CHARACTERS, Rendering
 from bert_tasks.tasks.shared.report import RowResult, cut
 from bert_tasks.tasks.shared.row_report import RowReport
 
@@ -106,8 +108,8 @@ class ChoiceDetection(Detection):
         )
 
 
-class ChoiceFormats(Card, HFConfig):
-    """Multiple choice on cards and in a config of transformers."""
+class ChoiceFormats(Card, Rendering, HFConfig):
+    """Multiple choice on cards, in prediction files and in a config of transformers."""
 
     pipeline_tag: ClassVar[str] = "multiple-choice"
     has_labels: ClassVar[bool] = False
@@ -130,6 +132,18 @@ class ChoiceFormats(Card, HFConfig):
             CHOICES: ["the street was wet.", "the street was sold.", "the street was hungry.", "nobody had slept."],
         },
     )
+
+    def check_rows(self, rows: Sequence[Row]) -> None:
+        repeated = 0
+        for row in rows:
+            question = "" if row.get(QUESTION) is None else row[QUESTION]
+            repeated += (len(row[CHOICES]) - 1) * len(question)
+        if repeated > MOST_CHARACTERS:
+            raise DataError(
+                f"each choice is read behind the question, which repeats {repeated:,} characters, and at most "
+                f"{MOST_CHARACTERS:,} are read. Use fewer choices, or write a long text into {CONTEXT!r}, which is not "
+                "repeated"
+            )
 
     def pipeline_inputs(self, row: Row) -> Sequence[Any]:
         endings = [_ending(row.get(QUESTION), choice) for choice in row[CHOICES]]

@@ -221,6 +221,15 @@ WRONG: list[tuple[str, str, Any, str]] = [
 ]
 
 
+def test_masks_of_a_request_are_limited(model_of: ModelOf) -> None:
+    """The texts of all candidates together would be as long as the square of the request."""
+    few, many = ({"inputs": [{"text": "[MASK] " * 400}] * rows} for rows in (1, 2))
+    answered, refused = posted(model_of("masked"), ("/predict", few), ("/predict", many))
+    assert len(answered.json()["predictions"][0]["masks"]) == 400
+    assert refused.status_code == 422
+    assert "at most 10,000,000 are returned" in refused.json()["detail"][0]["msg"]
+
+
 @pytest.mark.parametrize("name", sorted({name for name, *_ in WRONG}))
 def test_wrong_requests(name: str, model_of: ModelOf, embedder: TaskModel) -> None:
     cases = [(path, content, message) for of, path, content, message in WRONG if of == name]

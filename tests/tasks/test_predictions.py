@@ -1,10 +1,13 @@
 """The JSON of each task's prediction: its keys, their order, and which of them only some predictions have."""
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from bert_tasks.data.columns import Row
+from bert_tasks.errors import DataError
 from bert_tasks.tasks.base import Prediction
 from bert_tasks.tasks.embedding import EmbeddingPrediction
 from bert_tasks.tasks.masked_language_modeling.predictions import Candidate, MaskPrediction, TextScore
@@ -12,9 +15,11 @@ from bert_tasks.tasks.multiple_choice import ChoicePrediction
 from bert_tasks.tasks.replaced_token_detection import ReplacedTokenPrediction
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from bert_tasks.tasks.shared.explanation import Explanation, WordContribution
+from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanPrediction
 from bert_tasks.tasks.token_classification.task import EntitySpan, TokenPrediction
+from support.task_examples import EXAMPLES
 
 WORD = WordContribution(column="text", word="fine", start=2, end=6, contribution=0.5)
 EXPLANATION = Explanation(label="good", logit=1.5, baseline_logit=1.0, words=(WORD,), completeness_error=0.0, steps=16)
@@ -83,3 +88,34 @@ LINES = [
 @pytest.mark.parametrize(("prediction", "line"), LINES)
 def test_a_written_line_has_these_keys_in_this_order(prediction: Prediction, line: str) -> None:
     assert json.dumps(prediction.to_json()) == line
+
+
+REPEATED = [
+    ("masked", [{"text": "[MASK] " * 500}], None),
+    ("masked", [{"text": "[MASK]" + "a" * 30_000_000}], None),
+    (
+        "masked",
+        [{"text": "<mask> " * 600}],
+        "a text of 4,200 characters with 600 masks: each of the 5 candidates for a mask repeats its text, which is "
+        "12,600,000 characters in total, and at most 10,000,000 are returned. Use fewer masks",
+    ),
+    ("masked", [{"text": "[MASK] " * 400}] * 2, "2 texts of 5,600 characters with 800 masks: each of the 5"),
+    ("choice", [{"context": "a" * 30_000_000, "choices": ["a"] * 9}], None),
+    ("choice", [{"context": "a", "question": "a" * 9_000, "choices": ["a"] * 1_000}], None),
+    (
+        "choice",
+        [{"context": "a", "question": "a" * 20_000, "choices": ["a"] * 1_001}],
+        "each choice is read behind the question, which repeats 20,000,000 characters, and at most 10,000,000 are",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "message"), REPEATED)
+def test_rows_that_would_be_repeated_too_often(name: str, rows: Sequence[Row], message: str | None) -> None:
+    rendering = Rendering.of(EXAMPLES[name].task)
+    if message is None:
+        rendering.check_rows(rows)
+        return
+    with pytest.raises(DataError) as caught:
+        rendering.check_rows(rows)
+    assert str(caught.value).startswith(message)

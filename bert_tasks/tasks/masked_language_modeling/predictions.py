@@ -13,6 +13,7 @@ from bert_tasks.metrics.formulas import MetricFormula, masked_token_measure
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, Prediction
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
 from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
+from bert_tasks.tasks.shared.rendering import MOST_CHARACTERS
 from bert_tasks.tasks.shared.report import (
     MOST_EXAMPLES,
     Example,
@@ -37,7 +38,7 @@ class Candidate:
         score: Its probability.
         token: Its id.
         token_str: Its text.
-        sequence: The text of the row with the token instead of the mask. Empty for tokens that evaluation masked.
+        sequence: The text of the row with the token instead of the mask. Empty in evaluation.
     """
 
     score: float
@@ -88,6 +89,34 @@ class MaskPrediction(Prediction):
     pairs: tuple[tuple[int, int], ...] = field(default=(), metadata=NOT_WRITTEN)
 
 
+def check_masks(texts: Sequence[str], top_k: int) -> None:
+    """Raises an error if the texts have too many masks for their length.
+
+    Each candidate for a mask repeats its text, so a text of masks only would have an answer that is as long as the
+    square of the text.
+
+    Args:
+        texts: The texts of a row, or of all rows of a request.
+        top_k: The number of candidates for each mask.
+
+    Raises:
+        DataError: The texts of all candidates together are longer than ``MOST_CHARACTERS``.
+    """
+    masks, characters, repeated = 0, 0, 0
+    for text in texts:
+        of_text = sum(1 for _ in MASK.finditer(text))
+        masks += of_text
+        characters += len(text)
+        repeated += of_text * len(text) * top_k
+    if masks > 1 and repeated > MOST_CHARACTERS:
+        subject = "a text" if len(texts) == 1 else f"{len(texts)} texts"
+        raise DataError(
+            f"{subject} of {characters:,} characters with {masks:,} masks: each of the {top_k} candidates for a mask "
+            f"repeats its text, which is {repeated:,} characters in total, and at most {MOST_CHARACTERS:,} are "
+            "returned. Use fewer masks, shorter texts or a lower top_k"
+        )
+
+
 def with_texts(predictions: Sequence[MaskPrediction], tokenizer: PreTrainedTokenizerBase) -> Sequence[MaskPrediction]:
     """Returns predictions with texts of tokens and of a row's least probable token."""
     text = lru_cache(maxsize=None)(lambda token: str(tokenizer.decode([token])))
@@ -97,10 +126,9 @@ def with_texts(predictions: Sequence[MaskPrediction], tokenizer: PreTrainedToken
 
     results = []
     for prediction in predictions:
-        masks = tuple(
-            tuple(replace(each, sequence=_filled(match, each, tokenizer)) for each in with_names(candidates))
-            for match, candidates in zip(MASK.finditer(prediction.row_text), prediction.masks, strict=False)
-        )
+        masks = tuple(map(with_names, prediction.masks))
+        if not prediction.measured:
+            masks = _with_sequences(prediction.row_text, masks, tokenizer)
         hardest = min(prediction.measured, key=lambda mask: mask.log_probability, default=None)
         measured = []
         for mask in prediction.measured:
@@ -109,6 +137,18 @@ def with_texts(predictions: Sequence[MaskPrediction], tokenizer: PreTrainedToken
             measured.append(replace(mask, candidates=names, label_str=label, before=before, after=after))
         results.append(replace(prediction, masks=masks, measured=tuple(measured)))
     return results
+
+
+def _with_sequences(
+    text: str, masks: Sequence[Sequence[Candidate]], tokenizer: PreTrainedTokenizerBase
+) -> tuple[tuple[Candidate, ...], ...]:
+    """Returns the candidates for the masks of a text, each with the text that it completes."""
+    completed = []
+    for match, candidates in zip(MASK.finditer(text), masks, strict=False):
+        sequences = [_filled(match, candidate, tokenizer) for candidate in candidates]
+        pairs = zip(candidates, sequences, strict=True)
+        completed.append(tuple(replace(candidate, sequence=sequence) for candidate, sequence in pairs))
+    return tuple(completed)
 
 
 def _filled(match: re.Match[str], candidate: Candidate, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -27,6 +27,7 @@ from bert_tasks.tasks.masked_language_modeling.predictions import (
     MaskPrediction,
     Score,
     TextScore,
+    check_masks,
     measure,
     scored_copies,
     text_score,
@@ -113,6 +114,10 @@ class MaskedFormats(Card, Rendering, HFConfig):
 
     def with_texts(self, predictions: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> Sequence[Any]:
         return with_texts(predictions, tokenizer) if self.task.score == "none" else predictions
+
+    def check_rows(self, rows: Sequence[Row]) -> None:
+        if self.task.score == "none":
+            check_masks([row["text"] for row in rows], self.task.top_k)
 
     @property
     def head(self) -> Literal["masked-lm", "pretraining"]:

@@ -11,6 +11,8 @@ from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import ON_REQUEST, Part, Prediction
 from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 
+MOST_CHARACTERS = 10_000_000  # of the repeated texts of a row or a request, see ``check_rows``
+
 
 class Rendering(Part):
     """The formats of a task's predictions.
@@ -74,6 +76,16 @@ class Rendering(Part):
     def with_texts(self, predictions: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> Sequence[Any]:
         """Returns the predictions with the texts of tokens that they name by id. Default: unchanged."""
         return predictions
+
+    def check_rows(self, rows: Sequence[Row]) -> None:
+        """Checks a row, or the rows of a request, before they are predicted. Default: all rows are accepted.
+
+        A task that repeats a text for each part of its row overrides this method, because the length of the repeated
+        texts grows with the square of the row.
+
+        Raises:
+            DataError: The repeated texts have more than ``MOST_CHARACTERS``.
+        """
 
     def check(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
         """Checks rows that ``render`` will get, before they are predicted.
