@@ -2,9 +2,11 @@
 
     PYTHONPATH=tests python -m campaigns.serve_soak MODEL --seconds 600
 
-Every good client compares its answer with the model's own: a request without one is lost, one with another's exchanged.
-Printed at the end, as JSON: requests by kind, the slowest /healthz, answers with status 500 and above other than 503,
-lost and exchanged answers, and the server's memory and open files after every tenth of the time but the last.
+The model classifies texts, or pairs with two labels. Every good client compares its answer with the model's own: a
+request without one is lost, one with another's exchanged. A bomb is a request of long texts within all limits. Printed
+at the end, as JSON: requests by kind, the slowest /healthz, the median and the 99th percentile of the seconds of good
+requests, answers with status 500 and above other than 503, lost and exchanged answers, the server's largest memory, and
+its memory and open files after every tenth of the time but the last.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import json
 import os
 import random
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -22,7 +25,8 @@ from pathlib import Path
 
 from bert_tasks import TaskModel
 
-HEAD = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+FIELDS = "HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+HEAD = f"POST /predict {FIELDS}"
 TEXTS = [f"The room was number {number} and the staff were kind." for number in range(40)]
 BAD = [
     b"{",
@@ -33,6 +37,10 @@ BAD = [
     b'{"text":"\\ud800"}',
 ]
 TOLERANCE = 1e-4
+BOMBS = {
+    1: ("/predict", {"inputs": [{"text": "b " * 7000}] * 64}),
+    2: ("/rerank", {"query": "q " * 5000, "texts": ["b " * 7000] * 64}),
+}
 LONGEST_WAIT = 60.0
 IDLE = 5.0
 
@@ -44,8 +52,10 @@ class Findings:
     requests: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
     slowest_health: float = 0.0
+    good_seconds: list[float] = field(default_factory=list)
     lost: int = 0
     exchanged: int = 0
+    largest_memory_mib: float = 0.0
     memory_mib: list[float] = field(default_factory=list)
     open_files: list[int] = field(default_factory=list)
 
@@ -54,14 +64,18 @@ class Findings:
         return sum(count for status, count in self.statuses.items() if status >= 500 and status != 503)
 
     def to_json(self) -> dict[str, object]:
-        return {**vars(self), "failures": self.failures}
+        percentiles = dict(enumerate(statistics.quantiles(self.good_seconds, n=100), 1))
+        content = {**vars(self), "good_seconds": {"p50": percentiles[50], "p99": percentiles[99]}}
+        return {**content, "failures": self.failures}
 
 
 class Soak:
     """Clients of one server, until their time is over."""
 
-    def __init__(self, *, port: int, scores: list[dict[str, float]], end: float, seed: int = 0) -> None:
-        self.port, self.scores, self.end = port, scores, end
+    def __init__(
+        self, *, port: int, rows: list[dict[str, str]], scores: list[dict[str, float]], end: float, seed: int = 0
+    ) -> None:
+        self.port, self.rows, self.scores, self.end = port, rows, scores, end
         self.random, self.found = random.Random(seed), Findings()
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
@@ -78,14 +92,16 @@ class Soak:
         return status, content
 
     async def good(self) -> None:
-        number = self.random.randrange(len(TEXTS))
-        body = json.dumps({"text": TEXTS[number]})
+        number = self.random.randrange(len(self.rows))
+        body = json.dumps(self.rows[number])
+        started = time.perf_counter()
         try:
             status, content = await self.ask(f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         except (OSError, TimeoutError, IndexError):
             self.found.lost += 1
             return
         if status == 200:
+            self.found.good_seconds.append(time.perf_counter() - started)
             scores = json.loads(content)["scores"]
             expected = self.scores[number]
             self.found.exchanged += any(abs(scores[label] - score) > TOLERANCE for label, score in expected.items())
@@ -98,6 +114,14 @@ class Soak:
             await self.ask(f"{HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         except (OSError, TimeoutError, IndexError):
             return  # refused while the body was on its way
+
+    async def bomb(self) -> None:
+        path, content = BOMBS[len(self.rows[0])]
+        body = json.dumps(content)
+        try:
+            await self.ask(f"POST {path} {FIELDS}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        except (OSError, TimeoutError, IndexError):
+            self.found.lost += 1
 
     async def slow(self) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -123,7 +147,7 @@ class Soak:
 
     async def vanishing(self) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        body = json.dumps({"text": self.random.choice(TEXTS)})
+        body = json.dumps(self.random.choice(self.rows))
         writer.write(f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}"[: self.random.randrange(10, 200)].encode())
         await asyncio.sleep(self.random.random() / 50)
         writer.transport.abort()
@@ -145,19 +169,22 @@ class Soak:
         for _ in range(9):
             await asyncio.sleep(seconds / 10)
             self.found.open_files.append(len(os.listdir(f"/proc/{process}/fd")))
-            resident = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process}/status").read_text("utf-8"))
-            if resident is not None:
-                self.found.memory_mib.append(round(int(resident[1]) / 1024, 1))
+            status = Path(f"/proc/{process}/status").read_text("utf-8")
+            memory = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+)", status))
+            self.found.memory_mib.append(round(int(memory["VmRSS"]) / 1024, 1))
+            self.found.largest_memory_mib = round(int(memory["VmHWM"]) / 1024, 1)
 
 
-CLIENTS = {"good": 8, "bad": 2, "slow": 4, "idle": 20, "vanishing": 2, "health": 1}
+CLIENTS = {"good": 25, "bad": 4, "slow": 6, "idle": 22, "vanishing": 4, "health": 1, "bomb": 2}
 
 
-def soak(port: int, process: int, scores: list[dict[str, float]], seconds: float) -> Findings:
+def soak(
+    port: int, process: int, rows: list[dict[str, str]], scores: list[dict[str, float]], seconds: float
+) -> Findings:
     """What the clients of a running server find."""
 
     async def run() -> Findings:
-        session = Soak(port=port, scores=scores, end=time.monotonic() + seconds)
+        session = Soak(port=port, rows=rows, scores=scores, end=time.monotonic() + seconds)
         clients = [session.client(name) for name, count in CLIENTS.items() for _ in range(count)]
         await asyncio.gather(session.watch(process, seconds), *clients)
         return session.found
@@ -170,13 +197,17 @@ def main() -> None:
     options.add_argument("model")
     options.add_argument("--seconds", type=float, default=600.0)
     args = options.parse_args()
-    predictions = TaskModel.from_pretrained(args.model).predict([{"text": text} for text in TEXTS])
-    scores = [prediction.to_json()["scores"] for prediction in predictions]
+    model = TaskModel.from_pretrained(args.model)
+    columns = [column.name for column in model.input_columns if column.required]
+    rows = [dict.fromkeys(columns, text) for text in TEXTS]
+    scores = [prediction.to_json()["scores"] for prediction in model.predict(rows)]
     command = [sys.executable, "-m", "bert_tasks", "serve", args.model, "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         line = "" if server.stdout is None else server.stdout.readline()
-        result = soak(int(line.split("http://")[1].split()[0].rpartition(":")[2]), server.pid, scores, args.seconds)
+        result = soak(
+            int(line.split("http://")[1].split()[0].rpartition(":")[2]), server.pid, rows, scores, args.seconds
+        )
     finally:
         server.terminate()
         server.wait(LONGEST_WAIT)

@@ -372,16 +372,18 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(folder_of: FolderOf,
 def test_a_short_soak_loses_nothing_and_uses_no_more_memory_or_files(
     folder_of: FolderOf, model_of: Callable[[str], TaskModel], tmp_path: Path
 ) -> None:
-    served = Serving(folder_of("single"), folder=tmp_path)
-    rows = [{"text": text} for text in serve_soak.TEXTS]
-    scores = [prediction.to_json()["scores"] for prediction in model_of("single").predict(rows)]
+    served = Serving(folder_of("pair"), folder=tmp_path)
+    rows = [{"text": text, "text_pair": text} for text in serve_soak.TEXTS]
+    scores = [prediction.to_json()["scores"] for prediction in model_of("pair").predict(rows)]
     port = int(served.url.rpartition(":")[2])
-    result = serve_soak.soak(port, served.program.process.pid, scores, 12.0)
+    result = serve_soak.soak(port, served.program.process.pid, rows, scores, 12.0)
     served.program.send(signal.SIGTERM)
     assert served.program.wait().code == 0
     assert (result.failures, result.lost, result.exchanged) == (0, 0, 0)
     assert result.requests["good"] > 100
+    assert result.requests["bomb"] > 1
     assert result.slowest_health < 5  # 0.5 s on an idle machine
+    assert result.largest_memory_mib < 1500
     assert result.memory_mib[-1] - result.memory_mib[0] < 100
     assert result.open_files[-1] - result.open_files[0] < 60  # as many as there are clients
 
