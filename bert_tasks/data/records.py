@@ -191,7 +191,11 @@ def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[Bou
 
 def is_encodable(text: str) -> bool:
     """Returns True if the text has no undecodable bytes and no half characters."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
