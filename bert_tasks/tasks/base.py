@@ -11,16 +11,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NotRequired,
+    Self,
+    TypedDict,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter
+from torch import Tensor
 from typing_extensions import TypeVar
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor
+from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.packing import PackedBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # What the logits of a task mean.
 #   softmax: classes that exclude each other      sigmoid: labels that are present or absent      value: numbers
@@ -242,7 +259,7 @@ class Task(ABC, Generic[PredictionT]):
         """The columns of a row, including its labels. Recipes may map them to other names."""
 
     @abstractmethod
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Returns the windows of rows. They are cached, so they must not depend on chance.
 
         Args:
@@ -262,7 +279,7 @@ class Task(ABC, Generic[PredictionT]):
         features: Sequence[Feature],
         keys: FeatureKeys,
         corpus: Sequence[Mapping[str, Any]],
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
     ) -> Sequence[Feature]:
         """Returns the features as a step of training or labelled evaluation sees them. Default: unchanged.
 

@@ -7,20 +7,28 @@ Shape legend: S samples (rows), H hidden.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.encoder import heads
 from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.encoding import truncated_texts
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, torch
 from bert_tasks.tasks.shared.rendering import Rendering
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 EmbeddingPooling = Literal["mean", "cls", "max"]
 
@@ -72,7 +80,7 @@ class Embedding(Task[EmbeddingPrediction]):
     prompt: str = ""
     lowercase: bool = False
 
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Returns one window for each row. Special tokens in a text stay characters."""
         texts = [self.prompt + row["text"] for row in rows]
         if self.lowercase:

@@ -11,13 +11,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
 
 from bert_tasks.data.cells import numbered_columns
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile, percentile, pieces
 from bert_tasks.data.validator import RowValidator
+from bert_tasks.encoder import heads, packing
 from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, labelled
 from bert_tasks.tasks.shared.calibration import CalibratedFitting, CalibratedTask
@@ -36,11 +42,13 @@ from bert_tasks.tasks.shared.detection import (
 from bert_tasks.tasks.shared.encoding import token_characters, truncated_texts
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, packing, torch
 from bert_tasks.tasks.shared.outputs import choice_logits, windows_by_row
 from bert_tasks.tasks.shared.rendering import MOST_CHARACTERS, Rendering
 from bert_tasks.tasks.shared.report import RowResult, cut
 from bert_tasks.tasks.shared.row_report import RowReport
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CONTEXT, QUESTION, CHOICES, LABEL = "context", "question", "choices", "label"
 
@@ -155,7 +163,7 @@ class ChoiceExplainable(Explainable):
 
     task: "MultipleChoice"
 
-    def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
+    def token_spans(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[list[TokenSpan | None]]:
         """Counts a token of both the question and the choice as a token of the choice."""
         if not rows:
             return []
@@ -241,7 +249,7 @@ class MultipleChoice(FocalTask[ChoicePrediction], CalibratedTask[ChoicePredictio
     def head(self, config: EncoderConfig) -> Head:
         return heads.ChoiceHead(config)
 
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Returns one window for each choice. The first has the row's label.
 
         Special tokens written in a text stay plain characters.

@@ -13,8 +13,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
+import torch
+from torch import Tensor
+
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.table import RowTable
+from bert_tasks.encoder import packing
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError
 from bert_tasks.metrics.classification import NDCG, ranking_metrics
 from bert_tasks.metrics.tables import merged
@@ -27,7 +32,6 @@ from bert_tasks.tasks.sequence_classification.task import (
     TextFormats,
     TextReport,
 )
-from bert_tasks.tasks.shared.lazy import PackedBatch, Tensor, packing, torch
 from bert_tasks.tasks.shared.outputs import NO_LOGIT, choice_logits, windows_by_row
 from bert_tasks.tasks.shared.ranking import ABSENT_GRADE, RankingLoss, ranking_count, ranking_loss
 

@@ -10,12 +10,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from bert_tasks.data.columns import Row
+from bert_tasks.encoder import heads
 from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.formulas import MetricFormula, replaced_token_measure
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction, require
@@ -24,7 +30,6 @@ from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModelin
 from bert_tasks.tasks.shared.corpus import CorpusTask
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, torch
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.report import (
     MOST_EXAMPLES,
@@ -36,6 +41,9 @@ from bert_tasks.tasks.shared.report import (
     RowResult,
     Segment,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # the terms of the loss
 _UNKNOWN = -1.0
@@ -74,7 +82,7 @@ class ReplacedFormats(Rendering, HFConfig):
     has_labels: ClassVar[bool] = False
 
     def with_texts(
-        self, predictions: Sequence[ReplacedTokenPrediction], tokenizer: PreTrainedTokenizerBase
+        self, predictions: Sequence[ReplacedTokenPrediction], tokenizer: "PreTrainedTokenizerBase"
     ) -> Sequence[ReplacedTokenPrediction]:
         worst = sorted((prediction.worst, i) for i, prediction in enumerate(predictions) if prediction.originals)
         shown = {number for _, number in worst[-MOST_EXAMPLES:]}
@@ -177,7 +185,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
     def head(self, config: EncoderConfig) -> Head:
         return heads.ReplacedTokenHead(config)
 
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Returns windows as for masked language modelling, whose tokens are all read."""
         return [{**window, "gather_positions": None} for window in super().features(rows, tokenizer)]
 
@@ -186,7 +194,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         features: Sequence[Feature],
         keys: FeatureKeys,
         corpus: Sequence[Mapping[str, Any]],
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
     ) -> Sequence[Feature]:
         """Returns features with masked tokens and a uniform number for each draw."""
         masked = mask_features(features, keys, corpus, tokenizer, self.rule)
@@ -305,7 +313,7 @@ def _result(row: Row, prediction: ReplacedTokenPrediction) -> RowResult:
     )
 
 
-def _example(prediction: ReplacedTokenPrediction, tokenizer: PreTrainedTokenizerBase) -> Example:
+def _example(prediction: ReplacedTokenPrediction, tokenizer: "PreTrainedTokenizerBase") -> Example:
     """Returns replaced and detected tokens, each alone, and the text between them."""
     segments, remarks = [], []
     rows = zip(prediction.ids, prediction.originals, prediction.scores, strict=True)

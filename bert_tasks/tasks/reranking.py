@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Task, require
 from bert_tasks.tasks.pair_classification import PairClassification
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
-from bert_tasks.tasks.shared.lazy import torch
 
 
 def ranking_task(task: Task[Any], documents: Sequence[str], top_k: int | None) -> PairClassification:

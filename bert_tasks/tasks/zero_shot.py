@@ -10,12 +10,17 @@ Shape legend: B sequences (pairs), S samples (rows), L labels, C labels of the m
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from bert_tasks.data.cells import parse_text
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import RowError, first_few
 from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, UsageError, argument
 from bert_tasks.families import CONFIG_KEY
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Task
@@ -28,8 +33,10 @@ from bert_tasks.tasks.sequence_classification.task import (
 )
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction as SequencePrediction
 from bert_tasks.tasks.shared.encoding import truncated_texts
-from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor, torch
 from bert_tasks.tasks.shared.windows import Windows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 HYPOTHESIS = "This example is {}."  # the default of transformers' pipeline
 
@@ -74,7 +81,7 @@ class ZeroShotClassification(TextClassification):
     def head(self, config: EncoderConfig) -> Head:
         raise UsageError("a model with labels that it was not trained for is neither trained nor saved")
 
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Returns one window for each label. Only the text is cut, as in the pipeline.
 
         Raises:

@@ -9,14 +9,16 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.tasks.base import Feature, FeatureKeys, require
-from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 NO_WORD = -1  # the word number of tokens that the tokenizer's post-processor added
 _BATCH = 1000
@@ -89,7 +91,7 @@ class MaskingIds:
 
     @classmethod
     @lru_cache(maxsize=8)
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "MaskingIds":
+    def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "MaskingIds":
         """Returns the ids of a tokenizer, without weights."""
         excluded = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
         vocabulary = set(tokenizer.get_vocab().values())
@@ -153,7 +155,7 @@ def mask_features(
     features: Sequence[Feature],
     keys: FeatureKeys,
     corpus: Sequence[Mapping[str, Any]],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     rule: MaskingRule,
     *,
     static: bool = False,

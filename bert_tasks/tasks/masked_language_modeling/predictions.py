@@ -5,14 +5,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import DataError
 from bert_tasks.metrics.formulas import MetricFormula, masked_token_measure
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, Prediction
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
-from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 from bert_tasks.tasks.shared.rendering import MOST_CHARACTERS
 from bert_tasks.tasks.shared.report import (
     MOST_EXAMPLES,
@@ -24,6 +23,9 @@ from bert_tasks.tasks.shared.report import (
     RowResult,
     Segment,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MASK = re.compile(r"\[MASK\]|<mask>")  # the mask in a text, whatever the tokenizer's mask token is called
 Score = Literal["none", "pppl", "pll-word-l2r"]
@@ -117,7 +119,7 @@ def check_masks(texts: Sequence[str], top_k: int) -> None:
         )
 
 
-def with_texts(predictions: Sequence[MaskPrediction], tokenizer: PreTrainedTokenizerBase) -> Sequence[MaskPrediction]:
+def with_texts(predictions: Sequence[MaskPrediction], tokenizer: "PreTrainedTokenizerBase") -> Sequence[MaskPrediction]:
     """Returns predictions with texts of tokens and of a row's least probable token."""
     text = lru_cache(maxsize=None)(lambda token: str(tokenizer.decode([token])))
 
@@ -140,7 +142,7 @@ def with_texts(predictions: Sequence[MaskPrediction], tokenizer: PreTrainedToken
 
 
 def _with_sequences(
-    text: str, masks: Sequence[Sequence[Candidate]], tokenizer: PreTrainedTokenizerBase
+    text: str, masks: Sequence[Sequence[Candidate]], tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple[tuple[Candidate, ...], ...]:
     """Returns the candidates for the masks of a text, each with the text that it completes."""
     completed = []
@@ -151,7 +153,7 @@ def _with_sequences(
     return tuple(completed)
 
 
-def _filled(match: re.Match[str], candidate: Candidate, tokenizer: PreTrainedTokenizerBase) -> str:
+def _filled(match: re.Match[str], candidate: Candidate, tokenizer: "PreTrainedTokenizerBase") -> str:
     """Returns the text with the candidate. A piece within a word has no space."""
     before, after = match.string[: match.start()], match.string[match.end() :]
     piece = str(tokenizer.convert_ids_to_tokens(candidate.token))

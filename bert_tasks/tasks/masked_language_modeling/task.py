@@ -10,12 +10,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile, percentile
 from bert_tasks.data.table import RowTable
+from bert_tasks.encoder import heads
 from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, OutputKind, Part, Prediction, require
 from bert_tasks.tasks.masked_language_modeling.masking import mask_features
@@ -49,11 +56,13 @@ from bert_tasks.tasks.shared.corpus import CorpusTask, mask_token_id, tokenized_
 from bert_tasks.tasks.shared.detection import Detection, Suggestion, TaskGuess, UserHints, count_pieces
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, torch
 from bert_tasks.tasks.shared.outputs import vocabulary_output
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.special_tokens import Frame
 from bert_tasks.tasks.shared.windows import Windows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MASKED_LM = "masked_lm"  # the term of the loss
 PAIR_TERMS = {"nsp": "next_sentence", "sop": "sentence_order"}
@@ -112,7 +121,7 @@ class MaskedFormats(Card, Rendering, HFConfig):
     def prediction_type(self) -> type[Prediction]:
         return MaskPrediction if self.task.score == "none" else TextScore
 
-    def with_texts(self, predictions: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> Sequence[Any]:
+    def with_texts(self, predictions: Sequence[Any], tokenizer: "PreTrainedTokenizerBase") -> Sequence[Any]:
         return with_texts(predictions, tokenizer) if self.task.score == "none" else predictions
 
     def check_rows(self, rows: Sequence[Row]) -> None:
@@ -143,7 +152,7 @@ class MaskedFitting(Fitting, Windows):
     def libraries(self) -> tuple[str, ...]:
         return (SPLITTER,) if self.task.sentence_language else ()
 
-    def copies(self, feature: Feature, tokenizer: PreTrainedTokenizerBase) -> Iterable[Feature]:
+    def copies(self, feature: Feature, tokenizer: "PreTrainedTokenizerBase") -> Iterable[Feature]:
         if self.task.score == "none":
             return (feature,)
         return scored_copies(feature, mask_id=mask_token_id(tokenizer, self.task.name), score=self.task.score)
@@ -227,7 +236,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
 
     # Features.
 
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         if self.sentence_objective == "none":
             return super().features(rows, tokenizer)
         rules, mask_id = self.window_rules(tokenizer), mask_token_id(tokenizer, self.name)
@@ -241,7 +250,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         return features
 
     def windows(
-        self, documents: Sequence[DocumentTokens], room: int, tokenizer: PreTrainedTokenizerBase
+        self, documents: Sequence[DocumentTokens], room: int, tokenizer: "PreTrainedTokenizerBase"
     ) -> Iterator[Window]:
         """Yields the windows of neighbouring documents, of single texts in prediction."""
         if self.fill == "document" or self.score != "none":
@@ -260,7 +269,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         features: Sequence[Feature],
         keys: FeatureKeys,
         corpus: Sequence[Mapping[str, Any]],
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
     ) -> Sequence[Feature]:
         if self.score != "none":
             raise UsageError(f'score = "{self.score}" is for predictions. Set score = "none" to train or to evaluate')

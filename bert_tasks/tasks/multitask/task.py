@@ -13,24 +13,28 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import ValidationError
+from torch import Tensor
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.splits import Splits, labelled_splits
 from bert_tasks.data.task_rows import ROW_OF, TaskColumn
 from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, merged
 from bert_tasks.tasks.base import Feature, LossTerm, Part, Prediction, Task, is_dynamic, typed_setting
 from bert_tasks.tasks.shared.card import TEXTS, Card
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.lazy import Head, PackedBatch, PreTrainedTokenizerBase, Tensor
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.tasks.shared.windows import Windows
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from bert_tasks.tasks.multitask.head import SharedOutput
 
 _LARGEST_WEIGHT = 1e6  # of a loss, far below what float32 can hold
@@ -338,7 +342,7 @@ class MultiTask(Task[MultiTaskPrediction]):
             for name, task in self.tasks.items()
         )
 
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Returns the windows of all tasks, row by row, in the order of the tasks.
 
         Raises:

@@ -10,10 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.encoder import heads, packing
 from bert_tasks.encoder.config import EncoderConfig, Pooling
+from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.classification import (
     classification_metrics,
@@ -36,10 +43,12 @@ from bert_tasks.tasks.shared.class_loss import (
 from bert_tasks.tasks.shared.encoding import EncodedText, text_windows, token_characters, truncated_texts
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.hf_config import label_config
-from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, packing, torch
 from bert_tasks.tasks.shared.outputs import sample_logits, windows_by_row
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.row_report import RowReport
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -171,7 +180,7 @@ class TextExplainable(Explainable):
     task: "TextClassification"
 
     def token_spans(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
+        self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase"
     ) -> Sequence[Sequence[TokenSpan | None]]:
         texts = self.task.row_texts(rows)
         names = self.task.texts
@@ -297,7 +306,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
             return heads.SequenceHead(config, outputs)
         return heads.PoolingHead(config, outputs, pooling=self.pooling)
 
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Returns the windows of each row. Only the first has the labels.
 
         Special tokens written in a text stay plain characters.
@@ -313,7 +322,7 @@ class TextClassification(WeightedTask[SequencePrediction], CalibratedTask[Sequen
         """Returns the texts of rows, column by column."""
         return [[row[name] for row in rows] for name in self.texts]
 
-    def encoded(self, texts: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase) -> list[EncodedText]:
+    def encoded(self, texts: Sequence[Sequence[str]], tokenizer: "PreTrainedTokenizerBase") -> list[EncodedText]:
         """Returns the windows of texts. Without an overlap there is one for each row."""
         if self.overlap is None:
             return truncated_texts(texts, tokenizer, max_length=self.max_length)

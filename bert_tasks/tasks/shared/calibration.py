@@ -10,12 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
+from torch import Tensor
+
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import UsageError, argument
 from bert_tasks.metrics.calibration import calibration, fit_temperature
 from bert_tasks.tasks.base import Feature, PredictionT, Task, require
 from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.lazy import Tensor
 
 ECE = "ece"  # the expected calibration error among the metrics
 

@@ -16,12 +16,16 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
 from bert_tasks.data.problems import counted
+from bert_tasks.encoder import packing
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import PredictionT, Task, require
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig, label_places
-from bert_tasks.tasks.shared.lazy import F, Tensor, packing, torch
 
 
 @dataclass(frozen=True, kw_only=True)

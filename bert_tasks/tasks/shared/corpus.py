@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from tokenizers import Encoding, Tokenizer
 
@@ -13,8 +14,10 @@ from bert_tasks.tasks.base import Feature, PredictionT, Task, require
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, MaskingRule, word_numbers
 from bert_tasks.tasks.masked_language_modeling.predictions import MASK
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
-from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 from bert_tasks.tasks.shared.windows import WindowRules
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,7 @@ class CorpusTask(Task[PredictionT]):
     def columns(self) -> tuple[Column, ...]:
         return (Column(name="text", kind="text"),)
 
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Returns windows that fill ``max_length``.
 
         ``[MASK]`` and ``<mask>`` in a text are masks for every tokenizer. Other special tokens stay plain characters.
@@ -62,24 +65,24 @@ class CorpusTask(Task[PredictionT]):
         documents = tokenized_texts([row["text"] for row in rows], tokenizer)
         return [window_feature(window, rules, mask_id) for window in self.windows(documents, rules.room, tokenizer)]
 
-    def window_rules(self, tokenizer: PreTrainedTokenizerBase) -> WindowRules:
+    def window_rules(self, tokenizer: "PreTrainedTokenizerBase") -> WindowRules:
         return WindowRules.of(tokenizer, max_length=self.max_length, overlap=0)
 
     def windows(
-        self, documents: Sequence[DocumentTokens], room: int, tokenizer: PreTrainedTokenizerBase
+        self, documents: Sequence[DocumentTokens], room: int, tokenizer: "PreTrainedTokenizerBase"
     ) -> Iterator[Window]:
         """Yields the windows of neighbouring documents, by default of one document each."""
         return cut_documents(documents, room=room)
 
 
-def mask_token_id(tokenizer: PreTrainedTokenizerBase, task: str) -> int:
+def mask_token_id(tokenizer: "PreTrainedTokenizerBase", task: str) -> int:
     """Returns the id of the mask token, or raises UsageError if there is none."""
     if tokenizer.mask_token_id is None:
         raise UsageError(f"{task}: the tokenizer has no mask token. Use the tokenizer of a masked language model")
     return int(tokenizer.mask_token_id)
 
 
-def tokenized_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[DocumentTokens]:
+def tokenized_texts(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> list[DocumentTokens]:
     """Returns the tokens of each text. Only masks are special tokens, all others are plain characters."""
     inputs = [MASK.sub(str(tokenizer.mask_token), text) for text in texts]
     masked = [number for number, text in enumerate(texts) if MASK.search(text) is not None]
@@ -95,7 +98,7 @@ def tokenized_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) ->
 
 
 def _encodings(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, split_special_tokens: bool = True
+    texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", *, split_special_tokens: bool = True
 ) -> list[Encoding]:
     if not texts:
         return []
@@ -110,7 +113,7 @@ def _encodings(
     return list(encoding.encodings)
 
 
-def _masked_encodings(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Encoding]:
+def _masked_encodings(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> list[Encoding]:
     """Returns the encodings of texts in which the mask, and no other token, is special."""
     encodings = _encodings(texts, tokenizer, split_special_tokens=False)
     mask_id, backend = tokenizer.mask_token_id, tokenizer.backend_tokenizer

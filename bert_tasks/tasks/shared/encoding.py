@@ -7,14 +7,16 @@ product of their lengths: two texts of 10,000 characters took 2 seconds and 860 
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bert_tasks.data.table import filled_batches
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 from bert_tasks.tasks.shared.special_tokens import Frame
 from bert_tasks.tasks.shared.windows import cut
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Strategy = Literal["longest_first", "only_first"]
 
@@ -67,7 +69,7 @@ class _Tokens(NamedTuple):
         return self.ids[part.start - self.start : part.stop - self.start]
 
 
-def tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, offsets: bool = False) -> Any:
+def tokenized(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", *, offsets: bool = False) -> Any:
     """Returns tokens without special tokens. Those written in a text stay characters."""
     return tokenizer(
         list(texts),
@@ -84,7 +86,7 @@ def tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, offse
 
 def truncated_texts(
     texts: Sequence[Sequence[str]],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     *,
     max_length: int,
     strategy: Strategy = "longest_first",
@@ -118,7 +120,7 @@ def truncated_texts(
 
 
 def text_windows(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, max_length: int, overlap: int
+    texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", *, max_length: int, overlap: int
 ) -> list[EncodedText]:
     """Returns the windows of each text, which hold every token.
 
@@ -149,7 +151,7 @@ def text_windows(
 
 
 def token_characters(
-    encoded: Sequence[EncodedText], texts: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase
+    encoded: Sequence[EncodedText], texts: Sequence[Sequence[str]], tokenizer: "PreTrainedTokenizerBase"
 ) -> Iterator[list[tuple[int, int, int] | None]]:
     """Yields for each token of each window its text (0 or 1), and the start and end of its characters.
 
@@ -209,7 +211,7 @@ def kept_tokens(counts: Sequence[int], room: int, strategy: Strategy = "longest_
 
 
 def _tokens_by_text(
-    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, most: int | None
+    texts: Iterable[str], tokenizer: "PreTrainedTokenizerBase", *, most: int | None
 ) -> dict[str, _Tokens]:
     """Returns the tokens of each different text, at most so many from the side that is not cut off."""
     is_left, tokens = tokenizer.truncation_side == "left", dict[str, _Tokens]()

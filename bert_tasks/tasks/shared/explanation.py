@@ -9,13 +9,17 @@ belongs to two.
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from torch import Tensor
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.words import word_spans
 from bert_tasks.tasks.base import Feature, Part, Task
-from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase, Tensor
 from bert_tasks.tasks.shared.outputs import windows_by_row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TOLERANCE = 0.01  # error of the contributions, as a share of the difference of the logits
 
@@ -115,7 +119,7 @@ class Explainable(Part):
         """Why the task has no explanations with its settings, and what to do. None if it has."""
         return None
 
-    def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> TokenSpans:
+    def token_spans(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> TokenSpans:
         """Returns what each token of each feature stands for, in the order of ``Task.features``."""
         raise NotImplementedError
 

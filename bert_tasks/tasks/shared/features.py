@@ -2,16 +2,21 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from bert_tasks.data.columns import Row
+from bert_tasks.encoder import packing
 from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature, Task
-from bert_tasks.tasks.shared.lazy import PackedBatch, PreTrainedTokenizerBase, packing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def checked_features(
-    task: Task, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, config: EncoderConfig
+    task: Task, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", config: EncoderConfig
 ) -> list[Feature]:
     """Returns the task's features of these rows.
 

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, ClassVar, Literal
 
+from torch import Tensor
+
 from bert_tasks.data.checks import check_splits
 from bert_tasks.data.columns import Row
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.tasks.base import Feature, Part, Task
-from bert_tasks.tasks.shared.lazy import Tensor
 
 
 class Fitting(Part):

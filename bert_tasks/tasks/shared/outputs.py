@@ -13,21 +13,18 @@ from dataclasses import fields, replace
 from itertools import groupby
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils import rnn
+from torch.utils import checkpoint as activations
+
+from bert_tasks.encoder import heads, packing
+from bert_tasks.encoder.heads import Head, VocabularyOutput
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature, LossTerm, Task
 from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.lazy import (
-    F,
-    Head,
-    PackedBatch,
-    Tensor,
-    VocabularyOutput,
-    activations,
-    heads,
-    packing,
-    rnn,
-    torch,
-)
 from bert_tasks.tasks.shared.windows import word_starts
 
 # The term's name in the loss, the counts and the log.

@@ -22,7 +22,10 @@ from collections.abc import Sequence
 from math import comb
 from typing import Literal
 
-from bert_tasks.tasks.shared.lazy import F, Tensor, torch
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
 from bert_tasks.tasks.shared.outputs import NO_LOGIT
 
 RankingLoss = Literal["none", "ranknet", "listnet", "lambda"]

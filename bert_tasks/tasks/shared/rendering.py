@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.writers import FORMS
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import ON_REQUEST, Part, Prediction
-from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MOST_CHARACTERS = 10_000_000  # of the repeated texts of a row or a request, see ``check_rows``
 
@@ -73,7 +75,7 @@ class Rendering(Part):
         """All columns that predictions can have, including columns on request."""
         return frozenset(field.name for field in fields(self.prediction_type))
 
-    def with_texts(self, predictions: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> Sequence[Any]:
+    def with_texts(self, predictions: Sequence[Any], tokenizer: "PreTrainedTokenizerBase") -> Sequence[Any]:
         """Returns the predictions with the texts of tokens that they name by id. Default: unchanged."""
         return predictions
 

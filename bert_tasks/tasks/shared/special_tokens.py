@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from bert_tasks.errors import UsageError
-from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,7 @@ class Frame:
 
     @classmethod
     @lru_cache(maxsize=16)
-    def of(cls, tokenizer: PreTrainedTokenizerBase, *, texts: int) -> "Frame":
+    def of(cls, tokenizer: "PreTrainedTokenizerBase", *, texts: int) -> "Frame":
         """Reads the frame off a short text, or a pair of short texts."""
         encoding = tokenizer(*["a"] * texts, return_token_type_ids=True, truncation=False, padding=False)
         ids, types, sides = encoding["input_ids"], encoding["token_type_ids"], encoding.sequence_ids(0)

@@ -7,16 +7,20 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bert_tasks.data.table import Truncation
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError
 from bert_tasks.tasks.base import Feature, Part
 from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.shared.lazy import PackedBatch, PreTrainedTokenizerBase
 from bert_tasks.tasks.shared.special_tokens import Frame
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Windows(Part):
@@ -53,7 +57,7 @@ class Windows(Part):
         """Returns features as one batch, as ``features.collate`` does."""
         return collate(features, position_offset=position_offset, pad_groups=pad_groups)
 
-    def copies(self, feature: Feature, tokenizer: PreTrainedTokenizerBase) -> Iterable[Feature]:
+    def copies(self, feature: Feature, tokenizer: "PreTrainedTokenizerBase") -> Iterable[Feature]:
         """Returns what the model reads to predict for a feature. ``decode`` sees their results together.
 
         Default: the feature. A task whose model reads a feature several times overrides this method.
@@ -123,7 +127,7 @@ class WindowRules:
 
     @classmethod
     def of(
-        cls, tokenizer: PreTrainedTokenizerBase, *, max_length: int, overlap: int, context: int = 0
+        cls, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, overlap: int, context: int = 0
     ) -> "WindowRules":
         """Returns a tokenizer's rules, with its special tokens before and after a text.
 
@@ -136,7 +140,7 @@ class WindowRules:
 
 
 def split_words(
-    sentences: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, *, longest: int
+    sentences: Sequence[Sequence[str]], tokenizer: "PreTrainedTokenizerBase", *, longest: int
 ) -> list[SubWords]:
     """Returns the sub-words of each word, as transformers splits words behind a space.
 

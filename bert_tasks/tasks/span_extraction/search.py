@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
-from bert_tasks.tasks.shared.lazy import Tensor, rnn, torch
+import torch
+from torch import Tensor
+from torch.nn.utils import rnn
 
 # What a token may be: part of a question or special, inside an answer only, or also its first token.
 NOT_CONTEXT, CONTEXT, MAX_CONTEXT = 0, 1, 2

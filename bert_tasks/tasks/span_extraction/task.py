@@ -11,11 +11,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.table import Truncation
+from bert_tasks.encoder import heads
 from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.tasks.base import NOT_WRITTEN, Feature, LossTerm, OutputKind, Part, Prediction, Task, labelled
@@ -24,7 +31,6 @@ from bert_tasks.tasks.shared.encoding import tokenized
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.lazy import F, Head, PackedBatch, PreTrainedTokenizerBase, Tensor, heads, torch
 from bert_tasks.tasks.shared.outputs import position_logits, windows_by_row
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.special_tokens import Frame
@@ -39,6 +45,9 @@ from bert_tasks.tasks.span_extraction.windows import (
     tokenized_contexts,
     window_offsets,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FEWEST_SPECIAL_TOKENS, MOST_SPECIAL_TOKENS = 3, 4  # around a pair, most for RoBERTa
 
@@ -180,7 +189,7 @@ class SpanExplainable(Explainable):
 
     task: "SpanExtraction"
 
-    def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
+    def token_spans(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[list[TokenSpan | None]]:
         if not rows:
             return []
         frame = Frame.of(tokenizer, texts=2)
@@ -293,7 +302,7 @@ class SpanExtraction(Task[SpanPrediction]):
     def head(self, config: EncoderConfig) -> Head:
         return heads.PerTokenHead(config, 2, dropout=config.head.span_dropout)
 
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Returns windows, the first of a row with the number of lost tokens.
 
         Raises:

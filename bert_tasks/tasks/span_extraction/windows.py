@@ -7,13 +7,16 @@ every question, and windows of a context differ only in where it is cut. Must no
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from bert_tasks.tasks.shared.encoding import tokenized
-from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase
 from bert_tasks.tasks.span_extraction.search import CONTEXT, MAX_CONTEXT, NOT_CONTEXT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Numbers = npt.NDArray[np.int64]
 
@@ -37,7 +40,7 @@ class ContextTokens:
     ends: Numbers
 
 
-def tokenized_contexts(contexts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, ContextTokens]:
+def tokenized_contexts(contexts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> dict[str, ContextTokens]:
     """Tokenises each different text once."""
     texts = list(dict.fromkeys(contexts))
     encoding = tokenized(texts, tokenizer, offsets=True)

@@ -3,16 +3,20 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.conll import entities, label_scheme
 from bert_tasks.data.words import located_words
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.shared.explanation import Explainable, ExplainedLogit, Explanation, TokenSpan
-from bert_tasks.tasks.shared.lazy import PreTrainedTokenizerBase, Tensor
 from bert_tasks.tasks.shared.outputs import windows_by_row
 from bert_tasks.tasks.shared.windows import document_windows, documents, split_words, word_starts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class TokenExplainable(Explainable):
@@ -32,7 +36,7 @@ class TokenExplainable(Explainable):
         return None
 
     def token_spans(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
+        self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase"
     ) -> Sequence[Sequence[TokenSpan | None]]:
         """Returns whole words for tokens, and None for tokens of neighbouring rows."""
         rules = self.task.window_rules(tokenizer)

@@ -14,7 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, pairwise
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
 
 from bert_tasks.data.columns import PASSTHROUGH, Column, Row
 from bert_tasks.data.conll import (
@@ -33,7 +36,10 @@ from bert_tasks.data.problems import shortened
 from bert_tasks.data.profile import listed
 from bert_tasks.data.table import Truncation, token_batches
 from bert_tasks.data.words import located_words
+from bert_tasks.encoder import crf, heads, packing
 from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
 from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, labelled
@@ -41,21 +47,14 @@ from bert_tasks.tasks.shared.calibration import CalibratedFitting, CalibratedTas
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.shared.class_loss import WeightedConfig, WeightedFitting, WeightedTask, cross_entropy
 from bert_tasks.tasks.shared.explanation import Explanation
-from bert_tasks.tasks.shared.lazy import (
-    Head,
-    PackedBatch,
-    PreTrainedTokenizerBase,
-    Tensor,
-    crf,
-    heads,
-    packing,
-    torch,
-)
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import WindowRules, Windows, document_windows, documents, split_words, word_starts
 from bert_tasks.tasks.token_classification.detection import TokenDetection
 from bert_tasks.tasks.token_classification.explanation import TokenExplainable
 from bert_tasks.tasks.token_classification.report import TokenReport
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _CRF_SCORES = 2**23  # numbers in the CRF matrices that are decoded at once
 
@@ -337,7 +336,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
         head_class = heads.CRFHead if self.crf else heads.PerTokenHead
         return head_class(config, len(self.labels), dropout=config.head.token_dropout)
 
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Makes windows with ``gather_positions`` of all or the first sub-words.
 
         Rows with a tag that the model has no label for have no labels, so they are not trained, only counted in
@@ -371,7 +370,7 @@ class TokenClassification(WeightedTask[TokenPrediction], CalibratedTask[TokenPre
                     features.append(feature)
         return features
 
-    def window_rules(self, tokenizer: PreTrainedTokenizerBase) -> WindowRules:
+    def window_rules(self, tokenizer: "PreTrainedTokenizerBase") -> WindowRules:
         """Returns what windows look like."""
         limits = {"max_length": self.max_length, "overlap": self.doc_stride, "context": self.context_tokens}
         return WindowRules.of(tokenizer, **limits)
