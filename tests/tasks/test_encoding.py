@@ -16,6 +16,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.tasks.shared.encoding import (
     EncodedText,
     kept_tokens,
+    long_text_ids,
     text_windows,
     token_characters,
     truncated_texts,
@@ -141,6 +142,14 @@ def test_a_cut_text_has_the_characters_of_the_whole_text(tokenizer: PreTrainedTo
             assert inside == [token[1:] for token in whole[side][window.row][part.start : part.stop] if token]
 
 
+def test_a_long_text_has_the_tokens_of_the_whole_text(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Pieces end between words, also after words that tokenizers read in another way at the beginning of a text."""
+    for seed, size in enumerate((1, 40, 300, 10**6)):
+        text = " ".join([*random_texts(60, seed), *MULTILINGUAL_LINES, *LINES])
+        whole = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+        assert long_text_ids(text, tokenizer, size=size) == whole
+
+
 def longest_first(counts: tuple[int, int], room: int) -> list[int]:
     """transformers' rule before its tokenizers were fast, with the odd token as they have it now."""
     first, second = counts
@@ -213,3 +222,28 @@ def test_memory_is_bounded_by_the_length_of_the_texts(embedded_model: Path) -> N
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     growth = dict(zip(names, map(int, output.split()), strict=True))
     assert max(growth.values()) < 100, growth
+
+
+# Prints by how many MiB the peak memory grows while a text of three million characters is cut.
+LONG_TEXT = """
+import resource, sys
+from transformers import AutoTokenizer
+from bert_tasks.tasks.shared.encoding import truncated_texts
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+text = "quick brown foxes " * 170_000
+truncated_texts([["a text"]], tokenizer, max_length=128)
+before = peak()
+truncated_texts([[text]], tokenizer, max_length=128)
+print(peak() - before)
+"""
+
+
+def test_a_long_text_needs_memory_of_few_times_its_size(embedded_model: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", LONG_TEXT, str(embedded_model)]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert int(output) < 20 * 3  # tokenized whole, it needs hundreds of times its size
