@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from quality_several_tasks import EMBEDDED, read_rows
+from quality_several_tasks import EMBEDDED, conll_rows
 from result_files import write_results
 
 from bert_tasks import TaskModel, fit
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    train, validation = read_rows("train.txt", options.rows), read_rows("valid.txt", None)
+    train, validation = conll_rows("train.txt", options.rows), conll_rows("valid.txt", None)
     runs = []
     for seed in options.seeds:
         for side in SIDES:

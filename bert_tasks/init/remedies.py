@@ -19,7 +19,7 @@ from bert_tasks.errors import argument
 Rows = Sequence[Mapping[str, Any]]
 
 _WORD_NAMES = ("word", "words", "token", "tokens")
-_TAG_NAMES = ("tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags")
+_TAG_NAMES = ("tag", "tags", "label", "labels", "ner_tag", "ner_tags")
 _TRIPLETS = (("anchor", "positive", "negative"), ("query", "positive", "negative"), ("query", "pos", "neg"))
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _NUMBER = re.compile(r"[+-]?\d+(?:,\d+)?")

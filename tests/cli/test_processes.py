@@ -57,8 +57,8 @@ def test_help_is_light(arguments: tuple[str, ...]) -> None:
     assert "bert-tasks" in result.stdout
 
 
-def test_a_recipe_is_written_and_checked_without_what_computes(embedded_model: Path, tmp_path: Path) -> None:
-    """The import of torch, and of transformers, takes more than a second."""
+def test_a_recipe_is_written_and_checked_without_transformers(embedded_model: Path, tmp_path: Path) -> None:
+    """The import of transformers takes more than a second."""
     rows = [f"the {number}. text of a short file,{'xy'[number % 2]}\n" for number in range(40)]
     (tmp_path / "rows.csv").write_text("".join(["text,label\n", *rows]))
     recipe = tmp_path / "recipe.toml"
@@ -69,7 +69,7 @@ def test_a_recipe_is_written_and_checked_without_what_computes(embedded_model: P
     ):
         result = in_a_process("-c", HEAVY, *arguments)
         assert result.returncode == 0, result.stderr
-        assert set(result.stderr.split()) <= {"numpy", "pyarrow"}
+        assert not {"transformers", "datasets"}.intersection(result.stderr.split())
 
 
 def test_a_text_is_predicted_without_transformers(embedded_model: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_tasks import load_recipe, predict, train
+from bert_tasks import load_recipe, train
 from bert_tasks.cards.card import card_text, read_run
 from bert_tasks.errors import BertTasksError, CheckpointError, UsageError
 from bert_tasks.experiments.folds import train_folds
@@ -76,7 +76,7 @@ def commands(finished: Experiments, name: str) -> Mapping[str, Callable[[Path], 
         "run": of_run,
         "resumed": {"resume": resume},
         "seeds": {"report": make_report},
-        "folds": {"predict": lambda copy: predict(copy, [{"text": "a"}]), "report": make_report},
+        "folds": {"report": make_report},
         "search": {"report": make_report},
     }[name]
 
@@ -189,5 +189,5 @@ def test_a_search_is_not_resumed_from_a_damaged_study(finished: Experiments, tmp
     with closing(sqlite3.connect(copy / "study.db")) as connection:
         connection.execute("UPDATE trial_user_attributes SET value_json = '[]' WHERE key = 'seconds'")
         connection.commit()
-    with pytest.raises(CheckpointError, match=r"study\.db: the trials cannot be read or written \(.*'list'"):
+    with pytest.raises(CheckpointError, match=r"study\.db: the trials cannot be read or written"):
         search(finished.recipe("search", copy), progress=False)

@@ -56,10 +56,9 @@ def test_a_tokenizer_on_a_full_disk(small_disk: Path) -> None:
     corpus.write_text("\n".join(f"{number} birds sang" for number in range(999)), "utf-8")
     options = ["--type", "bpe", "--vocab-size", "1000", "--output", small_disk / "tok"]
     ended = runs.run([*runs.CONSOLE, "tokenizer", corpus, *options], folder=small_disk.parent)
-    assert (ended.code, f"error: {small_disk / 'tok'}: the tokenizer cannot be written (No space" in ended.err) == (
-        4,
-        True,
-    )
+    assert ended.code == 2, ended.err
+    assert f"error: {small_disk}" in ended.err, ended.err
+    assert "No space" in ended.err
     assert [path.name for path in small_disk.iterdir()] == ["ballast"]
 
 

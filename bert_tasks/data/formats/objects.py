@@ -43,10 +43,16 @@ class JsonObjectFormat(Format):
                 ahead.append(line)
                 if line.strip():  # one object per line
                     return Records(None, json_rows(chain(ahead, lines), path))
+        text = "".join(ahead) + lines.whole()
+        has_lines = ".jsonl" in path.name.lower()  # also compressed
         try:
-            value = json.loads("".join(ahead) + lines.whole())
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
+            if has_lines and not _is_several_objects(error):  # each line may be read or skipped by itself
+                return Records(None, json_rows(iter(text.splitlines(keepends=True)), path))
             raise DataError(f"{path}: {_problem(error, path)}") from error
+        if has_lines and [*value.values()] == [[]]:
+            return Records(None, iter([Record(1, value)]))  # a row with an empty list
         rows, note = object_rows(value)
         records = (Record(number, row) for number, row in enumerate(rows, start=1))
         return Records(None, records, () if note is None else (note,))
@@ -60,8 +66,12 @@ def _is_json(text: str) -> bool:
     return True
 
 
+def _is_several_objects(error: Exception) -> bool:
+    return isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+
+
 def _problem(error: Exception, path: Path) -> str:
-    if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+    if _is_several_objects(error):
         advice = f"Write one object per line, for example with `jq -c . {path.name} > rows.jsonl`"
         return f"several objects that are written over several lines. {advice}"
     return f"not valid JSON ({error})"
