@@ -15,12 +15,15 @@ from typing import Any, Self
 
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.errors import GivenUpError, UsageError
+from bert_tasks.errors import DataError, GivenUpError, UsageError
 from bert_tasks.model.explanation import explainable_task
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.tasks.base import Feature, Prediction, Task
 from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.tasks.shared.rendering import Rendering
+
+# Tokens of all windows of a row that is explained. An explanation computes gradients at 16 or more points of each.
+MOST_EXPLAINED_TOKENS = 2048
 
 
 class QueueFullError(Exception):
@@ -124,7 +127,7 @@ class Batcher:
             check: Called with the features before the request waits for the model. Its errors are raised.
 
         Raises:
-            DataError: The predictions would be too long.
+            DataError: The predictions would be too long, or the row is too long to be explained.
             QueueFullError: Too many other requests are waiting.
         """
         if (self._explanations if explain else self.waiting) >= self._max_queue:
@@ -135,11 +138,21 @@ class Batcher:
             return await self._predicted(rows, task, check)
         self._explanations += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._explaining, lambda: list(self._explained_model.predict_rows(rows, explain=True))
-            )
+            return await asyncio.get_running_loop().run_in_executor(self._explaining, self._explained, rows)
         finally:
             self._explanations -= 1
+
+    def _explained(self, rows: Sequence[Row]) -> Sequence[Prediction]:
+        """Predicts and explains rows that are short enough, because an explanation that has begun cannot be stopped."""
+        model = self._explained_model
+        features = checked_features(model.task, rows, model.require_tokenizer(), model.config)
+        tokens = sum(len(feature["input_ids"]) for feature in features)
+        if tokens > MOST_EXPLAINED_TOKENS:
+            raise DataError(
+                f"the windows of the row have {tokens:,} tokens, and the server explains up to "
+                f"{MOST_EXPLAINED_TOKENS:,}. Shorten the row, or explain it with `bert-tasks predict --explain`"
+            )
+        return list(model.predict_rows(rows, explain=True))
 
     async def _predicted(
         self, rows: Sequence[Row], task: Task, check: Callable[[Sequence[Feature]], None]

@@ -362,6 +362,19 @@ def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, case: s
     assert "one row can be explained, the request has 2" in errors_of(several)["query.explain"]
 
 
+def test_a_row_of_many_windows_is_not_explained(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of an explanation grows with the row, and cannot be stopped when the client leaves."""
+    monkeypatch.setattr("bert_tasks.serving.batching.MOST_EXPLAINED_TOKENS", 60)
+    short, long = ({"text": "a cold wind " * count} for count in (3, 40))
+
+    async def ask(served: Application) -> list[httpx2.Response]:
+        return [await served.client.post("/predict?explain=true", json=row) for row in (short, long)]
+
+    explained, refused = visit(model_of("windows"), ask)
+    assert (explained.status_code, refused.status_code) == (200, 422)
+    assert "the server explains up to 60. Shorten the row" in refused.text
+
+
 def test_head_is_answered_as_get_without_a_body(model_of: ModelOf) -> None:
     async def ask(served: Application) -> None:
         for path in ("/", "/model", "/healthz", "/readyz", "/metrics", "/openapi.json"):
