@@ -203,9 +203,6 @@ def search(
     recipe: RecipeFile,
     set_: Overrides = None,
     output_dir: OutputDir = None,
-    compare: Annotated[
-        Literal["random"] | None, typer.Option(help="Baseline to run as well, with as many trials.")
-    ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     report: WithReport = True,
@@ -214,8 +211,8 @@ def search(
 ) -> None:
     """Search for better values of the keys in a recipe's [search], and train the best again with fresh seeds.
 
-    Run the command again to resume an interrupted search, with the values it would have tried. More search.trials
-    extend it. Needs the extra `search` (Optuna).
+    Run the command again to resume an interrupted search. More search.trials extend it. Needs the extra `search`
+    (Optuna).
 
     Example: bert-tasks search recipe.toml --set search.trials=12 --output-dir runs/search
     """
@@ -223,9 +220,9 @@ def search(
     from bert_tasks.recipe.schema import load_recipe
 
     loaded = load_recipe(recipe, overrides=[] if set_ is None else set_, output_dir=output_dir)
-    result = search(loaded, compare_random=compare is not None, overwrite=overwrite, progress=not quiet)
+    result = search(loaded, overwrite=overwrite, progress=not quiet)
     _print_runs(result, report=report, as_json=as_json)
-    if result.studies[0].best is None:
+    if result.best is None:
         raise typer.Exit(DivergedError.exit_code)
 
 

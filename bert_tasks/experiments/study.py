@@ -1,42 +1,41 @@
-"""The trials of a hyper-parameter search in SQLite, and the next suggestion.
+"""The trials of a search in the SQLite file of an Optuna study.
 
-The only module that imports Optuna. Owns the rule that makes a search reproducible. The values of trial k, and whether
-it is pruned, are a function of the seed, k and the trials before it. A trial that was killed is still running in the
-file, and continues with its values.
+The only module that imports Optuna, which stores the trials, suggests their values and prunes them. A trial that was
+killed is still running in the file, and continues with its values.
 """
 
 import importlib.util
 import math
-import random
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
+from bert_tasks.data.problems import counted
+from bert_tasks.distributed import make_accelerator, on_main_process
 from bert_tasks.errors import CheckpointError, UsageError, argument
-from bert_tasks.recipe.search import Sampler, SearchSection, Space
+from bert_tasks.recipe.search import SearchSection, Space
 from bert_tasks.recipe.toml import literal
-from bert_tasks.storage import sha256
 from bert_tasks.training.files import differences
 
 if TYPE_CHECKING:
     import optuna
 
-State = Literal["complete", "pruned", "failed"]
-_RANDOM_TRIALS = 5  # before tpe and the pruners learn from what has ended
+_RANDOM_TRIALS = 5  # before tpe learns from those that have ended
 _SHOWN = 6  # differing facts in a message
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A trial that has ended.
+    """A run with values of its own.
 
     Attributes:
         values: ``section.key`` -> value.
-        score: The mean of its runs at their best evaluations. None if it was pruned or failed.
-        scores: The best scores so far after each evaluation of the first run.
+        score: The metric of the best model. None if the trial was pruned or failed.
+        scores: The metric at each evaluation.
+        state: "complete", "pruned" or "failed".
         seconds: Duration of the trial since the search last began.
         note: Why it has no score.
     """
@@ -45,7 +44,7 @@ class Trial:
     values: Mapping[str, Any]
     score: float | None = None
     scores: tuple[float, ...] = ()
-    state: State = "complete"
+    state: str = "complete"
     seconds: float = 0.0
     note: str = ""
 
@@ -57,48 +56,53 @@ def check_installed() -> None:
 
 
 class Study:
-    """The trials of one sampler.
+    """The study of a search. The main process asks Optuna, and all processes get the answers."""
 
-    Args:
-        path: The SQLite file, which may hold the studies of other samplers, too.
-        search: The space and the pruner. Its sampler need not be this one.
-        start: The values of trial 0, if they are known.
-        seed: Seed of all suggestions.
-    """
+    _storage: "optuna.storages.RDBStorage | None" = None
+    _study: "optuna.Study"
+    _trial: "optuna.Trial"  # the one that was suggested last
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        sampler: Sampler,
-        search: SearchSection,
-        start: Mapping[str, Any] | None,
-        seed: int,
-        lower_is_better: bool,
+    def __init__(self, path: Path, search: SearchSection, *, mixed_precision: str = "no") -> None:
+        self.path, self.search = path, search
+        self.accelerator = make_accelerator(mixed_precision)
+
+    @on_main_process
+    def open(
+        self, facts: Mapping[str, Any], *, start: Mapping[str, Any] | None, seed: int, lower_is_better: bool
     ) -> None:
+        """Opens the file, or makes it.
+
+        Args:
+            facts: What all trials have in common, such as the rows.
+            start: The values of the first trial, if they are known.
+            seed: Seed of the suggestions.
+            lower_is_better: True if a low score is a good one.
+
+        Raises:
+            UsageError: The trials in the file have other facts.
+            CheckpointError: The file is damaged.
+        """
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.path, self.sampler, self.search, self.start, self.seed = path, sampler, search, start, seed
-        self._trial: optuna.Trial  # the one that was suggested
         with self._file_errors():
             from sqlalchemy import URL
 
-            self._storage = optuna.storages.RDBStorage(URL.create("sqlite", database=str(path)).render_as_string())
-            direction: Literal["minimize", "maximize"] = "minimize" if lower_is_better else "maximize"
+            url = URL.create("sqlite", database=str(self.path)).render_as_string()
+            self._storage = optuna.storages.RDBStorage(url)
             self._study = optuna.create_study(
-                storage=self._storage, study_name=sampler, direction=direction, load_if_exists=True
+                storage=self._storage,
+                study_name="search",
+                direction="minimize" if lower_is_better else "maximize",
+                pruner=_pruner(self.search),
+                load_if_exists=True,
             )
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._storage.remove_session()
-        self._storage.engine.dispose()
-
-    def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Raises UsageError if a fact of all trials, such as the rows, has changed."""
-        with self._file_errors():
-            if not self._study.get_trials(deepcopy=False):
+            earlier = len(self._study.get_trials(deepcopy=False))
+            self._study.sampler = _sampler(self.search, seed=seed, earlier=earlier)
+            if "facts" not in self._study.user_attrs:
+                if start is not None:
+                    params = {key: _stored(value, self.search.space[key]) for key, value in start.items()}
+                    self._study.enqueue_trial(params, skip_if_exists=True)
                 self._study.set_user_attr("facts", dict(facts))
             before = dict(self._study.user_attrs["facts"])
         changes = list(map(str, differences(before, facts)))
@@ -108,113 +112,90 @@ class Study:
                 f"Choose another folder, or {argument('overwrite')} to search again"
             )
 
-    @property
+    def close(self) -> None:
+        """Closes the file."""
+        if self._storage is not None:
+            self._storage.remove_session()
+            self._storage.engine.dispose()
+
+    @on_main_process
     def trials(self) -> list[Trial]:
-        """The trials that have ended, in order."""
+        """Returns the trials that have ended, in order."""
         with self._file_errors():
-            ended = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state.is_finished()]
-            read = [self._read(trial) for trial in ended]
-            if len({trial.number for trial in read}) < len(read):
-                raise ValueError("two trials have the same number")
-            return read
+            return [self._read(stored, number) for number, stored in enumerate(self._ended())]
 
-    def suggest(self) -> tuple[int, dict[str, Any]]:
-        """Returns the number and values of the next trial, equal until it is added."""
+    @on_main_process
+    def ask(self) -> Trial:
+        """Returns the next trial, which is the one that a kill or a signal stopped, if there is one."""
         from optuna import Trial as Suggested
-        from optuna import pruners, samplers
         from optuna.trial import TrialState
 
         with self._file_errors():
-            trials, space = self._study.get_trials(deepcopy=False), self.search.space
-            number = sum(trial.state.is_finished() for trial in trials)
-            seed = int(sha256(f"{self.seed} {self.sampler} {number}")[:8], 16)
-            is_tpe = self.sampler == "tpe"
-            self._study.sampler = (
-                samplers.TPESampler(n_startup_trials=_RANDOM_TRIALS, seed=seed)
-                if is_tpe
-                else samplers.RandomSampler(seed=seed)
-            )
-            self._study.pruner = {
-                "none": pruners.NopPruner(),
-                "median": pruners.MedianPruner(n_startup_trials=_RANDOM_TRIALS),
-                "halving": pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
-            }[self.search.pruner]
-            running = [trial for trial in trials if trial.state == TrialState.RUNNING]
-            fixed = self.start if number == 0 else None
-            if self.sampler == "grid":
-                grid = self.search.grid()
-                random.Random(self.seed).shuffle(grid)
-                fixed = grid[number]
-            if fixed is not None and not running:
-                params = {key: value if space[key].choices is None else literal(value) for key, value in fixed.items()}
-                self._study.enqueue_trial(params, skip_if_exists=True)
-            self._trial = Suggested(self._study, running[0]._trial_id) if running else self._study.ask()
-            suggested = {key: _suggest(self._trial, key, values) for key, values in space.items()}
-            for key, value in suggested.items():
-                _check_value(key, value, space[key])
-            return number, suggested
+            running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            if running:
+                self._trial = Suggested(self._study, running[0]._trial_id)
+            else:
+                self._trial = self._study.ask()
+            values = {key: _suggest(self._trial, key, space) for key, space in self.search.space.items()}
+            return Trial(number=len(self._ended()), values=values)
 
-    def prunes(self, scores: Sequence[float]) -> bool:
-        """Returns True if the suggested trial is to end. Earlier decisions are stored."""
-        with self._file_errors():
-            decisions = list(self._trial.user_attrs.get("decisions", []))
-            for number in range(len(decisions), len(scores)):
-                self._trial.report(scores[number], number + 1)
-                decisions.append(bool(self._trial.should_prune()))
-                self._trial.set_user_attr("decisions", decisions)
-        return bool(scores and decisions[len(scores) - 1])
+    def prunes(self, score: float, evaluation: int, *, is_last: bool) -> bool:
+        """Stores the score of an evaluation, and returns True if the trial is to end before its last one.
 
-    def add(self, trial: Trial) -> None:
-        """Stores the suggested trial, which has ended."""
-        from optuna.trial import TrialState
-
-        self.prunes(trial.scores)
-        with self._file_errors():
-            for name in ("seconds", "note", "state"):
-                self._trial.set_user_attr(name, getattr(trial, name))
-            # A trial that failed is a pruned one, because tpe ignores trials that Optuna calls failed.
-            ended = (TrialState.PRUNED, None) if trial.score is None else (TrialState.COMPLETE, [trial.score])
-            self._storage.set_trial_state_values(self._trial._trial_id, *ended)
-
-    def importance(self) -> dict[str, float]:
-        """Returns each key's share in the scores' variance (fANOVA, Hutter et al. 2014)."""
-        from optuna.importance import FanovaImportanceEvaluator, get_param_importances
-
-        if len(self.search.space) < 2 or sum(trial.score is not None for trial in self.trials) < 2:
-            return {}
-        try:
-            with self._file_errors(RuntimeError, ValueError):
-                shares = get_param_importances(self._study, evaluator=FanovaImportanceEvaluator(seed=0))
-        except (RuntimeError, ValueError):  # equal scores
-            return {}
-        return {} if any(map(math.isnan, shares.values())) else {key: float(share) for key, share in shares.items()}
-
-    def _read(self, stored: "optuna.trial.FrozenTrial") -> Trial:
-        """Returns a trial of the file, whose values anybody may have edited.
-
-        Raises:
-            ValueError, LookupError, TypeError: A value is missing, or is none that a search writes.
+        Call it on the main process. Evaluations are numbered from 1.
         """
-        attributes, spaces = stored.user_attrs, self.search.space
-        state, score = attributes["state"], None if stored.value is None else _finite(stored.value)
-        if state not in get_args(State) or (score is None) == (state == "complete"):
-            raise ValueError(f"trial {stored.number} is {state!r} and has the score {score}")
-        values = {key: _value(stored.params[key], space) for key, space in spaces.items()}
-        for key, value in values.items():
-            _check_value(key, value, spaces[key])
+        with self._file_errors():
+            self._trial.report(score, evaluation)
+            if not is_last and self._trial.should_prune():  # stored, because a kill may follow
+                self._trial.set_user_attr("pruned", evaluation)
+            return "pruned" in self._trial.user_attrs
+
+    @on_main_process
+    def end(self, score: float | None, *, note: str, seconds: float) -> None:
+        """Stores that the trial has ended. A trial that was pruned loses its score."""
+        from optuna.trial import TrialState
+
+        trial = self._trial
+        with self._file_errors():
+            if "pruned" in trial.user_attrs:
+                score = None
+                note = f"pruned after {counted(trial.user_attrs['pruned'], 'evaluation')}"
+            trial.set_user_attr("note", note)
+            trial.set_user_attr("seconds", round(seconds, 3))
+            # `study.tell` would let the sampler of a grid stop an `optimize` that there is not. A trial that failed is
+            # stored as a pruned one, because tpe learns nothing from what Optuna calls failed.
+            if score is None:
+                trial.storage.set_trial_state_values(trial._trial_id, TrialState.PRUNED)
+            else:
+                trial.storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [score])
+
+    def _ended(self) -> "list[optuna.trial.FrozenTrial]":
+        from optuna.trial import TrialState
+
+        return self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+
+    def _read(self, stored: "optuna.trial.FrozenTrial", number: int) -> Trial:
+        """Returns a trial of the file. Raises ValueError, LookupError or TypeError if it is damaged."""
+        attributes = stored.user_attrs
+        state = "pruned" if "pruned" in attributes else "failed"
+        score = None
+        if stored.value is not None:
+            state, score = "complete", float(stored.value)
+            if not math.isfinite(score):
+                raise ValueError(f"trial {number} has the score {score}")
         return Trial(
-            number=stored.number,
-            values=values,
+            number=number,
+            values={key: _value(stored.params[key], space) for key, space in self.search.space.items()},
             score=score,
-            scores=tuple(_finite(value) for _, value in sorted(stored.intermediate_values.items())),
+            scores=tuple(value for _, value in sorted(stored.intermediate_values.items())),
             state=state,
-            seconds=_finite(attributes["seconds"]),
+            seconds=float(attributes["seconds"]),
             note=str(attributes["note"]),
         )
 
     @contextmanager
-    def _file_errors(self, *passed: type[Exception]) -> Iterator[None]:
-        """Turns any error of Optuna and SQLite about a damaged file into CheckpointError, except ``passed``."""
+    def _file_errors(self) -> Iterator[None]:
+        """Turns any error of Optuna and SQLite about a damaged file into CheckpointError."""
         from optuna.exceptions import OptunaError
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -223,8 +204,6 @@ class Study:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Optuna's, about values that a message of ours refuses
                 yield
-        except passed:
-            raise
         except (OptunaError, SQLAlchemyError, *damaged) as error:
             reason = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
             raise CheckpointError(
@@ -233,33 +212,46 @@ class Study:
             ) from error
 
 
+def _sampler(search: SearchSection, *, seed: int, earlier: int) -> "optuna.samplers.BaseSampler":
+    """Returns Optuna's sampler. A search that goes on draws other values than at its start."""
+    from optuna import samplers
+
+    if search.sampler == "grid":
+        grid = {key: [_stored(value, space) for value in space.values] for key, space in search.space.items()}
+        return samplers.GridSampler(grid, seed=seed)
+    fresh_seed = (seed + earlier) % 2**32
+    if search.sampler == "random":
+        return samplers.RandomSampler(seed=fresh_seed)
+    return samplers.TPESampler(seed=fresh_seed, n_startup_trials=_RANDOM_TRIALS)
+
+
+def _pruner(search: SearchSection) -> "optuna.pruners.BasePruner":
+    from optuna import pruners
+
+    if search.pruner == "none":
+        return pruners.NopPruner()
+    if search.pruner == "median":
+        return pruners.MedianPruner()
+    return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+
+
 def _suggest(trial: "optuna.Trial", key: str, space: Space) -> Any:
-    low, high = space.probes[0], space.probes[-1]
-    if space.choices is not None:
-        return _value(trial.suggest_categorical(key, list(map(literal, space.choices))), space)
+    """Returns the trial's value of a key, which Optuna draws unless the trial has one."""
+    low, high = space.low, space.high
+    if low is None or high is None:
+        return _value(trial.suggest_categorical(key, [_stored(choice, space) for choice in space.values]), space)
     if isinstance(low, int) and isinstance(high, int):
         return trial.suggest_int(key, low, high, log=space.log)
-    return trial.suggest_float(key, float(low), float(high), log=space.log)
+    return trial.suggest_float(key, low, high, log=space.log)
 
 
-def _check_value(key: str, value: Any, space: Space) -> None:
-    """Raises ValueError for a value that the search cannot have drawn."""
-    if space.choices is not None:
-        return  # ``_value`` finds no other
-    low, high = space.probes[0], space.probes[-1]
-    number = _finite(value)
-    is_whole = isinstance(low, int) and isinstance(high, int)
-    if not low <= number <= high or (is_whole and not isinstance(value, int)):
-        raise ValueError(f"{key} is {value!r}, which is outside the range of the search")
-
-
-def _finite(value: Any) -> float:
-    """Returns a number as float. Raises ValueError if it is none, or not finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a finite number")
-    return float(value)
+def _stored(value: Any, space: Space) -> Any:
+    """Returns a value as Optuna stores it. A choice is stored as its text, because it may be a list."""
+    return value if space.choices is None else literal(value)
 
 
 def _value(stored: Any, space: Space) -> Any:
-    """Returns the value of a key. A choice is stored as its text."""
-    return stored if space.choices is None else {literal(choice): choice for choice in space.choices}[stored]
+    """Returns the value of a key. Raises KeyError if it is no choice."""
+    if space.choices is None:
+        return stored
+    return {literal(choice): choice for choice in space.choices}[stored]

@@ -1,8 +1,6 @@
 """The section ``[search]`` of a recipe, with the keys of a hyper-parameter search."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -28,6 +26,7 @@ def _check_repeats(choices: Sequence[Any]) -> None:
         raise ValueError(f"choices has {repeated} twice")
 
 
+Check = Callable[[Document], tuple[BaseModel | None, list[Problem]]]  # of a recipe
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Sampler = Literal["tpe", "random", "grid"]
 
@@ -111,13 +110,11 @@ class SearchSection(BaseModel):
     hours: Annotated[float, Field(gt=0)] | None = None
     """Begin no trial after this duration of all trials, even if there are fewer than `trials`."""
     sampler: Sampler = "tpe"
-    """Method that suggests values. "tpe" learns from the trials so far, "random" draws them, "grid" tries all
+    """Optuna's method that suggests values. "tpe" learns from the trials so far, "random" draws them, "grid" tries all
     combinations in random order."""
     pruner: Literal["none", "median", "halving"] = "median"
-    """Rule that ends trials early. With "median" it ends trials below the median of the others after as many
+    """Optuna's rule that ends trials early. With "median" it ends trials below the median of the others after as many
     evaluations. With "halving" it ends all but the best third after 1, 3, 9, ... evaluations (successive halving)."""
-    seeds: Count = 1
-    """Runs of a trial, with the same seeds `run.seed`, `run.seed` + 1, ... in each trial. Their mean counts."""
     fresh_seeds: Annotated[int, Field(ge=0, lt=2**31)] = 3
     """Runs of the best values at the end, with seeds that no trial had. Their mean is free of the luck that helped the
     best trial."""
@@ -137,14 +134,9 @@ class SearchSection(BaseModel):
         twice = next((name for name in self.__pydantic_extra__ if name in self.optim), None)
         if twice is not None:
             raise ValueError(f"{twice} and optim.{twice} are the same key. Remove one of them")
-        if self.sampler == "grid":
-            sizes = {key: space.size for key, space in self.space.items()}
-            endless = next((key for key, size in sizes.items() if size is None), None)
-            if endless is not None:
-                raise ValueError(f'sampler = "grid" needs choices or whole numbers, but {endless} has neither')
-            size = math.prod(filter(None, sizes.values()))
-            if size > _MOST_COMBINATIONS:
-                raise ValueError(f'sampler = "grid" has {size:,} combinations, expected at most {_MOST_COMBINATIONS:,}')
+        if self.sampler == "grid" and self.grid_size() > _MOST_COMBINATIONS:
+            size, most = self.grid_size(), _MOST_COMBINATIONS
+            raise ValueError(f'sampler = "grid" has {size:,} combinations, expected at most {most:,}')
         return self
 
     @property
@@ -163,10 +155,14 @@ class SearchSection(BaseModel):
         result.__pydantic_extra__.clear()
         return result
 
-    def grid(self) -> list[dict[str, Any]]:
-        """Returns all combinations of the values. See ``sampler``."""
-        lists = [space.values for space in self.space.values()]
-        return [dict(zip(self.space, values, strict=True)) for values in product(*lists)]
+    def grid_size(self) -> int:
+        """Returns the number of combinations of all values. Raises ValueError if a key has no end of them."""
+        size = 1
+        for key, space in self.space.items():
+            if space.size is None:
+                raise ValueError(f'sampler = "grid" needs choices or whole numbers, but {key} has neither')
+            size *= space.size
+        return size
 
 
 def changed(document: Document, values: Mapping[str, Any]) -> Document:
@@ -191,30 +187,35 @@ def not_searchable(name: str, known_keys: KnownKeys) -> str:
     return f"unknown key '{name}' in [search]{did_you_mean(name, keys)}"
 
 
-def checked_space(
-    search: SearchSection, document: Document, check: Callable[[Document], tuple[BaseModel | None, list[Problem]]]
-) -> tuple[dict[str, Space], list[Problem]]:
+def checked_space(search: SearchSection, document: Document, check: Check) -> tuple[dict[str, Space], list[Problem]]:
     """Returns the space, and the keys that are unknown or reject some of their values.
 
     Each value is tried alone, in the recipe as it is. Whole numbers become fractions for a key that accepts these, but
     a grid uses those between low and high one by one.
     """
     alone = {name: value for name, value in document.items() if name != "search"}
-    space, problems = dict(search.space), []
-    for key, values in space.items():
+    stated = section_of(document, "search")
+    space, problems = dict(search.space), list[Problem]()
+    for key, values in search.space.items():
         section, name = key.split(".", 1)
-        path: KeyPath = ("search", name) if name in section_of(document, "search") else ("search", section, name)
-        typed = []
-        for value in values.probes:
-            recipe, wrong = check(changed(alone, {key: value}))
-            if recipe is None or wrong:
-                problems.append(Problem(path, f"[search] {wrong[0].text}"))
-                break
-            taken = recipe.model_dump(include={section})[section].get(name)
-            typed.append(float(value) if isinstance(taken, float) else value)
-        else:
-            try:
-                space[key] = values.with_probes(typed, is_grid=search.sampler == "grid")
-            except ValueError as error:
-                problems.append(Problem(path, f"[{'.'.join(map(str, path))}] {error}"))
+        path: KeyPath = ("search", name) if name in stated else ("search", section, name)
+        try:
+            typed = [_typed(key, value, alone, check) for value in values.probes]
+        except ValueError as error:
+            problems.append(Problem(path, f"[search] {error}"))
+            continue
+        try:
+            space[key] = values.with_probes(typed, is_grid=search.sampler == "grid")
+        except ValueError as error:
+            problems.append(Problem(path, f"[{'.'.join(map(str, path))}] {error}"))
     return space, problems
+
+
+def _typed(key: str, value: Any, document: Document, check: Check) -> Any:
+    """Returns a value with the type of its key. Raises ValueError if the key rejects it."""
+    recipe, wrong = check(changed(document, {key: value}))
+    if recipe is None or wrong:
+        raise ValueError(wrong[0].text)
+    section, name = key.split(".", 1)
+    taken = recipe.model_dump(include={section})[section].get(name)
+    return float(value) if isinstance(taken, float) else value

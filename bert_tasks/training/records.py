@@ -144,20 +144,15 @@ class _Spread(_Record):
     std: Number
 
 
-class _Study(_Record):
-    sampler: str
-    trials: list[_Trial]
-    best: Count | None
-    fresh: _Spread | None
-    importance: dict[str, float]
-
-
 class SearchRecord(_Record):
     """``search.json``."""
 
     metric: str
     lower_is_better: bool
-    studies: Annotated[list[_Study], Field(min_length=1)]
+    sampler: str
+    trials: Annotated[list[_Trial], Field(min_length=1)]
+    best: Count | None
+    fresh: _Spread | None
     baseline: _Spread | None
     notes: list[str]
 

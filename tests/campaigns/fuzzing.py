@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import httpx2
 import torch
@@ -35,7 +35,7 @@ from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DataError
-from bert_tasks.experiments.study import Study, Trial
+from bert_tasks.experiments.study import Study
 from bert_tasks.export.exported import GRAPHS, INPUTS, RECORD, ExportedModel
 from bert_tasks.export.graph import OPSET
 from bert_tasks.model.multitask import MultiTaskModel
@@ -312,18 +312,23 @@ SPACE = SearchSection.model_validate({"trials": 4, "learning_rate": {"low": 1e-5
 
 
 def _open_study(path: Path) -> Study:
-    return Study(path, sampler="tpe", search=SPACE, start=None, seed=1, lower_is_better=False)
+    study = Study(path, SPACE)
+    try:
+        study.open({"rows": 3}, start=None, seed=1, lower_is_better=False)
+    except BertTasksError:
+        study.close()
+        raise
+    return study
 
 
 def saved_study(path: Path) -> Path:
     """The trials of a search, of which one is running."""
     study = _open_study(path)
-    study.check_facts({"rows": 3})
     for score in (0.5, None, 0.7):
-        number, values = study.suggest()
-        state: Literal["complete", "pruned"] = "pruned" if score is None else "complete"
-        study.add(Trial(number=number, values=values, score=score, scores=(0.4,), state=state, seconds=1.0))
-    study.suggest()
+        study.ask()
+        study.prunes(0.4, 1, is_last=True)
+        study.end(score, note="", seconds=1.0)
+    study.ask()
     study.close()
     return path
 
@@ -332,9 +337,10 @@ def _study_file(content: bytes, folder: Path) -> object:
     (folder / "study.db").write_bytes(content)
     study = _open_study(folder / "study.db")
     try:
-        study.check_facts({"rows": 3})
-        number, values = study.suggest()
-        return study.trials, number, values, study.prunes([0.3]), study.importance()
+        study.ask()
+        study.prunes(0.3, 1, is_last=False)
+        study.end(0.3, note="", seconds=1.0)
+        return study.trials()
     finally:
         study.close()
 

@@ -154,7 +154,7 @@ def test_all_edits_of_a_field_are_read_or_refused(
         ("run", "metrics.json", "more", 1, r"metrics\.json is damaged \(more = 1, Extra inputs"),
         ("seeds", "seeds.json", "runs", [{"seed": "x", "failure": None}], r"seeds\.json is damaged \(runs\.0\.seed"),
         ("folds", "folds.json", "rows", "x", r"folds\.json is damaged \(rows = 'x', .* Run the command again"),
-        ("search", "search.json", "studies", [], r"search\.json is damaged \(studies = \[\], .* Run the search again"),
+        ("search", "search.json", "trials", [], r"search\.json is damaged \(trials = \[\], .* Run the search again"),
     ],
 )
 def test_the_field_is_named(

@@ -1,10 +1,10 @@
 """The SQLite file of a search that was edited by hand: it is read, or refused with its name."""
 
+import math
 import shutil
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,18 +25,24 @@ VALUES = ("x", b"\xff\x00", None, 1e308, -1, "[]", 2.5)
 
 
 def opened(path: Path) -> Study:
-    return Study(path, sampler="tpe", search=SPACE, start=None, seed=1, lower_is_better=False)
+    study = Study(path, SPACE)
+    try:
+        study.open({"rows": 3}, start=None, seed=1, lower_is_better=False)
+    except BaseException:
+        study.close()
+        raise
+    return study
 
 
-def used(path: Path) -> tuple[list[Trial], dict[str, Any]]:
-    """All that a search does with the file before it trains."""
+def used(path: Path) -> list[Trial]:
+    """All that a search does with the file."""
     study = opened(path)
     try:
-        study.check_facts({"rows": 3})
-        trials, (_, values) = study.trials, study.suggest()
-        study.prunes([0.5])
-        study.importance()
-        return trials, values
+        study.trials()
+        study.ask()
+        study.prunes(0.5, 1, is_last=False)
+        study.end(0.5, note="", seconds=1.0)
+        return study.trials()
     finally:
         study.close()
 
@@ -45,12 +51,11 @@ def used(path: Path) -> tuple[list[Trial], dict[str, Any]]:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("study") / "study.db"
     study = opened(path)
-    study.check_facts({"rows": 3})
     for score in (0.5, 0.6, None, 0.7):
-        number, values = study.suggest()
-        state: Any = "pruned" if score is None else "complete"
-        study.add(Trial(number=number, values=values, score=score, scores=(0.4, 0.5), state=state, seconds=1.0))
-    study.suggest()
+        study.ask()
+        study.prunes(0.4, 1, is_last=True)
+        study.end(score, note="", seconds=1.0)
+    study.ask()
     study.close()
     return path
 
@@ -82,21 +87,16 @@ def edit(path: Path, table: str, column: str, value: object) -> bool:
     ],
 )
 def test_every_edit_is_read_or_refused(table: str, columns: tuple[str, ...], stored: Path, tmp_path: Path) -> None:
-    rate, size = "optim.learning_rate", "optim.batch_size"
     for column in columns:
         for number, value in enumerate(VALUES):
             path = Path(shutil.copy(stored, tmp_path / f"{column}{number}.db"))
             if not edit(path, table, column, value):
                 continue
             try:
-                trials, values = used(path)
+                trials = used(path)
             except (CheckpointError, UsageError):
                 continue
-            for of_trial in (values, *(trial.values for trial in trials)):
-                assert 1e-5 <= of_trial[rate] <= 1e-3, (column, value)
-                assert 4 <= of_trial[size] <= 16, (column, value)
-                assert isinstance(of_trial[size], int), (column, value)
-            assert all(trial.score is None or -1e308 <= trial.score <= 1e308 for trial in trials), (column, value)
+            assert all(trial.score is None or math.isfinite(trial.score) for trial in trials), (column, value)
 
 
 @pytest.mark.parametrize("value", ["x", "NaN", b"\xff", None, "inf"])

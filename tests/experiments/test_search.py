@@ -1,4 +1,4 @@
-"""Hyper-parameter search: suggestions that a kill does not change, the folder, what is kept, and wrong folders."""
+"""Hyper-parameter search: suggestions, a search that goes on, the folder, what is kept, and wrong folders."""
 
 import json
 import math
@@ -10,8 +10,8 @@ from importlib import util
 
 import pytest
 
-from bert_tasks import api, load_recipe
-from bert_tasks.errors import CheckpointError, RecipeError, UsageError
+from bert_tasks import load_recipe
+from bert_tasks.errors import CheckpointError, RecipeError, StoppedError, UsageError
 from bert_tasks.experiments import search as module
 from bert_tasks.experiments.search import search
 from bert_tasks.experiments.study import Study, Trial
@@ -27,7 +27,17 @@ SPACE = {
     "epochs": {"low": 1, "high": 3},
     "lr_scheduler_type": {"choices": ["linear", "cosine", "wsd"]},
 }
-FOLDER = ["baseline", "best.toml", "recipe.toml", "search.json", "study.db", "tpe"]
+FOLDER = [
+    "baseline",
+    "best.toml",
+    "fresh",
+    "recipe.toml",
+    "search.json",
+    "study.db",
+    "trial-000",
+    "trial-001",
+    "trial-002",
+]
 
 
 def write_recipe(folder, checkpoint, search_section, *, epochs=1, run_section=""):
@@ -49,72 +59,101 @@ def folder(tmp_path, checkpoint):
 # Suggestions
 
 
+def opened(path, *, seed=1, **section):
+    study = Study(path, SearchSection.model_validate(section))
+    study.open({"rows": 3}, start=None, seed=seed, lower_is_better=False)
+    return study
+
+
 def objective(values):
     return -abs(math.log(values["optim.learning_rate"] / 1e-4)) - values["optim.epochs"] / 4
 
 
-def studied(path, sampler, pruner="median", seed=1, *, upset=lambda study: None):
-    """Twelve trials of three evaluations, in a study that is opened anew for each, as after a kill."""
-    section = SearchSection.model_validate({"pruner": pruner, **SPACE, "sampler": "tpe"})
+def studied(path, sampler, pruner="none", *, seed=1, reopen=False):
+    """Twelve trials of three evaluations, perhaps in a file that is opened anew for each."""
+    section = {"sampler": sampler, "pruner": pruner, **SPACE}
+    study = opened(path, seed=seed, **section)
     for _ in range(12):
-        study = Study(path, sampler=sampler, search=section, start=None, seed=seed, lower_is_better=False)
-        upset(study)
-        number, values = study.suggest()
-        scores, state = [], "complete"
-        for evaluation in range(3):
-            scores.append(objective(values) * (3 - evaluation))
-            if study.prunes(scores):
-                state = "pruned"
+        values = study.ask().values
+        for evaluation in (1, 2, 3):
+            score = objective(values) * (4 - evaluation)
+            if study.prunes(score, evaluation, is_last=evaluation == 3):
                 break
-        score = scores[-1] if state == "complete" else None
-        study.add(Trial(number=number, values=values, score=score, scores=tuple(scores), state=state))
-        trials = study.trials
-        study.close()
+        study.end(score, note="", seconds=1.0)
+        if reopen:
+            study.close()
+            study = opened(path, seed=seed, **section)
+    trials = study.trials()
+    study.close()
     return trials
 
 
-def killed(study):
-    """A trial that was killed after two evaluations, or after the one that pruned it."""
-    _, values = study.suggest()
-    if not study.prunes([objective(values) * 3]):
-        study.prunes([objective(values) * 3, objective(values) * 2])
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_values_follow_from_the_seed_and_never_repeat(sampler, tmp_path):
+    """A search that goes on draws other values than at its beginning."""
+    first, again, other = (
+        [trial.values for trial in studied(tmp_path / f"{number}.db", sampler, seed=seed)]
+        for number, seed in enumerate((1, 1, 2))
+    )
+    assert first == again
+    assert first != other
+    resumed = studied(tmp_path / "a #?%20.db", sampler, reopen=True)
+    assert len({trial.values["optim.learning_rate"] for trial in resumed}) == 12
 
 
-@pytest.mark.parametrize(("sampler", "pruner"), [("tpe", "median"), ("tpe", "halving"), ("random", "none")])
-def test_suggestions_and_pruning_do_not_depend_on_kills(sampler, pruner, tmp_path):
-    calm = studied(tmp_path / "a #?%20.db", sampler, pruner)
-    assert studied(tmp_path / "b.db", sampler, pruner, upset=killed) == calm
-    assert len({trial.values["optim.learning_rate"] for trial in calm}) == 12
-    assert any(trial.state == "pruned" for trial in calm) == (pruner != "none")
+@pytest.mark.parametrize(("pruner", "evaluations"), [("median", {1, 2, 3}), ("halving", {1, 3})])
+def test_pruned_trials_have_no_score(pruner, evaluations, tmp_path):
+    trials = studied(tmp_path / "study.db", "random", pruner)
+    assert {trial.state for trial in trials} == {"complete", "pruned"}
+    for trial in trials:
+        assert len(trial.scores) in evaluations
+        assert (trial.score is None) == (trial.state == "pruned")
+        assert trial.note.startswith("pruned after") == (trial.state == "pruned")
+        assert trial.state == "complete" or len(trial.scores) < 3  # at the end there is nothing to save
+    assert {trial.state for trial in studied(tmp_path / "none.db", "random")} == {"complete"}
 
 
-def test_other_seeds_suggest_other_values(tmp_path):
-    first, two = (studied(tmp_path / f"{seed}.db", "random", "none", seed=seed) for seed in (1, 2))
-    assert [trial.values for trial in first] != [trial.values for trial in two]
+def test_a_killed_trial_keeps_its_values_and_its_end(tmp_path):
+    path, section = tmp_path / "study.db", {"sampler": "random", "pruner": "halving", **SPACE}
+    study = opened(path, **section)
+    for score in (0.9, 0.8, 0.7, 0.6):
+        killed = study.ask()
+        is_pruned = study.prunes(score, 1, is_last=False)
+        if is_pruned:
+            break
+        study.end(score, note="", seconds=1.0)
+    assert is_pruned
+    study.close()
+    study = opened(path, **section)
+    assert study.ask() == killed
+    assert study.prunes(0.99, 2, is_last=False)
+    study.end(0.99, note="", seconds=1.0)
+    assert study.trials()[-1].score is None
+    assert study.trials()[-1].number == killed.number
+    study.close()
 
 
 def test_the_grid_is_walked_once(tmp_path):
-    section = SearchSection.model_validate(
-        {"sampler": "grid", "epochs": SPACE["epochs"], "freeze_embeddings": {"choices": [True, False]}}
-    )
-    study = Study(tmp_path / "study.db", sampler="grid", search=section, start=None, seed=3, lower_is_better=True)
+    section = {"sampler": "grid", "epochs": SPACE["epochs"], "freeze_embeddings": {"choices": [True, False]}}
     seen = []
-    for _ in range(6):
-        number, values = study.suggest()
+    for number in range(6):  # each time after a kill in the middle of a trial
+        study = opened(tmp_path / "study.db", **section)
+        values = study.ask().values
+        study.close()
+        study = opened(tmp_path / "study.db", **section)
+        assert study.ask().values == values
+        study.end([1.0, None][number % 2], note="", seconds=1.0)
         seen.append(tuple(values.values()))
-        study.add(Trial(number=number, values=values, score=1.0))
-    study.close()
+        study.close()
     assert len(set(seen)) == 6
     assert all(type(value) is bool for _, value in seen)
 
 
 def test_a_failed_trial_is_remembered_as_one(tmp_path):
-    section = SearchSection.model_validate(SPACE)
-    study = Study(tmp_path / "study.db", sampler="tpe", search=section, start=None, seed=3, lower_is_better=True)
-    number, values = study.suggest()
-    trial = Trial(number=number, values=values, scores=(), state="failed", note="diverged", seconds=2.0)
-    study.add(trial)
-    assert study.trials == [trial]
+    study = opened(tmp_path / "study.db", **SPACE)
+    values = study.ask().values
+    study.end(None, note="diverged", seconds=2.0)
+    assert study.trials() == [Trial(number=0, values=values, state="failed", note="diverged", seconds=2.0)]
     study.close()
 
 
@@ -131,35 +170,34 @@ def searched(tmp_path_factory, checkpoint):
 def test_the_folder_of_a_search(searched):
     folder, result = searched
     assert sorted(path.name for path in (folder / "out").iterdir() if path.suffix != ".html") == FOLDER
-    study = result.studies[0]
-    assert [trial.number for trial in study.trials] == [0, 1, 2]
-    assert study.trials[0].values == {"optim.learning_rate": 1e-3, "optim.batch_size": 10}  # the recipe as it is
-    for trial in study.trials:
-        run = folder / "out" / "tpe" / f"trial-{trial.number:03d}"
+    assert [trial.number for trial in result.trials] == [0, 1, 2]
+    assert result.trials[0].values == {"optim.learning_rate": 1e-3, "optim.batch_size": 10}  # the recipe as it is
+    for trial in result.trials:
+        run = folder / "out" / f"trial-{trial.number:03d}"
         best_recipe = load_recipe(run / "recipe.toml")
         assert (best_recipe.optim.learning_rate, best_recipe.run.seed) == (trial.values["optim.learning_rate"], 9)
         metrics = json.loads((run / "metrics.json").read_text("utf-8"))["metrics"]
         assert metrics[result.metric] == trial.score
-        assert (run / "model" / "model.safetensors").exists() == (trial == study.best)
+        assert (run / "model" / "model.safetensors").exists() == (trial == result.best)
         assert not list(run.rglob("ckpt-*"))
-    assert study.best.score == max(trial.score for trial in study.trials)
-    assert study.run == folder / "out" / "tpe" / f"trial-{study.best.number:03d}"
-    for seeds in (study.fresh, result.baseline):
+    assert result.best.score == max(trial.score for trial in result.trials)
+    assert result.run == folder / "out" / f"trial-{result.best.number:03d}"
+    for seeds in (result.fresh, result.baseline):
         assert [run.seed for run in seeds.runs] == [10, 11]
     best = load_recipe(folder / "out" / "best.toml")
-    assert best.optim.learning_rate == study.best.values["optim.learning_rate"]
-    assert json.loads((folder / "out" / "search.json").read_text("utf-8"))["studies"][0]["best"] == study.best.number
+    assert best.optim.learning_rate == result.best.values["optim.learning_rate"]
+    assert json.loads((folder / "out" / "search.json").read_text("utf-8"))["best"] == result.best.number
 
 
 def test_lines_for_people(searched):
     _, result = searched
     text = "\n".join(result.lines())
-    spread = result.studies[0].fresh.metrics[result.metric]
-    assert re.search(rf"tpe, 3 trials +{result.studies[0].best.score:.4f} +{spread.mean:.4f} ", text)
+    spread = result.fresh.metrics[result.metric]
+    assert re.search(rf"tpe, 3 trials +{result.best.score:.4f} +{spread.mean:.4f} ", text)
     assert "the recipe as it is" in text
     assert "too good on average" in text
-    assert f"model: {result.studies[0].run / 'model'}" in result.lines()
-    gone = replace(result, studies=(replace(result.studies[0], run=result.output_dir / "gone"),))
+    assert f"model: {result.run / 'model'}" in result.lines()
+    gone = replace(result, output_dir=result.output_dir / "gone")
     assert not any(line.startswith("model:") for line in gone.lines())
 
 
@@ -173,7 +211,7 @@ def test_fresh_seeds_that_diverge(searched, tmp_path, monkeypatch):
     original = module.train_seeds
     monkeypatch.setattr(module, "train_seeds", diverge)
     result = search(recipe(tmp_path / "copy"), progress=False)
-    for name in ("fresh seeds of tpe", "the recipe as it is"):
+    for name in ("fresh seeds", "the recipe as it is"):
         assert f"{name}: 1 of 2 runs (seed 11) diverged and are not counted" in result.notes
     assert result.to_json()["baseline"]["runs"] == 1
     page = make_report(tmp_path / "copy" / "out").output.read_text("utf-8")
@@ -211,7 +249,7 @@ def test_a_complete_search_is_reported_and_extended(searched, tmp_path, monkeypa
     shutil.copytree(folder, tmp_path / "copy")
     more = search(recipe(tmp_path / "copy", "search.trials=4", "search.fresh_seeds=0"), progress=False)
     assert len(trained) == 1
-    assert more.studies[0].trials[:3] == result.studies[0].trials
+    assert more.trials[:3] == result.trials
     assert more.baseline is None
 
 
@@ -221,6 +259,7 @@ def test_a_complete_search_is_reported_and_extended(searched, tmp_path, monkeypa
         ("optim.epochs=2", r"differs in optim.epochs = 2 \(was 1\)"),
         ("search.epochs={low = 1, high = 2}", "differs in search.optim"),
         ("run.seed=3", "differs in run.seed"),
+        ("search.sampler=random", "differs in search.sampler = 'random' .was 'tpe'"),
         ("run.seeds=[1, 2]", "a search has its own seeds. Remove run.seeds"),
     ],
 )
@@ -243,9 +282,7 @@ def test_a_damaged_study(searched, tmp_path):
     with pytest.raises(CheckpointError, match=r"study\.db: the trials cannot be read or written \(.*not a database"):
         search(recipe(tmp_path / "copy"), progress=False)
     again = search(recipe(tmp_path / "copy", "search.fresh_seeds=0"), overwrite=True, progress=False)
-    assert [trial.score for trial in again.studies[0].trials] == [
-        trial.score for trial in searched[1].studies[0].trials
-    ]
+    assert [trial.score for trial in again.trials] == [trial.score for trial in searched[1].trials]
 
 
 def test_folders_that_are_no_search(folder):
@@ -271,15 +308,16 @@ def test_the_folder_of_the_user_s_recipe(folder, overwrite):
 
 
 def test_overwriting_removes_only_what_a_search_wrote(tmp_path):
-    runs = ["tpe/trial-000", "random/trial-001/seed-1", "tpe/fresh/trial-000/seed-2", "baseline/seed-3"]
-    kept = ["notes.txt", "random/notes.txt", "baseline/trial/run.json", "tpe/trial-007/notes.txt", "grid/run.json"]
+    runs = ["trial-000", "trial-1000", "fresh/trial-000/seed-2", "baseline/seed-3"]
+    kept = ["notes.txt", "fresh/notes.txt", "baseline/trial/run.json", "trial-007/notes.txt", "grid/run.json"]
     ours = ["study.db", "recipe.toml", "search.json", "best.toml", "report.html", "baseline/seeds.json"]
+    ours += ["fresh/trial-000/seeds.json"]
     for name in (*(f"{run}/run.json" for run in runs), *kept, *ours):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("", "utf-8")
     module._remove(tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
-    assert left == {*kept, "random", "baseline", "baseline/trial", "tpe", "tpe/trial-007", "grid"}
+    assert left == {*kept, "fresh", "baseline", "baseline/trial", "trial-007", "grid"}
 
 
 def test_values_that_the_model_refuses_end_their_trial_only(tmp_path, checkpoint):
@@ -287,10 +325,10 @@ def test_values_that_the_model_refuses_end_their_trial_only(tmp_path, checkpoint
     space = 'sampler = "grid"\nfresh_seeds = 1\nsettings.max_length = {choices = [40, 4096]}'
     path = write_recipe(tmp_path, checkpoint, space)
     result = search(load_recipe(path, overrides=["settings.max_length=4096"]), progress=False)
-    trials = {trial.values["settings.max_length"]: trial for trial in result.studies[0].trials}
+    trials = {trial.values["settings.max_length"]: trial for trial in result.trials}
     assert {length: trial.state for length, trial in trials.items()} == {40: "complete", 4096: "failed"}
     assert trials[4096].note.startswith("max_length = 4096, but the checkpoint has")
-    assert result.studies[0].fresh is not None
+    assert result.fresh is not None
     assert result.baseline is None
     assert any(note.startswith("the recipe as it is cannot be trained (max_length") for note in result.notes)
 
@@ -322,35 +360,34 @@ def test_trials_that_diverge_have_no_score(folder):
     )
     (folder / "recipe.toml").write_text(text, "utf-8")
     grid = ("search.sampler=grid", "search.batch_size.choices=[4, 5]", "optim.epochs=3", "search.fresh_seeds=0")
-    study = search(recipe(folder, *grid), progress=False).studies[0]
+    study = search(recipe(folder, *grid), progress=False)
     states = {trial.values["optim.learning_rate"]: (trial.state, trial.score is None) for trial in study.trials}
     assert len(study.trials) == 3
     assert states == {1e-3: ("complete", False), 1e30: ("failed", True)}
     assert all("diverged" in trial.note for trial in study.trials if trial.state == "failed")
 
 
-def test_seeds_of_a_trial_are_averaged_and_the_same_in_all(folder):
-    result = search(recipe(folder, "search.seeds=2", "search.trials=2", "search.fresh_seeds=0"), progress=False)
-    for trial in result.studies[0].trials:
-        runs = sorted((folder / "out" / "tpe" / f"trial-{trial.number:03d}").iterdir())
-        assert [run.name for run in runs] == ["seed-10", "seed-9"]
-        scores = [json.loads((run / "metrics.json").read_text("utf-8"))["metrics"][result.metric] for run in runs]
-        assert trial.score == pytest.approx(sum(scores) / 2, abs=1e-12)
+def test_a_search_that_was_stopped_goes_on(folder, monkeypatch):
+    """The trial that was stopped continues with its values, from its checkpoint."""
+    options = ("optim.epochs=2", "search.fresh_seeds=0", "search.pruner=none", "search.batch_size.choices=[10, 20]")
+    original = module._Pruning.on_evaluate
 
+    def stop(callback, trainer, record):
+        if trainer.output_dir.name == "trial-001":
+            raise StoppedError("stopped", signal_number=signal.SIGTERM)
+        return original(callback, trainer, record)
 
-def test_random_search_beside_it(folder, caplog):
-    options = ("search.trials=2", "search.fresh_seeds=1", "search.baseline=false")
-    result = search(recipe(folder, *options), compare_random=True, progress=False)
-    api.write_after_run(folder / "out", report=False)
-    assert [(study.sampler, len(study.trials)) for study in result.studies] == [("tpe", 2), ("random", 2)]
-    assert all(study.fresh is not None for study in result.studies)
-    for study in result.studies:  # each keeps its best model, with a card
-        trials = folder / "out" / study.sampler
-        assert list(trials.glob("trial-*/model/README.md")) == [study.run / "model" / "README.md"]
-        assert list(trials.glob("trial-*/model")) == [study.run / "model"]
-    assert caplog.messages == []
-    again = search(recipe(folder, *options), progress=False)  # its trials are in the folder
-    assert again.to_json() == result.to_json()
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Pruning, "on_evaluate", stop)
+        with pytest.raises(StoppedError):
+            search(recipe(folder, *options), progress=False)
+    stopped = load_recipe(folder / "out" / "trial-001" / "recipe.toml").optim
+    result = search(recipe(folder, *options), progress=False)
+    assert [trial.state for trial in result.trials] == ["complete"] * 3
+    values = result.trials[1].values
+    assert (stopped.learning_rate, stopped.batch_size) == (values["optim.learning_rate"], values["optim.batch_size"])
+    assert len(result.trials[0].scores) == 2
+    assert len(result.trials[1].scores) == 1  # of the second epoch, because the first is not repeated
 
 
 # Whole programs
@@ -365,7 +402,7 @@ BY_LOSS = 'metric_for_best_model = "loss"'  # which differs between all trials, 
 def read_trials(folder):
     content = json.loads((folder / "out" / "search.json").read_text("utf-8"))
     keys = ("number", "values", "score", "scores", "state")
-    return [{key: trial[key] for key in keys} for trial in content["studies"][0]["trials"]]
+    return [{key: trial[key] for key in keys} for trial in content["trials"]]
 
 
 @pytest.mark.slow
@@ -377,7 +414,7 @@ def test_pruning_ends_both_processes(tmp_path, checkpoint):
     states = {trial["state"] for trial in trials}
     assert states == {"complete", "pruned"}
     for trial in trials:
-        run = tmp_path / "out" / "random" / f"trial-{trial['number']:03d}"
+        run = tmp_path / "out" / f"trial-{trial['number']:03d}"
         metadata, summary = (json.loads((run / name).read_text("utf-8")) for name in ("run.json", "metrics.json"))
         assert metadata["processes"] == 2
         assert (summary["steps"] < metadata["steps"]) == (trial["state"] == "pruned")
@@ -385,19 +422,18 @@ def test_pruning_ends_both_processes(tmp_path, checkpoint):
 
 @pytest.mark.slow
 def test_kill_during_a_trial(tmp_path, checkpoint):
-    for name in ("calm", "killed"):
-        (tmp_path / name).mkdir()
-        section = PRUNED.replace("'random'", "'tpe'")
-        write_recipe(tmp_path / name, checkpoint, section, epochs=4, run_section=BY_LOSS)
-    command = [*CONSOLE, "search", "--no-report", "--quiet"]
-    assert run_program([*command, tmp_path / "calm" / "recipe.toml"], folder=tmp_path, seconds=240).code == 0
-    program = Program([*command, tmp_path / "killed" / "recipe.toml"], folder=tmp_path)
-    run = tmp_path / "killed" / "out" / "tpe" / "trial-004"
+    write_recipe(tmp_path, checkpoint, PRUNED.replace("'random'", "'tpe'"), epochs=4, run_section=BY_LOSS)
+    command = [*CONSOLE, "search", "--no-report", "--quiet", tmp_path / "recipe.toml"]
+    program = Program(command, folder=tmp_path)
+    run = tmp_path / "out" / "trial-004"
     program.until(lambda: (run / "metrics.jsonl").exists())
     program.send(signal.SIGKILL)
     program.wait()
-    assert not (tmp_path / "killed" / "out" / "search.json").exists()
-    done = run_program([*command, tmp_path / "killed" / "recipe.toml"], folder=tmp_path, seconds=240)
+    assert not (tmp_path / "out" / "search.json").exists()
+    killed = load_recipe(run / "recipe.toml").optim.learning_rate
+    done = run_program(command, folder=tmp_path, seconds=240)
     assert done.code == 0, done.err[-3000:]
-    assert read_trials(tmp_path / "killed") == read_trials(tmp_path / "calm")
-    assert any(trial["state"] == "pruned" for trial in read_trials(tmp_path / "calm"))
+    trials = read_trials(tmp_path)
+    assert [trial["number"] for trial in trials] == list(range(6))
+    assert trials[4]["values"]["optim.learning_rate"] == killed
+    assert {trial["state"] for trial in trials} == {"complete", "pruned"}

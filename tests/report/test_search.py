@@ -1,4 +1,4 @@
-"""The page about a search: all trials of all samplers, the best values, and what there is without a score."""
+"""The page about a search: all trials, the best values, and what there is without a score."""
 
 import json
 import re
@@ -20,8 +20,7 @@ def study(sampler, trials):
     scored = [entry for entry in trials if entry["score"] is not None]
     best = max(scored, key=lambda entry: entry["score"])["number"] if scored else None
     fresh = None if best is None else {"mean": 0.7, "std": 0.01, "runs": 2}
-    importance = {RATE: 0.75, LENGTH: 0.25} if len(scored) > 1 else {}
-    return {"sampler": sampler, "trials": trials, "best": best, "fresh": fresh, "importance": importance}
+    return {"sampler": sampler, "trials": trials, "best": best, "fresh": fresh}
 
 
 @pytest.fixture
@@ -33,8 +32,8 @@ def page_of(tmp_path):
         "utf-8",
     )
 
-    def page(*studies):
-        content = {"metric": "accuracy", "lower_is_better": False, "studies": studies, "baseline": None, "notes": []}
+    def page(study):
+        content = {"metric": "accuracy", "lower_is_better": False, **study, "baseline": None, "notes": []}
         (tmp_path / "search.json").write_text(json.dumps(content), "utf-8")
         html = tmp_path / "report.html"
         html.write_text(search_page(tmp_path), "utf-8")
@@ -46,24 +45,24 @@ def page_of(tmp_path):
 SOME = [trial(0, 0.5), trial(1, None, LONG, "failed"), trial(2, 0.75), trial(3, None, "pruned after 2", "pruned")]
 
 
-def test_trials_of_all_samplers_are_listed(page_of):
-    text = page_of(study("tpe", SOME), study("random", [trial(0, 0.25), trial(1, 0.625)])).read_text("utf-8")
-    assert "4 trials of tpe, 2 of them without a score and 2 trials of random" in text
+def test_all_trials_are_listed(page_of):
+    text = page_of(study("tpe", SOME)).read_text("utf-8")
+    assert "4 trials of tpe, 2 of them without a score" in text
     rows = re.findall(r'<tr><th scope="row">(\d)</th><td>(?:([\d.]+)|[^<])</td>', text)
-    assert rows[-6:] == [("0", "0.500"), ("1", ""), ("2", "0.750"), ("3", ""), ("0", "0.250"), ("1", "0.625")]
+    assert rows[-4:] == [("0", "0.500"), ("1", ""), ("2", "0.750"), ("3", "")]
     assert f'<td class="remark">{LONG}</td>' in text
-    assert text.count('<td class="remark">best</td>') == 2
+    assert text.count('<td class="remark">best</td>') == 1
     assert "<code>optim.learning_rate = 9e-05</code>" in text
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 400), ("dark", 1000)])
 def test_the_page_is_sound(browser, page_of, scheme, width):
-    browser.open(page_of(study("tpe", SOME), study("random", SOME[:2])), scheme=scheme, width=width)
+    browser.open(page_of(study("tpe", SOME)), scheme=scheme, width=width)
     assert browser.errors() == []
     assert browser.low_contrast() == []
     assert browser.overflowing() == []
     assert browser.unreachable() == []
-    assert browser.headings() == [1, 2, 2, 2]
+    assert browser.headings() == [1, 2, 2]
 
 
 def test_a_search_without_any_score_says_so(page_of):
