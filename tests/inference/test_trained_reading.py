@@ -100,7 +100,7 @@ def test_rows_that_cannot_be_used_are_left_out_as_in_training(
     with pytest.raises(DataError, match="or pass on_error='skip' to leave such rows out"):
         evaluate(folder, data, on_error="fail")
     with pytest.raises(UsageError, match="on_error is 'retry'"):
-        evaluate(folder, data, on_error="retry")  # type: ignore[arg-type]
+        evaluate(folder, data, on_error="retry")  # type: ignore[arg-type]  # a value that a caller without types may pass
     model = TaskModel.from_pretrained(folder)
     model.reading = TrainedReading()
     with pytest.raises(DataError, match="missing label"):
