@@ -17,6 +17,7 @@ from bert_tasks.data import limits, records
 from bert_tasks.data.arrow import row_batches
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import FORMATS, annotations, workbooks
+from bert_tasks.data.formats.parquet import ThriftReader
 from bert_tasks.data.records import ParseOptions
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
@@ -266,3 +267,10 @@ def test_a_bomb_ends_the_command_before_it_fills_the_memory(tmp_path: Path, name
     script = f"ulimit -v 5000000; exec {runs.CONSOLE[0]} tokenizer {name} {options}"
     ended = runs.run(["sh", "-c", f"cd {tmp_path} && {script}"], folder=tmp_path, HF_DATASETS_CACHE=str(tmp_path / "c"))
     assert (ended.code, "characters. " in ended.err) == (3, True), ended.err
+
+
+def test_a_number_in_the_metadata_of_parquet_has_64_bits() -> None:
+    """A longer one would be summed up for minutes."""
+    with pytest.raises(ValueError, match="more than 64 bits"):
+        ThriftReader(b"\x15" + b"\xff" * 100 + b"\x01\x00").struct()
+    assert ThriftReader(b"\x15" + b"\xfe" + b"\xff" * 8 + b"\x01\x00").struct() == {1: 2**63 - 1}

@@ -29,6 +29,9 @@ _GROUP_COLUMNS, _GROUP_ROWS = 1, 3
 _CHUNK_METADATA = 3
 _TYPE, _ENCODINGS, _PATH, _VALUES, _SIZE, _COMPRESSED = 1, 2, 3, 5, 6, 7
 _BYTE_ARRAY, _FIXED_BYTE_ARRAY = 6, 7  # types
+_LONGEST_VARINT = (
+    10  # bytes of a number with 64 bits. Without a limit, the time would grow with the square of the length
+)
 _DELTA_BYTE_ARRAY = 7  # an encoding, in which a value shares its beginning with the one before
 
 
@@ -208,13 +211,13 @@ class ThriftReader:
         return content
 
     def _varint(self) -> int:
-        number = shift = 0
-        while True:
+        number = 0
+        for index in range(_LONGEST_VARINT):
             byte = self._byte()
-            number |= (byte & 127) << shift
-            shift += 7
+            number |= (byte & 127) << (7 * index)
             if byte < 128:
                 return number
+        raise ValueError("a number in the metadata has more than 64 bits")
 
     def _integer(self) -> int:
         number = self._varint()
