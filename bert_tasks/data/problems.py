@@ -58,12 +58,13 @@ class RowErrors(DataError):  # noqa: N818  (a collection)
 
     Attributes:
         count: Number of errors.
-        advice: Advice other than to fix the rows, such as ``set data.on_error = "skip" to skip such rows``.
+        never_skipped: Number of errors, such as unknown labels, whose rows are never skipped.
+        advice: Advice, shown if it helps against some error, other than to fix the rows, such as ``set data.on_error = "skip" to skip such rows``.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.count, self.advice = 0, ""
+        self.count, self.never_skipped, self.advice = 0, 0, ""
         # (source, error) -> the number of rows that have it, and the first of their lines
         self._entries: dict[tuple[str, str], tuple[int, tuple[int, ...]]] = {}
 
@@ -79,6 +80,7 @@ class RowErrors(DataError):  # noqa: N818  (a collection)
     def extend(self, others: "RowErrors") -> None:
         """Adds the errors of other files."""
         self.count += others.count
+        self.never_skipped += others.never_skipped
         self._entries |= dict(islice(others._entries.items(), SHOWN - len(self._entries)))
 
     def raise_if_any(self) -> None:
@@ -88,7 +90,8 @@ class RowErrors(DataError):  # noqa: N818  (a collection)
 
     def __str__(self) -> str:
         heading = f"{counted(self.count, 'problem')} in the data. Fix these rows and run the command again"
-        lines = [f"{heading}, or {self.advice}." if self.advice else f"{heading}."]
+        advice = "" if self.never_skipped == self.count else self.advice
+        lines = [f"{heading}, or {advice}." if advice else f"{heading}."]
         for (source, error), (count, (first, *others)) in self._entries.items():
             lines.append(f"  {source}:{first}: {error}")
             if count > 1:

@@ -240,6 +240,7 @@ class RowValidator:
         if present:
             self.check_columns(present, source)
         # Skipped rows hold their error, but an unknown label is never skipped.
+        errors.never_skipped = unknown_labels.count
         (unknown_labels if self.skip_errors and bad < count else errors).raise_if_any()
 
     def _unknown_labels(self, row: Mapping[str, Any]) -> Iterator[RowError]:
