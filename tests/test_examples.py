@@ -41,7 +41,6 @@ output_dir = "runs/recipe"
 SEARCH = """
 [search]
 trials = 2
-fresh_seeds = 1
 learning_rate = {low = 1e-5, high = 1e-4, log = true}
 """
 MODULES = {**reference.API, **reference.CONTRACT}

@@ -209,7 +209,7 @@ def search(
     dist_timeout: ProcessTimeout = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search for better values of the keys in a recipe's [search], and train the best again with fresh seeds.
+    """Search for better values of the keys in a recipe's [search].
 
     Run the command again to resume an interrupted search. More search.trials extend it. Needs the extra `search`
     (Optuna).

@@ -1,210 +1,143 @@
-"""The trials of a search in the SQLite file of an Optuna study.
+"""The study of a search, which Optuna keeps in a SQLite file.
 
-The only module that imports Optuna, which stores the trials, suggests their values and prunes them. A trial that was
-killed is still running in the file, and continues with its values.
+The only module that imports Optuna, which is an extra. Optuna stores the trials, suggests their values and prunes them.
 """
 
-import importlib.util
 import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import optuna
+from optuna.pruners import MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy import URL, NullPool
+from sqlalchemy.exc import SQLAlchemyError
 
 from bert_tasks.data.problems import counted
-from bert_tasks.distributed import make_accelerator, on_main_process
-from bert_tasks.errors import CheckpointError, UsageError, argument
+from bert_tasks.errors import CheckpointError, argument
 from bert_tasks.recipe.search import SearchSection, Space
-from bert_tasks.recipe.toml import literal
-from bert_tasks.training.files import differences
 
-if TYPE_CHECKING:
-    import optuna
-
+_NAME = "search"
+_NOTE = "note"  # the attribute of a trial that says why it has no score
+_FACTS = "facts"  # the attribute of the study
 _RANDOM_TRIALS = 5  # before tpe learns from those that have ended
-_SHOWN = 6  # differing facts in a message
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A run with values of its own.
-
-    Attributes:
-        values: ``section.key`` -> value.
-        score: The metric of the best model. None if the trial was pruned or failed.
-        scores: The metric at each evaluation.
-        state: "complete", "pruned" or "failed".
-        seconds: Duration of the trial since the search last began.
-        note: Why it has no score.
-    """
-
-    number: int
-    values: Mapping[str, Any]
-    score: float | None = None
-    scores: tuple[float, ...] = ()
-    state: str = "complete"
-    seconds: float = 0.0
-    note: str = ""
-
-
-def check_installed() -> None:
-    """Raises UsageError if Optuna is not installed."""
-    if importlib.util.find_spec("optuna") is None:
-        raise UsageError("optuna not installed, needed for searches. Run `pip install '.[search]'`")
+_PRUNERS = {
+    "none": NopPruner(),
+    "median": MedianPruner(),
+    "halving": SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+}
+_DAMAGED = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError)
 
 
 class Study:
-    """The study of a search. The main process asks Optuna, and all processes get the answers."""
+    """Optuna's study of a search.
 
-    _storage: "optuna.storages.RDBStorage | None" = None
-    _study: "optuna.Study"
-    _trial: "optuna.Trial"  # the one that was suggested last
+    Every method raises CheckpointError if the file is damaged or cannot be written.
 
-    def __init__(self, path: Path, search: SearchSection, *, mixed_precision: str = "no") -> None:
+    Attributes:
+        facts: What all trials have in common, such as the rows, as the file has it.
+    """
+
+    facts: dict[str, Any]
+    _study: optuna.Study
+    _trial: Trial  # the one that runs
+
+    def __init__(self, path: Path, search: SearchSection) -> None:
         self.path, self.search = path, search
-        self.accelerator = make_accelerator(mixed_precision)
 
-    @on_main_process
-    def open(
-        self, facts: Mapping[str, Any], *, start: Mapping[str, Any] | None, seed: int, lower_is_better: bool
-    ) -> None:
+    def load(self) -> None:
+        """Opens the file of an earlier search."""
+        with self._file_errors():
+            self._study = optuna.load_study(study_name=_NAME, storage=self._storage())
+            self.facts = dict(self._study.user_attrs[_FACTS])
+
+    def open(self, facts: Mapping[str, Any], *, first: Mapping[str, Any], seed: int, lower_is_better: bool) -> None:
         """Opens the file, or makes it.
 
         Args:
-            facts: What all trials have in common, such as the rows.
-            start: The values of the first trial, if they are known.
-            seed: Seed of the suggestions.
+            facts: The facts of a new file.
+            first: Values of the first trial, as far as they are known. A grid has an order of its own.
+            seed: Seed of the suggestions. A search that goes on draws other values than at its start.
             lower_is_better: True if a low score is a good one.
-
-        Raises:
-            UsageError: The trials in the file have other facts.
-            CheckpointError: The file is damaged.
         """
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        direction = StudyDirection.MAXIMIZE
+        if lower_is_better:
+            direction = StudyDirection.MINIMIZE
         with self._file_errors():
-            from sqlalchemy import URL
-
-            url = URL.create("sqlite", database=str(self.path)).render_as_string()
-            self._storage = optuna.storages.RDBStorage(url)
-            self._study = optuna.create_study(
-                storage=self._storage,
-                study_name="search",
-                direction="minimize" if lower_is_better else "maximize",
-                pruner=_pruner(self.search),
-                load_if_exists=True,
+            study = optuna.create_study(
+                storage=self._storage(), study_name=_NAME, direction=direction, load_if_exists=True
             )
-            earlier = len(self._study.get_trials(deepcopy=False))
-            self._study.sampler = _sampler(self.search, seed=seed, earlier=earlier)
-            if "facts" not in self._study.user_attrs:
-                if start is not None:
-                    params = {key: _stored(value, self.search.space[key]) for key, value in start.items()}
-                    self._study.enqueue_trial(params, skip_if_exists=True)
-                self._study.set_user_attr("facts", dict(facts))
-            before = dict(self._study.user_attrs["facts"])
-        changes = list(map(str, differences(before, facts)))
-        if changes:
-            raise UsageError(
-                f"{self.path.parent} holds a search that differs in {', '.join(changes[:_SHOWN])}. "
-                f"Choose another folder, or {argument('overwrite')} to search again"
-            )
+            if _FACTS not in study.user_attrs:
+                if self.search.sampler != "grid":
+                    study.enqueue_trial(dict(first), skip_if_exists=True)
+                study.set_user_attr(_FACTS, dict(facts))
+            study.pruner = _PRUNERS[self.search.pruner]
+            begun = [trial for trial in study.trials if trial.state is not TrialState.WAITING]
+            study.sampler = _sampler(self.search, seed=seed, earlier=len(begun))
+            self._study, self.facts = study, dict(study.user_attrs[_FACTS])
 
-    def close(self) -> None:
-        """Closes the file."""
-        if self._storage is not None:
-            self._storage.remove_session()
-            self._storage.engine.dispose()
-
-    @on_main_process
-    def trials(self) -> list[Trial]:
+    def trials(self) -> tuple[FrozenTrial, ...]:
         """Returns the trials that have ended, in order."""
         with self._file_errors():
-            return [self._read(stored, number) for number, stored in enumerate(self._ended())]
+            trials = self._study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+            for trial in trials:
+                score = trial.value
+                if trial.state is TrialState.COMPLETE and (score is None or not math.isfinite(score)):
+                    raise ValueError(f"trial {trial.number} has the score {score}")
+        return tuple(trials)
 
-    @on_main_process
-    def ask(self) -> Trial:
-        """Returns the next trial, which is the one that a kill or a signal stopped, if there is one."""
-        from optuna import Trial as Suggested
-        from optuna.trial import TrialState
-
+    def ask(self) -> tuple[int, dict[str, Any]]:
+        """Returns the number and the values of the next trial, which is an interrupted one, if there is one."""
         with self._file_errors():
-            running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-            if running:
-                self._trial = Suggested(self._study, running[0]._trial_id)
+            interrupted = self._study.get_trials(states=(TrialState.RUNNING,))
+            if interrupted:
+                self._trial = Trial(self._study, interrupted[0]._trial_id)
             else:
                 self._trial = self._study.ask()
             values = {key: _suggest(self._trial, key, space) for key, space in self.search.space.items()}
-            return Trial(number=len(self._ended()), values=values)
+        return self._trial.number, values
 
     def prunes(self, score: float, evaluation: int, *, is_last: bool) -> bool:
         """Stores the score of an evaluation, and returns True if the trial is to end before its last one.
 
-        Call it on the main process. Evaluations are numbered from 1.
+        Evaluations are numbered from 1.
         """
         with self._file_errors():
             self._trial.report(score, evaluation)
             if not is_last and self._trial.should_prune():  # stored, because a kill may follow
-                self._trial.set_user_attr("pruned", evaluation)
-            return "pruned" in self._trial.user_attrs
+                self._trial.set_user_attr(_NOTE, f"pruned after {counted(evaluation, 'evaluation')}")
+            return _NOTE in self._trial.user_attrs
 
-    @on_main_process
-    def end(self, score: float | None, *, note: str, seconds: float) -> None:
-        """Stores that the trial has ended. A trial that was pruned loses its score."""
-        from optuna.trial import TrialState
-
+    def end(self, score: float | None, note: str) -> None:
+        """Stores the end of the trial. One that was pruned, or has a note, has no score."""
         trial = self._trial
         with self._file_errors():
-            if "pruned" in trial.user_attrs:
-                score = None
-                note = f"pruned after {counted(trial.user_attrs['pruned'], 'evaluation')}"
-            trial.set_user_attr("note", note)
-            trial.set_user_attr("seconds", round(seconds, 3))
+            if note:
+                trial.set_user_attr(_NOTE, note)
             # `study.tell` would let the sampler of a grid stop an `optimize` that there is not. A trial that failed is
             # stored as a pruned one, because tpe learns nothing from what Optuna calls failed.
-            if score is None:
+            if score is None or _NOTE in trial.user_attrs:
                 trial.storage.set_trial_state_values(trial._trial_id, TrialState.PRUNED)
             else:
                 trial.storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [score])
 
-    def _ended(self) -> "list[optuna.trial.FrozenTrial]":
-        from optuna.trial import TrialState
-
-        return self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-
-    def _read(self, stored: "optuna.trial.FrozenTrial", number: int) -> Trial:
-        """Returns a trial of the file. Raises ValueError, LookupError or TypeError if it is damaged."""
-        attributes = stored.user_attrs
-        state = "pruned" if "pruned" in attributes else "failed"
-        score = None
-        if stored.value is not None:
-            state, score = "complete", float(stored.value)
-            if not math.isfinite(score):
-                raise ValueError(f"trial {number} has the score {score}")
-        return Trial(
-            number=number,
-            values={key: _value(stored.params[key], space) for key, space in self.search.space.items()},
-            score=score,
-            scores=tuple(value for _, value in sorted(stored.intermediate_values.items())),
-            state=state,
-            seconds=float(attributes["seconds"]),
-            note=str(attributes["note"]),
-        )
+    def _storage(self) -> optuna.storages.RDBStorage:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        url = URL.create("sqlite", database=str(self.path)).render_as_string()
+        return optuna.storages.RDBStorage(url, engine_kwargs={"poolclass": NullPool})  # which keeps no file open
 
     @contextmanager
     def _file_errors(self) -> Iterator[None]:
-        """Turns any error of Optuna and SQLite about a damaged file into CheckpointError."""
-        from optuna.exceptions import OptunaError
-        from sqlalchemy.exc import SQLAlchemyError
-
-        damaged = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Optuna's, about values that a message of ours refuses
+                warnings.simplefilter("ignore")  # Optuna's, about choices that are lists
                 yield
-        except (OptunaError, SQLAlchemyError, *damaged) as error:
+        except (optuna.exceptions.OptunaError, SQLAlchemyError, *_DAMAGED) as error:
             reason = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
             raise CheckpointError(
                 f"{self.path}: the trials cannot be read or written ({reason}). Is the disk full, or the file damaged? "
@@ -212,46 +145,20 @@ class Study:
             ) from error
 
 
-def _sampler(search: SearchSection, *, seed: int, earlier: int) -> "optuna.samplers.BaseSampler":
-    """Returns Optuna's sampler. A search that goes on draws other values than at its start."""
-    from optuna import samplers
-
+def _sampler(search: SearchSection, *, seed: int, earlier: int) -> BaseSampler:
     if search.sampler == "grid":
-        grid = {key: [_stored(value, space) for value in space.values] for key, space in search.space.items()}
-        return samplers.GridSampler(grid, seed=seed)
+        return GridSampler({key: list(space.values) for key, space in search.space.items()}, seed=seed)
     fresh_seed = (seed + earlier) % 2**32
     if search.sampler == "random":
-        return samplers.RandomSampler(seed=fresh_seed)
-    return samplers.TPESampler(seed=fresh_seed, n_startup_trials=_RANDOM_TRIALS)
+        return RandomSampler(seed=fresh_seed)
+    return TPESampler(seed=fresh_seed, n_startup_trials=_RANDOM_TRIALS)
 
 
-def _pruner(search: SearchSection) -> "optuna.pruners.BasePruner":
-    from optuna import pruners
-
-    if search.pruner == "none":
-        return pruners.NopPruner()
-    if search.pruner == "median":
-        return pruners.MedianPruner()
-    return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
-
-
-def _suggest(trial: "optuna.Trial", key: str, space: Space) -> Any:
+def _suggest(trial: Trial, key: str, space: Space) -> Any:
     """Returns the trial's value of a key, which Optuna draws unless the trial has one."""
     low, high = space.low, space.high
     if low is None or high is None:
-        return _value(trial.suggest_categorical(key, [_stored(choice, space) for choice in space.values]), space)
+        return trial.suggest_categorical(key, space.values)
     if isinstance(low, int) and isinstance(high, int):
         return trial.suggest_int(key, low, high, log=space.log)
     return trial.suggest_float(key, low, high, log=space.log)
-
-
-def _stored(value: Any, space: Space) -> Any:
-    """Returns a value as Optuna stores it. A choice is stored as its text, because it may be a list."""
-    return value if space.choices is None else literal(value)
-
-
-def _value(stored: Any, space: Space) -> Any:
-    """Returns the value of a key. Raises KeyError if it is no choice."""
-    if space.choices is None:
-        return stored
-    return {literal(choice): choice for choice in space.choices}[stored]

@@ -79,7 +79,7 @@ class Space(BaseModel):
 
     def __contains__(self, value: Any) -> bool:
         if self.choices is not None:
-            return value is not None and literal(value) in map(literal, self.choices)
+            return value in self.choices
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return is_number and self.low is not None and self.high is not None and self.low <= value <= self.high
 
@@ -108,18 +108,13 @@ class SearchSection(BaseModel):
     trials: Count = 20
     """Number of runs with values of their own."""
     hours: Annotated[float, Field(gt=0)] | None = None
-    """Begin no trial after this duration of all trials, even if there are fewer than `trials`."""
+    """Begin no trial after this duration, even if there are fewer than `trials`. The same command goes on."""
     sampler: Sampler = "tpe"
-    """Optuna's method that suggests values. "tpe" learns from the trials so far, "random" draws them, "grid" tries all
-    combinations in random order."""
+    """Optuna's method that suggests values. "tpe" learns from the trials so far, and "random" draws values. Both begin
+    with the values of the recipe as it is, where the space has them. "grid" tries all combinations in random order."""
     pruner: Literal["none", "median", "halving"] = "median"
     """Optuna's rule that ends trials early. With "median" it ends trials below the median of the others after as many
     evaluations. With "halving" it ends all but the best third after 1, 3, 9, ... evaluations (successive halving)."""
-    fresh_seeds: Annotated[int, Field(ge=0, lt=2**31)] = 3
-    """Runs of the best values at the end, with seeds that no trial had. Their mean is free of the luck that helped the
-    best trial."""
-    baseline: bool = True
-    """Also train the recipe as it is with the fresh seeds, for comparison."""
     optim: dict[str, Space] = {}
     """Keys of `[optim]`, which you may also set without the section."""
     settings: dict[str, Space] = {}
@@ -177,7 +172,7 @@ def changed(document: Document, values: Mapping[str, Any]) -> Document:
 def not_searchable(name: str, known_keys: KnownKeys) -> str:
     """Returns the message for a key that is not of ``[search]`` or ``[optim]``."""
     if name in ("seed", "run"):
-        return f"'{name}' cannot be searched, because each trial has the same seeds and the best values get fresh seeds"
+        return f"'{name}' cannot be searched, because all trials have the same seed"
     section = next((section for section in ("settings", "model") if name in known_keys[section]), None)
     if section is not None:
         return f"'{name}' is a key of [{section}]. Write {section}.{name}"

@@ -13,7 +13,7 @@ from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.writers import DELIMITERS, TableWriter, check_place, flat, json_line, whole_file
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import UsageError
-from bert_tasks.experiments.search import SEARCH, STUDY
+from bert_tasks.experiments.search import STUDY
 from bert_tasks.model.explanation import explainable_task
 from bert_tasks.report.collect import GivenRows, Run, gather, with_file_columns
 from bert_tasks.report.comparison import Comparison, check_comparable, compare
@@ -165,7 +165,7 @@ def make_report(
             check_rows_file(Path(path), taken, rows)
             taken.append(Path(path))
     is_for_one_run = bool(by) or explain > 0 or any(path is not None for path in (data, mistakes, label_issues))
-    if len(folders) == 1 and any((folders[0] / name).is_file() for name in (SEARCH, STUDY)):
+    if len(folders) == 1 and (folders[0] / STUDY).is_file():
         if is_for_one_run:
             raise UsageError(f"{folders[0]} holds a search. {_ONE_RUN}. Name one of its runs")
         outputs.write_text(page_path, search_page(folders[0]))

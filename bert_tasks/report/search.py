@@ -1,68 +1,52 @@
-"""The page of a search's best values, fresh seeds and trials."""
+"""The page of a search's best values and trials."""
 
 from pathlib import Path
-from typing import Any
 
 from bert_tasks.data.problems import counted
-from bert_tasks.errors import UsageError
-from bert_tasks.experiments.search import SEARCH, shown_value
-from bert_tasks.recipe.schema import load_recipe
+from bert_tasks.experiments.search import BEST, LUCK, load_search, shown_value
 from bert_tasks.report.page import page_environment
-from bert_tasks.training import files as outputs
-from bert_tasks.training.records import SearchRecord, read_record
 
 _MOST_ROWS = 1_000  # rows of the table of trials
-_NO_RUNS = {"mean": None, "std": None, "runs": 0}
 
 
 def search_page(folder: Path) -> str:
-    """Returns the page about the search in a folder.
+    """Returns the page about the search in a folder, which may have been interrupted.
 
     Raises:
-        UsageError, RecipeError: if its files are missing or damaged.
+        UsageError, RecipeError, CheckpointError: Its files are missing or damaged.
     """
-    path, name = folder / SEARCH, folder.absolute().name
-    if not path.is_file():
-        raise UsageError(f"the search in {folder} is not finished. Run the same command again to resume it")
-    recipe = load_recipe(folder / outputs.RECIPE)
-    space = {} if recipe.search is None else recipe.search.space
-    remedy = "run the search again, which writes it anew"
-    result = read_record(path, SearchRecord, remedy=remedy)
-    keys, trials = list(space), result["trials"]
-    for trial in trials:
-        key = next((key for key in keys if trial["values"].get(key) not in space[key]), None)
-        if key is not None:
-            raise UsageError(f"{path} is damaged (trial {trial['number']}, {key}). {remedy.capitalize()}")
-    best = next((trial for trial in trials if trial["number"] == result["best"]), None)
-    rows = [(trial, [shown_value(trial["values"][key]) for key in keys], trial == best) for trial in trials]
-    fresh = _NO_RUNS if result["fresh"] is None else result["fresh"]
-    title = f"{result['sampler']}, {counted(len(trials), 'trial')}"
-    summary = [(title, None if best is None else best["score"], fresh)]
-    if result["baseline"] is not None:
-        summary.append(("the recipe as it is", None, result["baseline"]))
+    search, name = load_search(folder), folder.absolute().name
+    keys: list[str] = []
+    if search.trials:
+        keys = list(search.trials[0].params)
+    rows = []
+    for trial in search.trials:
+        values = [shown_value(trial.params.get(key)) for key in keys]
+        rows.append((trial, values, search.note_on(trial)))
+    best: list[tuple[str, str]] = []
+    if search.best is not None:
+        best = [(key, shown_value(value)) for key, value in search.best.params.items()]
+    missing = sum(trial.value is None for trial in search.trials)
+    ended = counted(len(search.trials), "trial")
+    if missing:
+        ended = f"{ended}, {missing} of them without a score"
+    better = "higher"
+    if search.lower_is_better:
+        better = "lower"
     return (
         page_environment()
         .get_template("search.html")
         .render(
             title=f"{name} · bert-tasks search",
             name=name,
-            metric=result["metric"],
-            better="lower" if result["lower_is_better"] else "higher",
+            metric=search.metric,
+            better=better,
+            ended=ended,
             keys=keys,
             rows=rows[:_MOST_ROWS],
             unlisted=max(0, len(rows) - _MOST_ROWS),
-            ended=_count_trials(result),
-            sampler=result["sampler"],
-            best=[] if best is None else [(key, shown_value(best["values"][key])) for key in keys],
-            summary=summary,
-            notes=result["notes"],
+            best=best,
+            recipe=BEST,
+            note=LUCK,
         )
     )
-
-
-def _count_trials(result: dict[str, Any]) -> str:
-    """Returns the number of trials, and how many of them have no score."""
-    trials = result["trials"]
-    missing = sum(trial["score"] is None for trial in trials)
-    count = f"{counted(len(trials), 'trial')} of {result['sampler']}"
-    return f"{count}, {missing} of them without a score" if missing else count

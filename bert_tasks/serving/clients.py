@@ -70,11 +70,9 @@ class RerankRequest(_TEIRequest):
 
 def _as_sequences(value: Any) -> Any:
     """Returns one or several texts or pairs as a list of lists."""
-    sequences = value
-    if isinstance(value, str):
-        sequences = [[value]]
-    elif isinstance(value[0], str):
-        sequences = [value]
+    sequences = _as_list(value)
+    if isinstance(sequences[0], str):
+        sequences = [sequences]
     if not all(isinstance(sequence, list) and 0 < len(sequence) <= 2 for sequence in sequences):
         raise PydanticCustomError("sequences", "expected a text, a list of one or two texts, or a list of such lists")
     return sequences
@@ -177,8 +175,7 @@ def _texts_to_embed(kind: type[ModelT], content: Any, source: Source, key: str) 
     if not is_embedder(source.model):
         raise body_error((), "the model does not embed texts. Serve an encoder with --task embedding")
     request = _validated(kind, content)
-    rows = [{"text": text} for text in getattr(request, key)]
-    return source.reader().several(rows, key), request
+    return source.reader().several(getattr(request, key), key), request
 
 
 def rerank_call(content: Any, source: Source) -> Call:
@@ -189,14 +186,13 @@ def rerank_call(content: Any, source: Source) -> Call:
 
     def respond(predictions: Sequence[Any], tokens: int) -> list[Rank]:
         ranks: list[Rank] = []
-        for index, (prediction, text) in enumerate(zip(predictions, request.texts, strict=True)):
+        for index, prediction in enumerate(predictions):
             score = _logit(prediction)
             if not request.raw_scores:
                 score = (1 + tanh(score / 2)) / 2  # the sigmoid, which cannot overflow
-            rank = Rank(index=index, score=score)
+            ranks.append({"index": index, "score": score})
             if request.return_text:
-                rank["text"] = text
-            ranks.append(rank)
+                ranks[-1]["text"] = request.texts[index]
         return sorted(ranks, key=lambda rank: -rank["score"])
 
     pairs = [{"text": request.query, "text_pair": text} for text in request.texts]

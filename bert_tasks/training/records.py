@@ -131,32 +131,6 @@ class FoldsRecord(_Record):
     notes: list[str]
 
 
-class _Trial(_Record):
-    number: Count
-    values: dict[str, Any]
-    score: Number
-    note: str
-
-
-class _Spread(_Record):
-    runs: Count
-    mean: Number
-    std: Number
-
-
-class SearchRecord(_Record):
-    """``search.json``."""
-
-    metric: str
-    lower_is_better: bool
-    sampler: str
-    trials: Annotated[list[_Trial], Field(min_length=1)]
-    best: Count | None
-    fresh: _Spread | None
-    baseline: _Spread | None
-    notes: list[str]
-
-
 class StateRecord(_Record):
     """The progress of a run in a checkpoint. See ``TrainerState``."""
 

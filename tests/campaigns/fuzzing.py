@@ -313,11 +313,7 @@ SPACE = SearchSection.model_validate({"trials": 4, "learning_rate": {"low": 1e-5
 
 def _open_study(path: Path) -> Study:
     study = Study(path, SPACE)
-    try:
-        study.open({"rows": 3}, start=None, seed=1, lower_is_better=False)
-    except BertTasksError:
-        study.close()
-        raise
+    study.open({"rows": 3}, first={}, seed=1, lower_is_better=False)
     return study
 
 
@@ -327,22 +323,18 @@ def saved_study(path: Path) -> Path:
     for score in (0.5, None, 0.7):
         study.ask()
         study.prunes(0.4, 1, is_last=True)
-        study.end(score, note="", seconds=1.0)
+        study.end(score, note="")
     study.ask()
-    study.close()
     return path
 
 
 def _study_file(content: bytes, folder: Path) -> object:
     (folder / "study.db").write_bytes(content)
     study = _open_study(folder / "study.db")
-    try:
-        study.ask()
-        study.prunes(0.3, 1, is_last=False)
-        study.end(0.3, note="", seconds=1.0)
-        return study.trials()
-    finally:
-        study.close()
+    study.ask()
+    study.prunes(0.3, 1, is_last=False)
+    study.end(0.3, note="")
+    return study.trials()
 
 
 def loaders(folder: Path) -> Mapping[str, Target]:

@@ -26,7 +26,7 @@ SECTIONS = {
     "run": "",
     "seeds": "seeds = [1, 2]\n",
     "folds": "[folds]\ncount = 2\n",
-    "search": "[search]\ntrials = 2\nfresh_seeds = 0\nlearning_rate = {low = 1e-4, high = 1e-2}\n",
+    "search": "[search]\ntrials = 2\nlearning_rate = {low = 1e-4, high = 1e-2}\n",
 }
 STATE = "checkpoints/ckpt-2/state.json"
 
@@ -77,7 +77,6 @@ def commands(finished: Experiments, name: str) -> Mapping[str, Callable[[Path], 
         "resumed": {"resume": resume},
         "seeds": {"report": make_report},
         "folds": {"report": make_report},
-        "search": {"report": make_report},
     }[name]
 
 
@@ -123,7 +122,6 @@ FILES = [
     ("resumed", "checkpoints/ckpt-2/manifest.json"),
     ("seeds", "seeds.json"),
     ("folds", "folds.json"),
-    ("search", "search.json"),
 ]
 
 
@@ -154,7 +152,6 @@ def test_all_edits_of_a_field_are_read_or_refused(
         ("run", "metrics.json", "more", 1, r"metrics\.json is damaged \(more = 1, Extra inputs"),
         ("seeds", "seeds.json", "runs", [{"seed": "x", "failure": None}], r"seeds\.json is damaged \(runs\.0\.seed"),
         ("folds", "folds.json", "rows", "x", r"folds\.json is damaged \(rows = 'x', .* Run the command again"),
-        ("search", "search.json", "trials", [], r"search\.json is damaged \(trials = \[\], .* Run the search again"),
     ],
 )
 def test_the_field_is_named(
@@ -187,7 +184,9 @@ def test_a_search_is_not_resumed_from_a_damaged_study(finished: Experiments, tmp
     copy = tmp_path / "copy"
     shutil.copytree(finished.folder / "search", copy)
     with closing(sqlite3.connect(copy / "study.db")) as connection:
-        connection.execute("UPDATE trial_user_attributes SET value_json = '[]' WHERE key = 'seconds'")
+        connection.execute("UPDATE trial_values SET value = 'x'")
         connection.commit()
     with pytest.raises(CheckpointError, match=r"study\.db: the trials cannot be read or written"):
         search(finished.recipe("search", copy), progress=False)
+    with pytest.raises(CheckpointError, match=r"study\.db: the trials cannot be read or written"):
+        make_report(copy)

@@ -7,9 +7,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from optuna.trial import FrozenTrial
 
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.experiments.study import Study, Trial
+from bert_tasks.experiments.search import SearchResult
+from bert_tasks.experiments.study import Study
 from bert_tasks.recipe.search import SearchSection
 
 SPACE = SearchSection.model_validate(
@@ -26,25 +28,24 @@ VALUES = ("x", b"\xff\x00", None, 1e308, -1, "[]", 2.5)
 
 def opened(path: Path) -> Study:
     study = Study(path, SPACE)
-    try:
-        study.open({"rows": 3}, start=None, seed=1, lower_is_better=False)
-    except BaseException:
-        study.close()
-        raise
+    study.open({"rows": 3}, first={}, seed=1, lower_is_better=False)
     return study
 
 
-def used(path: Path) -> list[Trial]:
-    """All that a search does with the file."""
+def used(path: Path) -> list[FrozenTrial]:
+    """All that a search and its report do with the file."""
     study = opened(path)
-    try:
-        study.trials()
-        study.ask()
-        study.prunes(0.5, 1, is_last=False)
-        study.end(0.5, note="", seconds=1.0)
-        return study.trials()
-    finally:
-        study.close()
+    study.trials()
+    study.ask()
+    study.prunes(0.5, 1, is_last=False)
+    study.end(0.5, note="")
+    study.load()
+    result = SearchResult(
+        output_dir=path.parent, metric="accuracy", lower_is_better=False, trials=study.trials(), seed=1
+    )
+    assert result.to_json()
+    assert result.lines()
+    return list(result.trials)
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for score in (0.5, 0.6, None, 0.7):
         study.ask()
         study.prunes(0.4, 1, is_last=True)
-        study.end(score, note="", seconds=1.0)
+        study.end(score, note="")
     study.ask()
-    study.close()
     return path
 
 
@@ -96,7 +96,7 @@ def test_every_edit_is_read_or_refused(table: str, columns: tuple[str, ...], sto
                 trials = used(path)
             except (CheckpointError, UsageError):
                 continue
-            assert all(trial.score is None or math.isfinite(trial.score) for trial in trials), (column, value)
+            assert all(trial.value is None or math.isfinite(trial.value) for trial in trials), (column, value)
 
 
 @pytest.mark.parametrize("value", ["x", "NaN", b"\xff", None, "inf"])
