@@ -59,7 +59,8 @@ class RowErrors(DataError):  # noqa: N818  (a collection)
     Attributes:
         count: Number of errors.
         never_skipped: Number of errors, such as unknown labels, whose rows are never skipped.
-        advice: Advice, shown if it helps against some error, other than to fix the rows, such as ``set data.on_error = "skip" to skip such rows``.
+        advice: Advice, shown if it helps against some error, other than to fix the rows, such as
+            ``set data.on_error = "skip" to skip such rows``.
     """
 
     def __init__(self) -> None:

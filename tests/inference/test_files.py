@@ -136,11 +136,13 @@ class TestEvaluate:
         with pytest.raises(DataError, match="no column 'label'"):
             evaluate(single, unlabelled)
         wrong = write_csv(tmp_path / "wrong.csv", [{"text": "a", "label": "calm"}, {"text": "b", "label": "gladd"}])
-        with pytest.raises(DataError, match=r"wrong\.csv:3: unknown label in column 'label': 'gladd'.*'glad'") as caught:
+        unknown = r"wrong\.csv:3: unknown label in column 'label': 'gladd'.*'glad'"
+        with pytest.raises(DataError, match=unknown) as caught:
             evaluate(single, wrong)
         assert "skip" not in str(caught.value)  # it would not skip the row
         write_csv(wrong, [{"text": "a", "label": ""}, {"text": "b", "label": "gladd"}])
-        with pytest.raises(DataError, match=r"2 problems in the data\..*, or pass on_error='skip' to leave such rows out"):
+        both = r"2 problems in the data\..*, or pass on_error='skip' to leave such rows out"
+        with pytest.raises(DataError, match=both):
             evaluate(single, wrong)
 
 
