@@ -37,8 +37,6 @@ from bert_tasks.serving.clients import (
     RerankRequest,
     classify_call,
     embed_call,
-    is_classifier,
-    is_embedder,
     is_reranker,
     is_tei,
     openai_call,
@@ -71,6 +69,8 @@ from bert_tasks.serving.requests import (
 )
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Prediction, Task
+from bert_tasks.tasks.embedding import Embedding
+from bert_tasks.tasks.sequence_classification.task import TextClassification
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.zero_shot import zero_shot_task
 
@@ -143,7 +143,7 @@ def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
     rows = Card.of(models[0].task).example_rows
     examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
     response: Any = answers_schema(*(model.task for model in models))
-    if any(is_classifier(model) for model in models):
+    if any(isinstance(model.task, TextClassification) for model in models):
         response |= list[LabelScore] | list[list[LabelScore]]
 
     def read(content: Any, source: Source) -> Call:
@@ -179,7 +179,7 @@ def _predict_schema(served: Served, limits: Limits) -> dict[str, Any]:
     for model, _ in served.values():
         for task in _request_tasks(model):
             schemas[type(task)] = request_schema(task, limits, model.columns, adapters)
-        if is_classifier(model):
+        if isinstance(model.task, TextClassification):
             schemas[ClassifyRequest] = ClassifyRequest
     path = PREDICT.replace("/", "~1")
     pointer = f"#/paths/{path}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
@@ -190,7 +190,7 @@ def _predict_schema(served: Served, limits: Limits) -> dict[str, Any]:
 def _add_clients(app: FastAPI, served: Served, answer: "_Answers") -> None:
     """Adds the paths of clients of other servers. The document has those that a model can answer."""
     models = [model for model, _ in served.values()]
-    embeds = any(is_embedder(model) for model in models)
+    embeds = any(isinstance(model.task, Embedding) for model in models)
     reranks = any(is_reranker(model) for model in models)
 
     @app.post(

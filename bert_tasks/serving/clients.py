@@ -11,20 +11,21 @@ import base64
 from collections.abc import Sequence
 from dataclasses import replace
 from math import log, tanh
-from typing import Annotated, Any, Literal, NotRequired, TypeVar
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from bert_tasks.data.columns import text_columns
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.serving.requests import INPUTS, Call, Source, body_error
+from bert_tasks.serving.requests import INPUTS, Call, RequestT, Source, body_error, validated
 from bert_tasks.tasks.base import float_list
 from bert_tasks.tasks.embedding import Embedding
+from bert_tasks.tasks.pair_classification import PairClassification
+from bert_tasks.tasks.sequence_classification.task import TextClassification
 
 _LEAST = 2.0**-126  # the smallest float32 of full precision, instead of a probability of 0
-ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class _Request(BaseModel):
@@ -112,33 +113,9 @@ class LabelScore(TypedDict):
     score: float
 
 
-def _validated(model: type[ModelT], content: Any) -> ModelT:
-    """Returns the request, or raises the response with its first error, not its value."""
-    if not isinstance(content, dict):
-        raise body_error((), "expected an object, sent as application/json")
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        path = [key.encode(errors="replace").decode()[:100] if isinstance(key, str) else key for key in first["loc"]]
-        raise body_error(path, first["msg"]) from None
-
-
-def is_classifier(model: TaskModel) -> bool:
-    """Returns True if a model classifies texts or pairs."""
-    return getattr(model.task, "problem_type", None) is not None
-
-
-def is_embedder(model: TaskModel) -> bool:
-    """Returns True if a model embeds texts."""
-    return isinstance(model.task, Embedding)
-
-
 def is_reranker(model: TaskModel) -> bool:
-    """Returns True if a model has one score, or two labels, for a text or pair."""
-    problem = getattr(model.task, "problem_type", None)
-    has_two_labels = problem == "single_label_classification" and len(model.task.labels) == 2
-    return problem == "regression" or has_two_labels
+    """Returns True if a model has one score, or two labels, for a pair."""
+    return isinstance(model.task, PairClassification) and model.task.can_rank
 
 
 def openai_call(content: Any, source: Source) -> Call:
@@ -171,10 +148,10 @@ def embed_call(content: Any, source: Source) -> Call:
     return Call(rows=rows, respond=respond, task=task, truncate=request.truncate is not False)
 
 
-def _texts_to_embed(kind: type[ModelT], content: Any, source: Source, key: str) -> tuple[list[Any], ModelT]:
-    if not is_embedder(source.model):
+def _texts_to_embed(kind: type[RequestT], content: Any, source: Source, key: str) -> tuple[list[Any], RequestT]:
+    if not isinstance(source.model.task, Embedding):
         raise body_error((), "the model does not embed texts. Serve an encoder with --task embedding")
-    request = _validated(kind, content)
+    request = validated(kind, content)
     return source.reader().several(getattr(request, key), key), request
 
 
@@ -182,7 +159,7 @@ def rerank_call(content: Any, source: Source) -> Call:
     """Reads TEI's ``/rerank``."""
     if not is_reranker(source.model):
         raise body_error((), "the model needs one score, or two labels, for a pair of texts")
-    request = _validated(RerankRequest, content)
+    request = validated(RerankRequest, content)
 
     def respond(predictions: Sequence[Any], tokens: int) -> list[Rank]:
         ranks: list[Rank] = []
@@ -214,7 +191,7 @@ def is_tei(content: Any, model: TaskModel) -> bool:
     A list of texts is a pair only for a model of pairs. For other models each of the texts is a row.
     """
     inputs = content.get(INPUTS) if isinstance(content, dict) else None
-    if not is_classifier(model) or not isinstance(inputs, str | list) or len(inputs) == 0:
+    if not isinstance(model.task, TextClassification) or not isinstance(inputs, str | list) or len(inputs) == 0:
         return False
     reads_pairs = len(text_columns(model.input_columns)) == 2
     return isinstance(inputs, str) or isinstance(inputs[0], list) or (reads_pairs and isinstance(inputs[0], str))
@@ -222,7 +199,7 @@ def is_tei(content: Any, model: TaskModel) -> bool:
 
 def classify_call(content: Any, source: Source) -> Call:
     """Reads TEI's ``/predict``, in which a list of two texts is a pair."""
-    request = _validated(ClassifyRequest, content)
+    request = validated(ClassifyRequest, content)
     is_single = isinstance(content[INPUTS][0], str)
 
     def respond(predictions: Sequence[Any], tokens: int) -> list[LabelScore] | list[list[LabelScore]]:

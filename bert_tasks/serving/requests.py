@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from types import GenericAlias, MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import HTTPException
-from pydantic import Field, PydanticUserError, TypeAdapter, create_model
+from pydantic import BaseModel, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
 
 from bert_tasks.data.columns import Column, Row, as_row, complete_row, rename_row, text_columns
 from bert_tasks.data.problems import RowError
@@ -32,6 +32,7 @@ INPUTS = "inputs"  # the key of several rows
 LABELS = "labels"  # the key of labels that a model of entailment was not trained for
 ADAPTER = "adapter"  # the key that chooses a model, if there are several
 _LONGEST_KEY = 100
+RequestT = TypeVar("RequestT", bound=BaseModel)
 _NO_OBJECT = "expected an object with the task's columns, sent as application/json"
 _UNREADABLE = "the body is not JSON that can be read. It is nested too deeply, has too long a number, or is not UTF-8"
 
@@ -115,8 +116,7 @@ class BodyReader:
             return [self._row(content, ())], False
         for key in content:
             if key != INPUTS:
-                path = key[:_LONGEST_KEY].encode(errors="replace").decode()  # never half a character
-                raise body_error((path,), f"no other key may be beside {INPUTS}")
+                raise body_error((shown_key(key),), f"no other key may be beside {INPUTS}")
         if isinstance(content[INPUTS], str):
             return [self._row(content[INPUTS], (INPUTS,))], False
         return self.several(content[INPUTS], INPUTS), True
@@ -220,6 +220,25 @@ def parsed_body(body: bytes, content_type: str) -> Any:
 def body_error(path: Sequence[str | int], message: str) -> HTTPException:
     """Returns the response to a body that cannot be used, in FastAPI's form."""
     return HTTPException(422, [{"loc": ["body", *path], "msg": message, "type": "value_error"}])
+
+
+def validated(model: type[RequestT], content: Any) -> RequestT:
+    """Returns a body as a request, or raises the response with its first error, not its value."""
+    if not isinstance(content, dict):
+        raise body_error((), "expected an object, sent as application/json")
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    path: list[str | int] = []
+    for key in first["loc"]:
+        path.append(shown_key(key) if isinstance(key, str) else key)
+    raise body_error(path, first["msg"])
+
+
+def shown_key(key: str) -> str:
+    """Returns a key of a body for a message, cut, and without halves of characters."""
+    return key[:_LONGEST_KEY].encode(errors="replace").decode()
 
 
 def answers_schema(*tasks: Task) -> Any:

@@ -215,6 +215,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ),
     ("single", "/embed", {"inputs": "a"}, NO_VECTORS),
     ("single", "/rerank", {"query": "a", "texts": ["b"]}, NO_SCORES),
+    ("regression", "/rerank", {"query": "a", "texts": ["b"]}, NO_SCORES),  # it reads no pairs
     ("pair", "/rerank", {"query": "a", "texts": []}, "texts: expected a list of 1 to 3 rows"),
     ("pair", "/rerank", {"query": "a", "texts": "b"}, "texts: Input should be a valid list"),
     ("pair", "/rerank", {"texts": ["b"]}, "query: Field required"),
@@ -327,7 +328,8 @@ def test_limits_hold(embedder: TaskModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "paths"), [("embedder", {"/v1/embeddings", "/embed"}), ("pair", {"/rerank"}), ("choice", set())]
+    ("case", "paths"),
+    [("embedder", {"/v1/embeddings", "/embed"}), ("pair", {"/rerank"}), ("regression", set()), ("choice", set())],
 )
 def test_the_document_describes_the_paths(case: str, paths: set[str], model_of: ModelOf, embedder: TaskModel) -> None:
     examples = {
@@ -341,7 +343,7 @@ def test_the_document_describes_the_paths(case: str, paths: set[str], model_of: 
         names = {path for path, methods in documented.items() if "post" in methods}
         assert names == {"/predict", *paths}
         schema = documented["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        assert ("ClassifyRequest" in schema["$defs"]) == (case == "pair")
+        assert ("ClassifyRequest" in schema["$defs"]) == (case in ("pair", "regression"))
         for path in paths:
             schema = documented[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
             jsonschema.Draft202012Validator.check_schema(schema)
