@@ -99,6 +99,7 @@ class SearchResult:
             "metric": self.metric,
             "lower_is_better": self.lower_is_better,
             "trials": trials,
+            "best": None if self.best is None else self.best.number,
             "run": None if self.best is None else str(self.folder_of(self.best.number)),
             "next": [] if self.best is None else self.next,
         }

@@ -232,7 +232,9 @@ def validated(model: type[RequestT], content: Any) -> RequestT:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     path: list[str | int] = []
     for key in first["loc"]:
-        path.append(shown_key(key) if isinstance(key, str) else key)
+        if isinstance(key, str):
+            key = shown_key(key)
+        path.append(key)
     raise body_error(path, first["msg"])
 
 

@@ -196,7 +196,10 @@ def test_the_folder_of_a_search(searched):
         assert (run / "model" / "model.safetensors").exists() == (trial == result.best)
         assert not list(run.rglob("ckpt-*"))
     assert result.best.value == max(trial.value for trial in result.trials)
-    assert result.to_json()["run"] == str(folder / "out" / f"trial-{result.best.number:03d}")
+    content = json.loads(json.dumps(result.to_json()))
+    assert content["best"] == result.best.number
+    assert content["run"] == str(folder / "out" / f"trial-{result.best.number:03d}")
+    assert content["trials"][content["best"]]["score"] == result.best.value
     best = load_recipe(folder / "out" / "best.toml")
     assert best.optim.learning_rate == result.best.params["optim.learning_rate"]
     assert load_search(folder / "out") == result
