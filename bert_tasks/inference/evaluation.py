@@ -260,7 +260,7 @@ def evaluate(
     """Returns the metrics of a model on rows with labels.
 
     Args:
-        model: A model or its name. The folder of a cross-validation stands for the mean of the models of all folds.
+        model: A model or its name. The folder of a run stands for its best model.
         data: A file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
         task: Name or class of the task, for a folder that does not say what its task is.
         settings: Fields of the task to change, if the model is loaded here.
