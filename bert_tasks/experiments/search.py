@@ -87,7 +87,8 @@ class SearchResult:
             path, folder = self.output_dir / recipe, f"{self.output_dir}-{Path(recipe).stem}"
             commands.append(["bert-tasks", "train", str(path), "--seeds", seeds, "--output-dir", folder])
             folders.append(folder)
-        return list(map(shlex.join, [*commands, ["bert-tasks", "report", *folders]]))
+        commands.append(["bert-tasks", "report", *folders])
+        return [shlex.join(command) for command in commands]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the search for programs."""
@@ -202,7 +203,7 @@ def _open(study: "Study", prepared: LoadedRecipe) -> None:
     if changes:
         raise UsageError(
             f"{folder} holds a search that differs in {', '.join(changes[:_SHOWN])}. "
-            f"Choose another folder, or {argument('overwrite')} to search again"
+            f"Choose another folder, or search again with {argument('overwrite')}"
         )
     outputs.write_text(folder / outputs.RECIPE, resolved_toml(recipe))
 

@@ -141,7 +141,7 @@ class Study:
             reason = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
             raise CheckpointError(
                 f"{self.path}: the trials cannot be read or written ({reason}). Is the disk full, or the file damaged? "
-                f"Choose another folder, or {argument('overwrite')} to search again"
+                f"Choose another folder, or search again with {argument('overwrite')}"
             ) from error
 
 
