@@ -90,17 +90,24 @@ class ArrowRows:
     def __getitem__(self, key: slice | Sequence[int]) -> list[dict[str, Any]]: ...
 
     def __getitem__(self, key: int | slice | Sequence[int]) -> dict[str, Any] | list[dict[str, Any]]:
-        numbers = range(len(self))
         if isinstance(key, int):
-            return self[[numbers[key]]][0]
-        rows: list[dict[str, Any]] = self.table(numbers[key] if isinstance(key, slice) else key).to_pylist()
+            number = range(len(self))[key]
+            return self[[number]][0]
+        if isinstance(key, slice):
+            key = range(len(self))[key]
+        rows: list[dict[str, Any]] = self.table(key).to_pylist()
         return rows
 
     def select(self, rows: ArrayLike) -> Self:
         """Returns the rows with these numbers, in this order."""
+        return type(self)(self._table, files=self.files, indices=self._places(rows))
+
+    def _places(self, rows: ArrayLike) -> NDArray[np.int64]:
+        """Returns the numbers in the table of rows with these numbers."""
         numbers = np.asarray(rows, dtype=np.int64)
-        indices = numbers if self._indices is None else self._indices[numbers]
-        return type(self)(self._table, files=self.files, indices=indices)
+        if self._indices is None:
+            return numbers
+        return self._indices[numbers]
 
     def select_columns(self, names: Sequence[str]) -> Self:
         return type(self)(self._table.select(list(names)), files=self.files, indices=self._indices)
@@ -116,23 +123,35 @@ class ArrowRows:
 
     def tables(self, names: Sequence[str] | None = None, *, size: int = _BATCH) -> Iterator["pyarrow.Table"]:
         """Yields all rows in tables of ``size`` rows, with some columns or all (None)."""
-        rows = self if names is None else self.select_columns(names)
+        rows = self
+        if names is not None:
+            rows = self.select_columns(names)
         for start in range(0, len(rows), size):
-            yield rows.table(range(start, min(start + size, len(rows))))
+            end = min(start + size, len(rows))
+            yield rows.table(range(start, end))
 
     def table(self, rows: "Sequence[int] | NDArray[np.int64] | None" = None) -> "pyarrow.Table":
         """Returns the rows with these numbers, in this order. Default: all rows."""
-        import pyarrow
-
         if rows is None and self._indices is None:
             return self._table
-        if self._indices is None and isinstance(rows, range):
+        if rows is None:
+            rows = np.arange(len(self))
+        if self._indices is None and isinstance(rows, range) and rows.step == 1:
             return self._table.slice(rows.start, len(rows))
-        numbers = np.arange(len(self)) if rows is None else np.asarray(rows, dtype=np.int64)
-        numbers = numbers if self._indices is None else self._indices[numbers]
-        owners = np.searchsorted(self._starts, numbers, side="right") - 1
-        places = (numbers - self._starts[owners]).tolist()
-        parts = [self._batches[owner].slice(index, 1) for owner, index in zip(owners.tolist(), places, strict=True)]
+        return self._gathered(self._places(rows))
+
+    def _gathered(self, places: NDArray[np.int64]) -> "pyarrow.Table":
+        """Returns a copy of the rows at these places of the table.
+
+        ``pyarrow.Table.take`` would copy whole columns for it, because it joins all batches of texts or lists first. So
+        it takes a time that grows with the file for each few rows, and fails for a column of more than 2 GiB.
+        """
+        import pyarrow
+
+        owners = np.searchsorted(self._starts, places, side="right") - 1
+        within = places - self._starts[owners]
+        rows = zip(owners.tolist(), within.tolist(), strict=True)
+        parts = [self._batches[owner].slice(index, 1) for owner, index in rows]
         return pyarrow.Table.from_batches(parts, self._table.schema).combine_chunks()
 
 

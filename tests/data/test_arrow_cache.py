@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow
 import pytest
 
-from bert_tasks.data.arrow import ArrowRows, read_batches, store
+from bert_tasks.data.arrow import ArrowRows, read_batches, store, write_batches
 from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
@@ -91,6 +93,43 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
     (_, small), (count, large) = figures
     assert count == "200000"
     assert int(large) < 1.3 * int(small)
+
+
+@pytest.mark.parametrize("key", [3, -1, slice(2, 5), slice(None), slice(1, 9, 3), slice(None, None, -1), [4, 0, 4], []])
+def test_rows_are_selected_as_from_a_list(key: Any) -> None:
+    batches = [pyarrow.record_batch({"number": [0, 1, 2]}), pyarrow.record_batch({"number": [3, None, 5, 6, 7, 8]})]
+    table = pyarrow.Table.from_batches(batches)
+    order = [8, 2, 2, 0, 5, 4, 7, 1, 3]
+    expected = table.to_pylist()
+    ordered = [expected[number] for number in order]
+    reversed_rows = ArrowRows(table).select(order[::-1]).select(range(8, -1, -1))
+    for rows, values in (
+        (ArrowRows(table), expected),
+        (ArrowRows(table).select(order), ordered),
+        (reversed_rows, ordered),
+    ):
+        chosen = [values[number] for number in key] if isinstance(key, list) else values[key]
+        assert rows[key] == chosen
+
+
+POOL = pyarrow.proxy_memory_pool(pyarrow.default_memory_pool())  # buffers may outlive a test, and need their pool
+
+
+@pytest.mark.parametrize("value", ["b" * 10_000, [7] * 10_000], ids=["text", "list"])
+def test_a_few_rows_are_gathered_without_a_copy_of_the_others(value: Any, tmp_path: Path) -> None:
+    """The batches of a column together may be larger than the memory, and than what an Arrow array can hold."""
+    batch = {"value": [value] * 100}
+    schema = pyarrow.table(batch).schema
+    write_batches(tmp_path / "rows.arrow", [batch] * 30, schema)
+    rows = ArrowRows.from_file(tmp_path / "rows.arrow")
+    before = POOL.max_memory()
+    usual = pyarrow.default_memory_pool()
+    pyarrow.set_memory_pool(POOL)
+    try:
+        assert rows[[0, 2999, 1500]] == [{"value": value}] * 3
+    finally:
+        pyarrow.set_memory_pool(usual)
+    assert 0 < POOL.max_memory() - before < 10 * pyarrow.array([value] * 3).nbytes
 
 
 def arrow_file(text: str) -> Callable[[Path], None]:
