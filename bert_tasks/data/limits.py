@@ -10,12 +10,11 @@ from typing import Any
 from bert_tasks.errors import DataError
 
 LARGEST_ROW = 64 * 2**20  # characters of one row
-LARGEST_JSON = 4 * LARGEST_ROW  # characters of a file that is one JSON value. The largest of SQuAD has 42 million
-LARGEST_PART = 4 * LARGEST_ROW  # bytes, decompressed, of what a library holds as a whole
+# Characters of a JSON value, or decompressed bytes, that a library parses as a whole. SQuAD has 42 million characters.
+LARGEST_WHOLE = 4 * LARGEST_ROW
 MOST_COLUMNS = 16_384  # of one row, as in a sheet of Excel
-MOST_SHEET_ROWS = 1_048_576  # of one sheet, which is Excel's own limit
 
-
+_TEXTS = (str, bytes)
 _ROW_ADVICE = "Close its quotes, split its texts, or separate documents by blank lines"
 _FILE_ADVICE = "Split it into rows, such as one JSON object per line"
 
@@ -36,16 +35,22 @@ def check_column_count(count: int, where: str) -> None:
         )
 
 
+def check_row_size(cells: Mapping[str, Any], where: str) -> None:
+    """Raises `DataError` if the values of a row have too many characters.
+
+    The lines of a text are limited as they are read. This is for files that are not text. There a text may be in memory
+    once and in many cells, such as the shared texts of a workbook or the labels of a DocBin, until a row is stored.
+    """
+    if sum(map(size_of, cells.values())) > LARGEST_ROW:
+        raise too_large(where, LARGEST_ROW)
+
+
 def size_of(value: Any) -> int:
     """Returns the number of characters in a value, and in the values that it holds."""
-    if isinstance(value, str | bytes):
+    if isinstance(value, _TEXTS):
         return len(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return sum(map(size_of, value.values()))
-    return sum(map(size_of, value)) if isinstance(value, list | tuple) else 0
-
-
-def check_row_size(cells: Mapping[str, Any], where: str) -> None:
-    """Raises `DataError` if the values of a row have too many characters."""
-    if size_of(cells) > LARGEST_ROW:
-        raise too_large(where, LARGEST_ROW)
+    if isinstance(value, list | tuple):
+        return sum(map(size_of, value))
+    return 0

@@ -16,12 +16,21 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeGuard, TypeVar
 
+from bert_tasks.data import limits
 from bert_tasks.data.arrow import cache_folder, row_batches, store, write_batches
 from bert_tasks.data.cells import LABEL_SEPARATOR, joined_names
 from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, Column, PassthroughColumns, Row, read_for_others
 from bert_tasks.data.formats import Format, file_format, folder_format, named_format
 from bert_tasks.data.problems import did_you_mean, first_few, missing_path
-from bert_tasks.data.records import Document, ParseOptions, Records, arrow_records, dataset_records, open_text
+from bert_tasks.data.records import (
+    Document,
+    ParseOptions,
+    Records,
+    RowLines,
+    arrow_records,
+    dataset_records,
+    open_text,
+)
 from bert_tasks.data.split_column import SplitName, missing_column, records_of_split
 from bert_tasks.data.table import RowTable, table_schema, without_absent
 from bert_tasks.data.validator import RowValidator
@@ -203,7 +212,8 @@ class ReadOptions(ParseOptions):
         if self.format is not None or not file_format(None, existing_file(path), columns).has_documents:
             return self
         with open_text(path, encoding=self.encoding, newline="\n") as file:
-            line = file.readline().rstrip("\r\n")
+            lines = RowLines(file, path, limits.LARGEST_ROW)
+            line = next(lines, "").rstrip("\r\n")
         mark = next((mark for mark in "\t;|," if mark in line and set(line.split(mark)) & set(headers)), None)
         formats = {None: self, "\t": replace(self, format="tsv")}
         return formats.get(mark, replace(self, format="csv", delimiter=mark))

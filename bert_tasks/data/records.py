@@ -47,6 +47,7 @@ MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_MARKS_AND_BLANKS = b"".join(mark for mark, _ in MARKS) + b" \t\r\n"
 
 
 class Record(NamedTuple):
@@ -101,54 +102,78 @@ class ParseOptions:
             raise DataError(f"document = {self.document!r} is not one of {', '.join(map(repr, get_args(Document)))}")
 
 
-class BoundedText(io.TextIOWrapper):
-    """A text file that rejects a row that is too large before it is in memory.
+class RowLines(Iterator[str]):
+    """The lines of a text file, which end in an error where one row has too many characters.
 
-    The lines since the last record of ``rows`` are a row. An array of JSON is read as a whole, as if it were one row.
+    A row may have many lines, for example because a quote is never closed. So a row is what a parser reads for one
+    record, and the lines are counted together until ``rows`` has yielded it.
+
+    Args:
+        file: The text, from its first line.
+        path: Name of the file in messages.
+        limit: Characters of the first row. ``limits.LARGEST_WHOLE`` lets it be a whole file of JSON.
+
+    Raises:
+        DataError: While lines are read, a row is larger than its limit. It is raised before the row is in memory.
     """
 
-    def __init__(self, content: io.BufferedReader, path: Path, *, encoding: str, newline: str, is_array: bool) -> None:
-        super().__init__(content, encoding=encoding, errors="surrogateescape", newline=newline)
-        self._path, self._limit = path, limits.LARGEST_JSON if is_array else limits.LARGEST_ROW
-        self._line = self._first_line = 1
-        self._characters = 0  # of the row
-        self._ahead = ""
+    def __init__(self, file: "io.TextIOWrapper[io.BufferedReader]", path: Path, limit: int) -> None:
+        self._file, self._path = file, path
+        self._line = 1
+        self._begin_row(limit)
 
-    def peek_line(self) -> str:
-        """Returns the first line, and leaves it to be read."""
-        self._ahead = self.readline()
-        self._line, self._characters = 1, 0
-        return self._ahead
+    def _begin_row(self, limit: int) -> None:
+        self._first_line, self._limit, self._room = self._line, limit, limit
 
-    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]  # its bases disagree
-        """Returns the next line as a whole, whatever ``size`` is. Iteration calls it.
-
-        Raises:
-            DataError: The row is too large.
-        """
-        line, self._ahead = self._ahead or super().readline(self._limit + 1 - self._characters), ""
-        self._characters += len(line)
-        if self._characters > self._limit:
-            raise too_large(f"{self._path}:{self._first_line}: the row that begins here", self._limit)
+    def __next__(self) -> str:
+        line = self._file.readline(self._room + 1)
+        if line == "":
+            raise StopIteration
+        self._room -= len(line)
+        if self._room < 0:
+            raise self._too_large()
         self._line += 1
         return line
+
+    def rest(self) -> str:
+        """Returns the rest of the file, of which no line is left then."""
+        text = self._file.read(self._room + 1)
+        self._room -= len(text)
+        if self._room < 0:
+            raise self._too_large()
+        return text
+
+    def _too_large(self) -> DataError:
+        if self._limit == limits.LARGEST_WHOLE:
+            return too_large(f"{self._path}: the file", self._limit)
+        return too_large(f"{self._path}:{self._first_line}: the row that begins here", self._limit)
 
     def rows(self, records: Iterable[Record]) -> Iterator[Record]:
         """Yields the records that a parser reads from the lines."""
         for record in records:
-            self._limit, self._characters, self._first_line = limits.LARGEST_ROW, 0, self._line
+            self._begin_row(limits.LARGEST_ROW)
             yield record
 
-    def whole(self) -> str:
-        """Returns the text from here to its end.
 
-        Raises:
-            DataError: The text is too large.
-        """
-        text = self.read(limits.LARGEST_JSON + 1)
-        if len(text) > limits.LARGEST_JSON:
-            raise too_large(f"{self._path}: the file", limits.LARGEST_JSON)
-        return text
+def with_first_line(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
+    """Returns the first line of a text, which is empty if there is none, and all of its lines."""
+    first = next(lines, "")
+    if first == "":
+        return first, lines
+    return first, chain([first], lines)
+
+
+def joined(lines: Iterator[str]) -> str:
+    """Returns the rest of a text. That of a file is read at once, because it may have millions of short lines."""
+    if isinstance(lines, RowLines):
+        return lines.rest()
+    return "".join(lines)
+
+
+def begins_array(file: "io.TextIOWrapper[io.BufferedReader]") -> bool:
+    """Returns True if a text, of which nothing has been read, begins as an array of JSON does."""
+    start = file.buffer.peek(_LOOKED_AT)
+    return start.lstrip(_MARKS_AND_BLANKS).startswith(b"[")
 
 
 def check_is_text(start: bytes, path: Path) -> None:
@@ -159,8 +184,8 @@ def check_is_text(start: bytes, path: Path) -> None:
 
 
 @contextmanager
-def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[BoundedText]:
-    """Yields the file as text without its byte order mark.
+def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator["io.TextIOWrapper[io.BufferedReader]"]:
+    """Yields the file as text without its byte order mark. ``RowLines`` reads lines that may be too large.
 
     Undecodable bytes become surrogates, to be reported. A byte order mark takes precedence over ``encoding``. Without
     both it is utf-8. A file that is compressed with gzip is decompressed as it is read, whatever its name.
@@ -180,9 +205,8 @@ def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[Bou
             start = content.peek(_LOOKED_AT)
             check_is_text(start, path)
             codec = next((name for mark, name in MARKS if start.startswith(mark)), codec)
-            is_array = start.lstrip(b"".join(mark for mark, _ in MARKS) + b" \t\r\n").startswith(b"[")
-            with BoundedText(content, path, encoding=codec, newline=newline, is_array=is_array) as lines:
-                yield lines
+            with io.TextIOWrapper(content, encoding=codec, errors="surrogateescape", newline=newline) as text:
+                yield text
     except UnicodeError as error:
         raise DataError(f"{path}: not a text in {codec!r} ({error}). Set the file's encoding") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -209,7 +233,7 @@ def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
         blank, first = blank + 1, next(lines, "")
     if first.lstrip().startswith("["):
         try:
-            array = json.loads("\n" * blank + first + "".join(lines))
+            array = json.loads("\n" * blank + first + joined(lines))
         except json.JSONDecodeError as error:
             problem = f"a JSON array that is not valid at column {error.colno} ({error.msg})"
             hint = ". A file with one object per line (jsonl) must begin with '{'"
@@ -255,13 +279,13 @@ def row_lists(rows: Any) -> Iterator[list[dict[str, Any]]]:
     Raises:
         DataError: A row is too large.
     """
-    if _expanded_size(rows) <= limits.LARGEST_PART:
+    if _expanded_size(rows) <= limits.LARGEST_WHOLE:
         yield rows.to_pylist()
         return
     for index in range(len(rows)):
         row = rows.slice(index, 1)
-        if _expanded_size(row) > limits.LARGEST_PART:
-            raise too_large("a row", limits.LARGEST_PART, "bytes")
+        if _expanded_size(row) > limits.LARGEST_WHOLE:
+            raise too_large("a row", limits.LARGEST_WHOLE, "bytes")
         yield row.to_pylist()
 
 
@@ -444,21 +468,21 @@ def _table_rows(
             yield Record(line, {}, fault + hint, raw=delimiter.join(cells))
 
 
-def read_json(file: BoundedText, path: Path) -> Any:
-    """Returns the value that a file holds as JSON.
+def read_json(lines: Iterator[str], path: Path) -> Any:
+    """Returns the value that the lines of a file hold as JSON.
 
     Raises:
         DataError: The file does not hold JSON. The message names the line.
     """
     try:
-        return json.loads(file.whole())
+        return json.loads(joined(lines))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}: not valid JSON at column {error.colno} ({error.msg})") from error
     except (RecursionError, ValueError) as error:
         raise DataError(f"{path}: JSON that cannot be read ({error})") from error
 
 
-def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
+def squad_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
     """Yields one record a question, with id, title, question, context and answers.
 
     They are numbered from 1 in file order. A member of ``data`` without paragraphs is a row. Questions without
@@ -467,7 +491,7 @@ def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
     Raises:
         DataError: The message names the position in the file at which the nesting is not SQuAD's.
     """
-    content = read_json(file, path)
+    content = read_json(lines, path)
     number = 0
     for article, location in _members(content, "data", path, ""):
         if "paragraphs" not in article:

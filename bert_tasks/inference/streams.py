@@ -11,11 +11,12 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO, Any
 
+from bert_tasks.data import limits
 from bert_tasks.data.arrow import cache_folder
 from bert_tasks.data.columns import PassthroughColumns, Row, text_columns
 from bert_tasks.data.formats import StreamFormat, TableFormat, named_format
 from bert_tasks.data.readers import ReadOptions, peeked
-from bert_tasks.data.records import open_text
+from bert_tasks.data.records import RowLines, open_text
 from bert_tasks.data.split_column import records_of_split
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError
@@ -30,8 +31,9 @@ def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
     """Returns the options with the format of a stored standard input."""
     if reading.format is not None:
         return reading
-    with open_text(path, encoding=reading.encoding, newline="\n") as lines:
-        layout = _stream_format(model).detect(lines.peek_line())
+    with open_text(path, encoding=reading.encoding, newline="\n") as file:
+        lines = RowLines(file, path, limits.LARGEST_WHOLE)  # it may be an array in a single line
+        layout = _stream_format(model).detect(next(lines, ""))
     if isinstance(layout, TableFormat):
         columns = {name: str(number) for number, name in enumerate(layout.headless)}
         return replace(reading, format="tsv/plain", header=False, columns=columns)

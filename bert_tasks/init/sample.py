@@ -8,12 +8,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from bert_tasks.data import limits
 from bert_tasks.data.cells import ENCODING_EXAMPLE
 from bert_tasks.data.formats import FORMATS, Format, file_format
 from bert_tasks.data.formats.excel import ExcelFormat
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.readers import ReadOptions, column_names, existing_file, matching_files
-from bert_tasks.data.records import TEXT, Record, is_encodable, open_text
+from bert_tasks.data.records import TEXT, Record, RowLines, is_encodable, open_text
 from bert_tasks.errors import DataError
 from bert_tasks.init.encodings import shown_encoding
 from bert_tasks.init.remedies import doubtful_table, object_remedy, pandas_call, remedy, words_remedy
@@ -132,8 +133,8 @@ def _wrong_shape(sample: FileSample, usual: Format, file: Path) -> str | None:
     names = [name for name in sample.columns if name.strip()]
     is_doubtful = len(names) < 2 or names[0].startswith("# ")
     if is_doubtful or sample.options.get("header") is False:
-        with open_text(file, encoding=sample.options.get("encoding"), newline="\n") as lines:
-            start = lines.read(_START)
+        with open_text(file, encoding=sample.options.get("encoding"), newline="\n") as opened:
+            start = opened.read(_START)
         reason = doubtful_table(start, file.name, ";" if usual.delimiter is None else usual.delimiter)
         if reason is not None and (is_doubtful or "CoNLL" in reason):
             return reason
@@ -153,7 +154,8 @@ def _advice(fault: str, path: Path) -> str:
 def _table_in_text(path: Path, options: Options) -> dict[str, Any] | None:
     """Returns table options if all lines have tabs or the header has a usual name."""
     with open_text(path, encoding=options.get("encoding"), newline="\n") as file:
-        lines = [line.rstrip("\r\n") for line in islice(file, _FIRST_LINES) if line.strip()]
+        first_lines = islice(RowLines(file, path, limits.LARGEST_ROW), _FIRST_LINES)
+        lines = [line.rstrip("\r\n") for line in first_lines if line.strip()]
     for mark in _DELIMITERS if len(lines) > 1 else ():
         counts = {line.count(mark) for line in lines}
         names = {cell.strip(' "').lower() for cell in lines[0].split(mark)}

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import Format, base, expected_files, files_of_split, register_format
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.records import BoundedText, ParseOptions, Record, Records
+from bert_tasks.data.records import ParseOptions, Record, Records
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 from bert_tasks.inference import predict
@@ -27,7 +27,7 @@ ROWS = "review=fine label=good\nreview=poor label=bad\n"
 class KeyValues(Format):
     """Lines such as ``review=fine label=good``."""
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
         cells = (dict(pair.split("=") for pair in line.split()) for line in lines)
         return Records(None, (Record(number, row) for number, row in enumerate(cells, start=1)))
 
@@ -66,7 +66,7 @@ class Failing(Format):
     at_once: ClassVar[Exception | None] = None
     later: ClassVar[Exception | None] = None
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
         if self.at_once is not None:
             raise self.at_once
         return Records(None, self.rows())

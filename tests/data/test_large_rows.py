@@ -16,8 +16,9 @@ from pyarrow import parquet
 from bert_tasks.data import limits, records
 from bert_tasks.data.arrow import row_batches
 from bert_tasks.data.columns import Column
-from bert_tasks.data.formats import FORMATS, annotations, workbooks
+from bert_tasks.data.formats import FORMATS, StreamFormat, annotations, workbooks
 from bert_tasks.data.formats.parquet import ThriftReader
+from bert_tasks.data.readers import read_table
 from bert_tasks.data.records import ParseOptions
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
@@ -34,7 +35,7 @@ Read = Callable[..., RowTable]
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LARGEST_ROW", ROW)
-    monkeypatch.setattr(limits, "LARGEST_JSON", JSON)
+    monkeypatch.setattr(limits, "LARGEST_WHOLE", JSON)
 
 
 def squad(context: str) -> str:
@@ -55,8 +56,8 @@ JSON_SAID = "has more than 4,000 characters. Split it into rows, such as one JSO
         ("rows.csv", "b" * 1001, TEXT, {}, f"rows.csv:1: {ROW_SAID}"),
         ("rows.tsv", "text\na\n" + "b" * 1001, TEXT, {"format": "tsv/plain"}, f"rows.tsv:3: {ROW_SAID}"),
         ("rows.jsonl", '{"text": "a"}\n{"text": "' + "b" * 1001 + '"}', TEXT, {}, f"rows.jsonl:2: {ROW_SAID}"),
-        ("rows.json", json.dumps([{"text": "b" * 400}] * 10), TEXT, {}, f"rows.json:1: the row .* {JSON_SAID}"),
-        ("rows.json", json.dumps([{"text": "b"}] * 400, indent=1), TEXT, {}, f"rows.json:1: the row .* {JSON_SAID}"),
+        ("rows.json", json.dumps([{"text": "b" * 400}] * 10), TEXT, {}, f"rows.json: the file {JSON_SAID}"),
+        ("rows.json", json.dumps([{"text": "b"}] * 400, indent=1), TEXT, {}, f"rows.json: the file {JSON_SAID}"),
         ("rows.json", squad("b" * 4001), SPANS, {}, f"rows.json: the file {JSON_SAID}"),
         ("rows.txt", "a\n" + "b" * 1001, TEXT, {"document": "line"}, f"rows.txt:2: {ROW_SAID}"),
         ("rows.txt", "a\n\n" + "b b\n" * 300, TEXT, {}, "rows.txt:3: .*separate documents by blank lines"),
@@ -79,6 +80,55 @@ def test_a_row_that_is_too_large_is_named(
     said = said.replace(name, f"{name}.gz") if compressed else said
     with pytest.raises(DataError, match=said):
         read(data, f"{name}.gz" if compressed else name, columns=columns, **options)
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+@pytest.mark.parametrize(
+    ("name", "row", "columns", "limit"),
+    [
+        ("rows.csv", "{}", TEXT, ROW),
+        ("rows.csv", '"b\n{}"', TEXT, ROW),
+        ("rows.jsonl", '{{"text": "{}"}}', TEXT, ROW),
+        ("rows.txt", "{}", TEXT, ROW),
+        ("rows.conll", "c O\n{} O", WORDS, ROW),
+        ("rows.json", '[{{"text": "{}"}}]', TEXT, JSON),
+        ("rows.json", '[\n{{"text": "{}"}}\n]', TEXT, JSON),
+    ],
+)
+def test_a_row_of_exactly_the_largest_size_is_read(
+    read: Read, name: str, row: str, columns: tuple[Column, ...], limit: int, end: str
+) -> None:
+    header = "text\nb\n" if name == "rows.csv" else ""
+    text = "b" * (limit - len(row.format("")) - len(end))
+    assert text in str(read(header + row.format(text) + end, name, columns=columns)[-1])
+    with pytest.raises(DataError, match="characters"):
+        read(header + row.format(f"{text}b") + end, name, columns=columns)
+
+
+@pytest.mark.parametrize("extension", [".txt", ".ann"])
+def test_a_text_of_a_folder_that_is_too_large_is_named(tmp_path: Path, extension: str) -> None:
+    """A folder of texts, one folder for each label, and a folder of brat's annotations."""
+    for name in ("pos", "neg"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.txt").write_text("b\n" * 600 if name == "pos" else "b", encoding="utf-8")
+    if extension == ".ann":
+        (tmp_path / "pos" / "1.ann").write_text("", encoding="utf-8")
+    folder = tmp_path if extension == ".txt" else tmp_path / "pos"
+    with pytest.raises(DataError, match=rf"pos/1\.txt:1: {ROW_SAID}"):
+        read_table(folder, columns=TEXT, require_labels=False, cache_dir=tmp_path / "cache")
+
+
+def test_a_json_array_in_a_stream_may_be_larger_than_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "stdin"
+    path.write_text(json.dumps([{"text": "b" * 100}] * 30), encoding="utf-8")
+    with StreamFormat(name="stdin").open(path, ParseOptions()) as opened:
+        assert sum(1 for _ in opened.rows) == 30
+    path.write_text(json.dumps([{"text": "b" * 100}] * 50), encoding="utf-8")
+    with (
+        pytest.raises(DataError, match=f"stdin: the file {JSON_SAID}"),
+        StreamFormat(name="stdin").open(path, ParseOptions()) as opened,
+    ):
+        list(opened.rows)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +219,7 @@ def test_large_rows_are_stored_in_small_batches() -> None:
     assert list(map(len, row_batches([{"text": "b"}] * 2400))) == [1000, 1000, 400]
 
 
+FIRST = (Column(name="column 0", kind="text"),)
 FILM = [("text", "label"), ("a film", "a")]
 SHEET_END = "</sheetData>"
 DOCTYPE = '<!DOCTYPE x [<!ENTITY a "bbbb">]>'
@@ -187,7 +238,7 @@ DOCTYPE = '<!DOCTYPE x [<!ENTITY a "bbbb">]>'
     ],
 )
 def test_a_bomb_in_a_workbook(end: str, said: str, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LARGEST_PART", 2**18)
+    monkeypatch.setattr(limits, "LARGEST_WHOLE", 2**18)
     monkeypatch.setattr(workbooks, "_MOST_TAGS", 60_000)
     content = workbook(FILM, {SHEET: lambda sheet: sheet.replace(SHEET_END, end + SHEET_END)})
     with pytest.raises(DataError, match=rf"rows.xlsx: .*{said}"):
@@ -195,7 +246,7 @@ def test_a_bomb_in_a_workbook(end: str, said: str, read: Read, tmp_path: Path, m
 
 
 def test_texts_and_parts_of_a_workbook_are_limited(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LARGEST_PART", 2**16)
+    monkeypatch.setattr(limits, "LARGEST_WHOLE", 2**16)
     long_text = workbook(FILM, {STRINGS: lambda xml: xml.replace("a film", "b" * 2**17)})
     with pytest.raises(DataError, match=rf"rows\.xlsx: a row, or a part, of '{STRINGS}' has more than 65,536 bytes"):
         read(long_text, "rows.xlsx")
@@ -211,9 +262,17 @@ def test_entities_of_a_workbook_are_refused(part: str, read: Read) -> None:
         read(content, "rows.xlsx")
 
 
+def test_a_shared_text_counts_in_each_cell_of_a_row(read: Read) -> None:
+    """It is in memory once, until a row is stored."""
+    names = [f"column {number}" for number in range(6)]
+    assert len(read(workbook([names, ["b" * 160] * 6]), "rows.xlsx", columns=FIRST)) == 1
+    with pytest.raises(DataError, match=rf"rows\.xlsx: row 2 {ROW_SAID.removeprefix('the row that begins here ')}"):
+        read(workbook([names, ["b" * 170] * 6]), "rows.xlsx", columns=FIRST)
+
+
 def test_a_large_workbook_is_read(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are more than the limit together, and its dimensions are wrong."""
-    monkeypatch.setattr(limits, "LARGEST_PART", 2**18)
+    monkeypatch.setattr(limits, "LARGEST_WHOLE", 2**18)
     row = "<row><c t='str'><v>" + "b" * 900 + "</v></c></row>"
     more = row * 1000 + "<row r='5000'><c t='str'><v>end</v></c></row>"
 
@@ -245,15 +304,19 @@ def docbin(tmp_path: Path, **fields: Any) -> bytes:
 
 def test_a_bomb_in_a_docbin(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import spacy
-    from spacy.tokens import Doc, DocBin
+    from spacy.tokens import Doc, DocBin, Span
 
     long_word = Doc(spacy.blank("xx").vocab, words=["b" * 300] * 4)
     with pytest.raises(DataError, match=r"rows\.spacy: a document has more than 1,000 characters"):
         read(DocBin(docs=[long_word]).to_bytes(), "rows.spacy", columns=TEXT)
+    named = spacy.blank("xx")("b " * 4)
+    named.ents = [Span(named, number, number + 1, label="c" * 300) for number in range(4)]
+    with pytest.raises(DataError, match=r"rows\.spacy: row 1 has more than 1,000 characters"):
+        read(DocBin(docs=[named]).to_bytes(), "rows.spacy", columns=TEXT)
     monkeypatch.setattr(annotations, "_MOST_VALUES", 100)
     with pytest.raises(DataError, match=r"rows\.spacy: the file has more than 100 values"):
         read(docbin(tmp_path, extra=[[]] * 99), "rows.spacy", columns=TEXT)
-    monkeypatch.setattr(limits, "LARGEST_PART", 2000)
+    monkeypatch.setattr(limits, "LARGEST_WHOLE", 2000)
     with pytest.raises(DataError, match=r"rows\.spacy: the decompressed file has more than 2,000 bytes"):
         read(docbin(tmp_path, extra=b"b" * 10**6), "rows.spacy", columns=TEXT)
 

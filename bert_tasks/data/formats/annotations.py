@@ -19,7 +19,7 @@ from bert_tasks.data import limits
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats.base import Format, without_warnings
 from bert_tasks.data.limits import too_large
-from bert_tasks.data.records import BoundedText, ParseOptions, Record, Records, json_rows, open_text, read_json
+from bert_tasks.data.records import ParseOptions, Record, Records, RowLines, json_rows, open_text, read_json
 from bert_tasks.errors import DataError
 
 _IS_LIST = re.compile(r"\s*\[\s*[\[{]")
@@ -39,7 +39,7 @@ class AnnotatedJson(Format, ABC):
 
     can_stream: ClassVar[bool] = False
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
         items = read_json(lines, path)
         if not isinstance(items, list):
             raise DataError(f"{path}: not a list, which {self.name} writes")
@@ -66,7 +66,7 @@ class ProdigyFormat(AnnotatedJson):
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return '"_task_hash"' in start
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
         rows = (self.record(row.line, row.cells) if row.fault is None else row for row in json_rows(lines, path))
         return Records(None, rows)
 
@@ -151,9 +151,9 @@ def _decompressed(path: Path) -> bytes:
     """
     stream = zlib.decompressobj()
     with path.open("rb") as file:
-        content = stream.decompress(file.read(limits.LARGEST_PART), limits.LARGEST_PART + 1)
-    if len(content) > limits.LARGEST_PART:
-        raise too_large(f"{path}: the decompressed file", limits.LARGEST_PART, "bytes", advice=_DOCBIN_ADVICE)
+        content = stream.decompress(file.read(limits.LARGEST_WHOLE), limits.LARGEST_WHOLE + 1)
+    if len(content) > limits.LARGEST_WHOLE:
+        raise too_large(f"{path}: the decompressed file", limits.LARGEST_WHOLE, "bytes", advice=_DOCBIN_ADVICE)
     if not stream.eof:
         raise DataError(f"{path}: the compressed data have no end. Save or download the file again")
     return content
@@ -226,8 +226,9 @@ class BratFormat(Format):
             if not beside.is_file():
                 raise DataError(f"{annotations}: no text beside it, {beside.name}")
             with open_text(beside, encoding=options.encoding, newline="") as file:
-                text = file.whole()
-            with open_text(annotations, encoding=options.encoding, newline="\n") as lines:
+                text = RowLines(file, beside, limits.LARGEST_ROW).rest()
+            with open_text(annotations, encoding=options.encoding, newline="\n") as file:
+                lines = RowLines(file, annotations, limits.LARGEST_ROW)
                 entities = list(_brat_entities(lines, annotations))
             if _counts_mark(beside, text, entities):
                 entities = [each._replace(start=each.start - 1, end=each.end - 1) for each in entities]
@@ -267,7 +268,7 @@ class FastTextFormat(Format):
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return self._LABEL.search(start.lstrip().partition("\n")[0]) is not None
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
         filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
         return Records(None, (Record(number, self._cells(line)) for number, line in filled))
 

@@ -15,7 +15,7 @@ from bert_tasks.data import limits
 from bert_tasks.data.columns import Column
 from bert_tasks.data.limits import check_column_count, check_row_size
 from bert_tasks.data.problems import did_you_mean, end_sentence
-from bert_tasks.data.records import BoundedText, ParseOptions, Record, Records, open_text
+from bert_tasks.data.records import ParseOptions, Record, Records, RowLines, begins_array, open_text
 from bert_tasks.errors import BertTasksError, DataError
 
 _LONGEST_REASON = 200  # characters
@@ -65,7 +65,7 @@ class Format:
     can_stream: ClassVar[bool] = True
     has_documents: ClassVar[bool] = False
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
         """Parses the lines of a text file.
 
         Args:
@@ -127,7 +127,11 @@ class Format:
         self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
     ) -> Iterator[Records]:
         """Opens a file for ``open``, which translates errors. Formats that are not text override it."""
-        with open_text(path, encoding=options.encoding, newline="" if self.quoted else "\n") as lines:
+        newline = "" if self.quoted else "\n"
+        with open_text(path, encoding=options.encoding, newline=newline) as file:
+            is_whole = not self.can_stream or begins_array(file)
+            limit = limits.LARGEST_WHOLE if is_whole else limits.LARGEST_ROW
+            lines = RowLines(file, path, limit)
             records = self.records(lines, path, options)
             yield records._replace(rows=lines.rows(records.rows))
 

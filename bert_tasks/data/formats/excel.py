@@ -3,6 +3,7 @@
 Owns the search for the table. People put a page of notes before it, and a title above its column names.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,10 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bert_tasks.data import limits
 from bert_tasks.data.formats.base import Format, without_warnings
 from bert_tasks.data.formats.workbooks import open_workbook, sheet_rows
-from bert_tasks.data.limits import check_column_count
 from bert_tasks.data.records import ParseOptions, Record, Records
 from bert_tasks.errors import DataError
 
@@ -92,8 +91,8 @@ class ExcelFormat(Format):
             advice = "Write a row with at least two different column names above the rows"
             raise DataError(f"{path}: no sheet has a table. {advice}. The sheets are {listed}")
         table = max(several, key=lambda table: table.rows)
-        columns = list(table.names.values())
-        twice = sorted(repr(name) for name in set(columns) if columns.count(name) > 1)
+        counts = Counter(table.names.values())
+        twice = sorted(repr(name) for name, count in counts.items() if count > 1)
         if twice:
             where = f"{path}: row {table.header} of the sheet {table.sheet!r}"
             raise DataError(f"{where} names {', '.join(twice)} more than once. Use each name for one column")
@@ -129,47 +128,50 @@ def _sheet_notes(table: SheetTable, names: Sequence[str], tables: Sequence[Sheet
 
 
 def _find_table(sheet: Any, path: Path) -> SheetTable | None:
-    """Returns the table of a sheet, or None.
+    """Returns the table of a sheet, or None."""
+    header = _header_row(sheet, path)
+    if header is None:
+        return None
+    return _table_below(sheet, path, header)
 
-    Its header is the first row with at least two names that is directly above another row and is about as wide as the
-    rows below. A single column is a table if the first row of the sheet has a short name.
+
+def _header_row(sheet: Any, path: Path) -> int | None:
+    """Returns the number of the row with the names of a table's columns, or None if the sheet has no table.
+
+    It is the first row with at least two names that is directly above another row and is about as wide as the rows
+    below. A single column is a table if the first row of the sheet has a short name.
     """
-    rows = _first_rows(sheet, path)
-    for number, cells in rows.items():
-        below = [row for other, row in rows.items() if other > number][:_NEXT_ROWS]
-        if not cells or not rows.get(number + 1):
-            continue
-        widest = max(map(len, below))
-        is_header = len(cells) >= 2 and len(cells) >= widest - 1
-        if is_header or (number == 1 and widest == 1 and _is_name(*cells.values())):
-            names = {place: str(value).strip() for place, value in cells.items()}
-            return _counted(sheet, path, number, names)
-    return None
-
-
-def _first_rows(sheet: Any, path: Path) -> dict[int, dict[int, Any]]:
-    """Returns the first rows by their numbers, but not more than a row may have in characters."""
-    rows = dict[int, dict[int, Any]]()
-    size = 0
+    widths = dict[int, int]()  # The values are not kept, because each row may be as large as the limit of a row.
+    begins_with_name = False
     for number, cells in islice(sheet_rows(sheet, path), _FIRST_ROWS):
-        check_column_count(len(cells), f"{path}: row {number} of the sheet {sheet.title!r}")
-        rows[number] = _filled(cells)
-        size += limits.size_of(cells)
-        if size > limits.LARGEST_ROW:
-            break
-    return rows
+        filled = _filled(cells)
+        widths[number] = len(filled)
+        if number == 1:
+            begins_with_name = _is_name(*filled.values())
+    for number, width in widths.items():
+        if width == 0 or widths.get(number + 1, 0) == 0:
+            continue
+        below = [other_width for other, other_width in widths.items() if other > number]
+        widest = max(below[:_NEXT_ROWS])
+        is_single = number == 1 and widest == 1 and begins_with_name
+        if is_single or (width >= 2 and width >= widest - 1):
+            return number
+    return None
 
 
 def _is_name(*cells: object) -> bool:
     return len(cells) == 1 and len(str(cells[0]).split()) <= _LONGEST_NAME
 
 
-def _counted(sheet: Any, path: Path, header: int, names: dict[int, str]) -> SheetTable:
-    """Returns the table below a header, whose rows are counted."""
+def _table_below(sheet: Any, path: Path, header: int) -> SheetTable:
+    """Returns the table whose columns the row ``header`` names. Its rows are counted."""
+    names = dict[int, str]()
     filled = set[int]()
     count = 0
     for number, cells in islice(sheet_rows(sheet, path), _COUNTED_ROWS):
-        if number > header:
+        if number == header:
+            names = {place: str(value).strip() for place, value in _filled(cells).items()}
+        elif number > header:
             filled |= _filled(cells).keys()
             count += 1
     empty = tuple(place for place in names if place not in filled)

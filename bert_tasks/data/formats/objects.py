@@ -6,14 +6,14 @@ here, nor is an object that may be a row itself.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats.base import Format
-from bert_tasks.data.records import BoundedText, ParseOptions, Record, Records, json_rows
+from bert_tasks.data.records import ParseOptions, Record, Records, joined, json_rows
 from bert_tasks.errors import DataError
 
 # An object over several lines, or whose first line has a list of objects or lists, or an object with numbers as keys.
@@ -36,14 +36,14 @@ class JsonObjectFormat(Format):
             return False  # one object per line
         return _START.match(start) is not None
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
-        ahead = [lines.readline()]
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+        ahead = [next(lines, "")]
         if _is_json(ahead[0]):
             for line in lines:
                 ahead.append(line)
                 if line.strip():  # one object per line
                     return Records(None, json_rows(chain(ahead, lines), path))
-        text = "".join(ahead) + lines.whole()
+        text = "".join(ahead) + joined(lines)
         has_lines = ".jsonl" in path.name.lower()  # also compressed
         try:
             value = json.loads(text)

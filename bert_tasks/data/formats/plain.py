@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -15,13 +15,13 @@ from bert_tasks.data.formats.parquet import parquet_records
 from bert_tasks.data.records import (
     SENTENCES,
     TEXT,
-    BoundedText,
     ParseOptions,
     Records,
     json_rows,
     squad_rows,
     table_records,
     text_rows,
+    with_first_line,
 )
 from bert_tasks.errors import DataError, UsageError, argument
 
@@ -41,19 +41,21 @@ class TableFormat(Format):
     headless: tuple[str, ...] = ()
     skips_short_rows: bool = False
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
         delimiter = self.delimiter if options.delimiter is None else options.delimiter
         if delimiter is None or len(delimiter) != 1 or delimiter in '"\r\n':
             raise DataError(
                 f"{path}: invalid delimiter {delimiter!r}. Expected one character, but no quote and no line end"
             )
-        rows: Iterable[str] = lines
-        match = _EXCEL_DELIMITER.fullmatch(lines.peek_line()) if self.quoted else None
-        if match is not None:
-            lines.readline()
-            delimiter, rows = match[1], chain(["\n"], lines)  # a blank line counts as a line, and is no row
+        if self.quoted:
+            first, lines = with_first_line(lines)
+            match = _EXCEL_DELIMITER.fullmatch(first)
+            if match is not None:
+                delimiter = match[1]
+                next(lines)
+                lines = chain(["\n"], lines)  # a blank line counts as a line, and is no row
         return table_records(
-            rows,
+            lines,
             path,
             delimiter=delimiter,
             header=options.header is not False,
@@ -80,7 +82,7 @@ class JsonFormat(Format):
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return re.match(r'\s*(\{\s*("|$)|\[\s*(\{|$))', start) is not None
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
         return Records(None, json_rows(lines, path))
 
 
@@ -94,7 +96,7 @@ class SquadFormat(Format):
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return self._START.match(start) is not None
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
         return Records(None, squad_rows(lines, path))
 
 
@@ -103,7 +105,7 @@ class TextFormat(Format):
 
     has_documents = True
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
         columns = (TEXT, SENTENCES) if options.document in ("blank-line", "file") else (TEXT,)
         return Records(columns, text_rows(lines, options.document))
 
@@ -120,14 +122,14 @@ class ConllFormat(Format):
         ]
         return len(rows) > 1 and len({len(cells) for cells in rows}) == 1 and len(rows[0]) > 1
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
         return Records(None, conll_rows(lines))
 
 
 class ConlluFormat(Format):
     """Universal Dependencies."""
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
         return Records(None, conllu_rows(lines))
 
 
@@ -180,8 +182,9 @@ class StreamFormat(Format):
             return TableFormat(name="texts", extensions=(), delimiter="\t", headless=self.texts)
         return FORMATS["text"]
 
-    def records(self, lines: BoundedText, path: Path, options: ParseOptions) -> Records:
-        return self.detect(lines.peek_line()).records(lines, path, options)
+    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+        first, lines = with_first_line(lines)
+        return self.detect(first).records(lines, path, options)
 
 
 _ENTAILMENT = ("entailment", "neutral", "contradiction")

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
+from bert_tasks.data import limits
 from bert_tasks.data.formats.base import Format
-from bert_tasks.data.limits import check_row_size
-from bert_tasks.data.records import ParseOptions, Record, Records, open_text
+from bert_tasks.data.records import ParseOptions, Record, Records, RowLines, open_text
 
 _SPLITS = ("train", "dev", "valid", "validation", "test", "unsup")  # folders of the parts of a data set
 
@@ -36,9 +36,9 @@ class TextFolderFormat(Format):
 
     def _text_rows(self, path: Path, options: ParseOptions) -> Iterator[Record]:
         for file in self.files(path):
-            with open_text(file, encoding=options.encoding, newline="") as lines:
-                cells = {"text": lines.whole().strip(), "label": file.parent.name}
-            check_row_size(cells, str(file))
+            with open_text(file, encoding=options.encoding, newline="") as opened:
+                text = RowLines(opened, file, limits.LARGEST_ROW).rest()
+            cells = {"text": text.strip(), "label": file.parent.name}
             yield Record(1, cells, file=str(file.relative_to(path.parent)))
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _MOST_STREAMED_TAGS = 2**23  # of the shared strings, which are 2 million texts
 _MOST_TAGS = 2**20  # of one row, or of a part that is not streamed, such as the styles
 _MOST_PART_BYTES = 2**26  # of a part that is not streamed
+_MOST_ROWS = 1_048_576  # of one sheet, which is Excel's own limit
 _ADVICE = "Save the sheet as a .csv file"
 _PROLOG = 2**12  # bytes in which the first element must begin
 _ELEMENT = re.compile(rb"<[A-Za-z_]")
@@ -92,7 +93,7 @@ class _BoundedEntry(io.BufferedIOBase):
             self._archive.count(content, name=name, most_bytes=_MOST_PART_BYTES, most_tags=_MOST_TAGS)
         else:
             content = self._entry.read(size)
-            self._archive.count(content, name=name, most_bytes=limits.LARGEST_PART, most_tags=self._archive.most_tags)
+            self._archive.count(content, name=name, most_bytes=limits.LARGEST_WHOLE, most_tags=self._archive.most_tags)
         if not self._is_checked:
             self._is_checked = True
             self._check_prolog(content)
@@ -146,9 +147,9 @@ def sheet_rows(sheet: Any, path: Path) -> Iterator[tuple[int, tuple[Any, ...]]]:
     sheet.reset_dimensions()  # they are stated in the file, which may be wrong
     for number, row in enumerate(sheet.iter_rows(values_only=True), start=1):
         sheet.parent._archive.next_row()
-        if number > limits.MOST_SHEET_ROWS:
+        if number > _MOST_ROWS:
             raise DataError(
-                f"{path}: the sheet {sheet.title!r} has a row after row {limits.MOST_SHEET_ROWS:,}, which is the last "
+                f"{path}: the sheet {sheet.title!r} has a row after row {_MOST_ROWS:,}, which is the last "
                 "that Excel can have. Save the workbook again"
             )
         if any(cell is not None for cell in row):
