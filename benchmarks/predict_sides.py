@@ -16,8 +16,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 from bert_tasks import TaskModel
 from bert_tasks.data.table import longest_first
-from bert_tasks.export.exported import GraphModel
-from bert_tasks.export.graph import exported_graph
+from bert_tasks.model.exported import GraphModel
+from bert_tasks.model.graph import exported_graph
 from bert_tasks.model.precision import logits_of
 
 Predict = Callable[[Sequence[str]], list[str]]

@@ -14,7 +14,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cli"}),
     frozenset({""}),  # bert_tasks/__init__.py, which names the public objects of all below
     frozenset({"api"}),
-    frozenset({"report", "cards", "serving", "glue_submission"}),
+    frozenset({"report", "cards", "serving", "export", "glue_submission"}),
     frozenset({"experiments"}),
     frozenset({"training"}),
     frozenset({"inference"}),
@@ -37,7 +37,7 @@ RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
 CONFINED: dict[str, tuple[str, ...]] = {
     "accelerate": ("training", "inference", "distributed"),
     "huggingface_hub": ("checkpoints.hub", "data.readers", "cards"),
-    "onnxruntime": ("export.exported",),
+    "onnxruntime": ("model.exported",),
     "ctypes": (),  # a library does not change the allocator or the threads of its host process
 }
 TOKENIZER_NAMES = {
@@ -54,9 +54,8 @@ TOKENIZER_NAMES = {
 
 
 def unit_of(module: str) -> str:
-    """The unit of a module below the package. An exported model is a model, so ``export`` belongs to ``model``."""
-    unit = module.split(".")[0]
-    return "model" if unit == "export" else unit
+    """The unit of a module below the package."""
+    return module.split(".")[0]
 
 
 def within(module: str, homes: tuple[str, ...]) -> bool:

@@ -17,17 +17,25 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Encoding, Tokenizer
 
 from bert_tasks.checkpoints.files import checked_file
-from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
-from bert_tasks.checkpoints.tokenizers import class_fields, load_tokenizer, save_tokenizer, trained_segments
+from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES, resolve
+from bert_tasks.checkpoints.tokenizers import (
+    class_fields,
+    load_tokenizer,
+    save_tokenizer,
+    trained_segments,
+    with_segments,
+)
 from bert_tasks.data.arrow import cache_folder
 from bert_tasks.environment import installed_version
 from bert_tasks.errors import CheckpointError, DataError
+from bert_tasks.families import encoder_config, new_hf_config
 from bert_tasks.storage import atomic_path, sha256, sha256_file, sha256_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _VERSION = 2  # of what is stored
+_MOST_TOKENS = 2**31 - 1
 _FILES = ("tokenizer.json", "tokenizer_config.json")
 _ROLES = ("pad", "unk", "cls", "sep", "bos", "eos", "mask")
 _ATTRIBUTES = (
@@ -225,3 +233,32 @@ def _stored_content(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, secon
         "size": vocab_size,
         "second": second,
     }
+
+
+def new_tokenizer(settings: Mapping[str, Any], name: str | Path) -> "PreTrainedTokenizerBase":
+    """Returns the tokenizer of a new model, with the segments of its family.
+
+    Args:
+        settings: The configuration of ``new_hf_config``.
+        name: A folder or a hub id with the files of a tokenizer.
+
+    Raises:
+        CheckpointError: There is no such tokenizer or family.
+    """
+    second = encoder_config(new_hf_config(settings)).second_segment
+    opened = open_tokenizer(resolve(name, weights=False), vocab_size=_MOST_TOKENS, second=second)
+    return with_segments(opened, second=second)
+
+
+def config_with_tokenizer(settings: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
+    """Returns a new model's configuration with its tokenizer's vocabulary and ids.
+
+    Raises:
+        CheckpointError: An unknown family or field, or a value that does not fit.
+    """
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    return new_hf_config(
+        settings,
+        vocab_size=max(tokenizer.get_vocab().values()) + 1,
+        special_ids={name: number for name, number in special.items() if number is not None},
+    )

@@ -13,9 +13,10 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
+import pyarrow
 from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.data import limits
@@ -24,9 +25,6 @@ from bert_tasks.environment import cache_folders
 from bert_tasks.errors import DataError
 from bert_tasks.storage import atomic_path, sha256_file
 from bert_tasks.terminal import message_stream
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Write = Callable[[Path], Sequence[str] | None]  # writes the Arrow file and returns the notes to store beside it
 _BATCH = 1000
@@ -41,7 +39,7 @@ class ArrowRows:
 
     def __init__(
         self,
-        table: "pyarrow.Table",
+        table: pyarrow.Table,
         *,
         files: Sequence[Path] = (),
         indices: NDArray[np.int64] | None = None,
@@ -55,23 +53,17 @@ class ArrowRows:
     @classmethod
     def from_file(cls, path: Path) -> Self:
         """Opens a file of an Arrow stream, memory-mapped."""
-        import pyarrow
-
         with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
             return cls(stream.read_all(), files=[path])
 
     @classmethod
-    def from_columns(cls, columns: Mapping[str, Sequence[Any]], schema: "pyarrow.Schema | None" = None) -> Self:
+    def from_columns(cls, columns: Mapping[str, Sequence[Any]], schema: pyarrow.Schema | None = None) -> Self:
         """Copies columns into memory. Without a schema their types are inferred."""
-        import pyarrow
-
         return cls(pyarrow.table(dict(columns), schema=schema))
 
     @classmethod
     def joined(cls, parts: Sequence["ArrowRows"]) -> "ArrowRows":
         """Joins the rows of several tables. A column that a table lacks is None there."""
-        import pyarrow
-
         tables = [rows.table() for rows in parts]
         files = dict.fromkeys(file for rows in parts for file in rows.files)
         return cls(pyarrow.concat_tables(tables, promote_options="default"), files=list(files))
@@ -112,7 +104,7 @@ class ArrowRows:
     def select_columns(self, names: Sequence[str]) -> Self:
         return type(self)(self._table.select(list(names)), files=self.files, indices=self._indices)
 
-    def column(self, name: str) -> "pyarrow.ChunkedArray":
+    def column(self, name: str) -> pyarrow.ChunkedArray:
         """Returns the values of a column, without a copy if no rows are selected."""
         return self.select_columns([name]).table().column(0)
 
@@ -121,7 +113,7 @@ class ArrowRows:
         values: list[Any] = self.column(name).to_pylist()
         return values
 
-    def tables(self, names: Sequence[str] | None = None, *, size: int = _BATCH) -> Iterator["pyarrow.Table"]:
+    def tables(self, names: Sequence[str] | None = None, *, size: int = _BATCH) -> Iterator[pyarrow.Table]:
         """Yields all rows in tables of ``size`` rows, with some columns or all (None)."""
         rows = self
         if names is not None:
@@ -130,7 +122,7 @@ class ArrowRows:
             end = min(start + size, len(rows))
             yield rows.table(range(start, end))
 
-    def table(self, rows: "Sequence[int] | NDArray[np.int64] | None" = None) -> "pyarrow.Table":
+    def table(self, rows: "Sequence[int] | NDArray[np.int64] | None" = None) -> pyarrow.Table:
         """Returns the rows with these numbers, in this order. Default: all rows."""
         if rows is None and self._indices is None:
             return self._table
@@ -155,16 +147,14 @@ class ArrowRows:
         return pyarrow.Table.from_batches(parts, self._table.schema).combine_chunks()
 
 
-def write_batches(path: Path, batches: Iterable[Mapping[str, Sequence[Any]]], schema: "pyarrow.Schema") -> None:
+def write_batches(path: Path, batches: Iterable[Mapping[str, Sequence[Any]]], schema: pyarrow.Schema) -> None:
     """Writes batches of columns into a file of an Arrow stream."""
-    import pyarrow
-
     with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
         for columns in batches:
             stream.write_table(pyarrow.table(dict(columns), schema=schema))
 
 
-def with_progress(tables: Iterable["pyarrow.Table"], description: str, total: int) -> Iterator["pyarrow.Table"]:
+def with_progress(tables: Iterable[pyarrow.Table], description: str, total: int) -> Iterator[pyarrow.Table]:
     """Yields tables, and shows a bar of their rows on a terminal."""
     if not message_stream().isatty() or os.environ.get("RANK", "0") != "0":
         yield from tables
@@ -255,8 +245,6 @@ def read_batches(path: Path, columns: Sequence[str]) -> Iterator[list[dict[str, 
     A file of any size needs the memory of one batch. The pages of a memory-mapped file would stay in memory until the
     system needs them.
     """
-    import pyarrow
-
     with pyarrow.OSFile(str(path), "rb") as file, pyarrow.ipc.open_stream(file) as batches:
         for batch in batches:
             yield batch.select(columns).to_pylist()

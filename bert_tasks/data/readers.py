@@ -16,6 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeGuard, TypeVar
 
+import pyarrow
+
 from bert_tasks.data import limits
 from bert_tasks.data.arrow import cache_folder, row_batches, store, write_batches
 from bert_tasks.data.cells import LABEL_SEPARATOR, joined_names
@@ -63,8 +65,6 @@ def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> It
     Raises:
         DataError: The data have another type, or a column of a DataFrame holds values of several types.
     """
-    import pyarrow
-
     if type(data).__module__.startswith("datasets."):  # which is imported then, and takes a second otherwise
         from datasets import DatasetDict, IterableDataset, IterableDatasetDict
 

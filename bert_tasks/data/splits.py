@@ -177,8 +177,7 @@ def divide(
 
 def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Sequence[Hashable]:
     """Joins groups that share a key, unless that links too many rows."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
+    from scipy.sparse import coo_array, csgraph
 
     numbers = dict[tuple[str, Hashable], int]()
     ends = [
@@ -186,7 +185,7 @@ def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Se
         for column, values in (("group", groups), ("key", keys))
     ]
     graph = coo_array((np.ones(len(groups)), ends), shape=(len(numbers), len(numbers)))
-    linked: list[int] = connected_components(graph, directed=False)[1][ends[0]].tolist()
+    linked: list[int] = csgraph.connected_components(graph, directed=False)[1][ends[0]].tolist()
     # Short sentences that many documents hold would make one group of them all.
     most = max([share * len(groups), *Counter(groups).values()])
     return linked if max(Counter(linked).values(), default=0) <= most else groups

@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
+import pyarrow.compute
 from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.data.arrow import ArrowRows, cache_folder, read_batches, store, with_progress, write_batches
@@ -22,9 +23,6 @@ from bert_tasks.data.records import Record, Records
 from bert_tasks.data.validator import RowValidator
 from bert_tasks.errors import DataError
 from bert_tasks.storage import sha256_json
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _LINES_SHOWN = 5
 
@@ -159,10 +157,8 @@ class RowTable:
         return replace(self.select(indices), part=(self, np.asarray(indices, dtype=np.int64)))
 
 
-def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "pyarrow.Schema":
+def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> pyarrow.Schema:
     """Returns the types of a table's columns and of further text columns, ``texts``."""
-    import pyarrow
-
     further = {"line": pyarrow.int64()} | dict.fromkeys(texts, pyarrow.string())
     return pyarrow.schema({column.name: column.type.arrow_type() for column in columns} | further)
 
@@ -198,8 +194,6 @@ def cached_features(
             labels and package version.
         batch_size: Number of rows per call of ``features``. None means all at once.
     """
-    import pyarrow
-
     numbers = pyarrow.list_(pyarrow.int32())
     types = {"row": pyarrow.int64(), "input_ids": numbers, "token_type_ids": pyarrow.list_(pyarrow.int8())}
     types |= {"labels": pyarrow.list_(pyarrow.float64()), "gather_positions": numbers, "word_ids": numbers}
@@ -296,8 +290,6 @@ class Samples:
             unit: Unit of a sample. Groups are rows until ``grouped``.
             count: Number of rows. The last rows may have no feature.
         """
-        import pyarrow.compute
-
         token_lists = features.column("input_ids")  # only the offsets of the lists are read
         tokens = np.asarray(pyarrow.compute.list_value_length(token_lists), np.int64)
         rows = features.column("row").to_numpy()

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+import pyarrow
+
 from bert_tasks.data.columns import text_columns
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.kinds import Column, ColumnKind
@@ -66,8 +68,6 @@ class TaskRow(ColumnKind):
         raise RowError("not a row of the task", "Write a mapping from columns to values.")
 
     def arrow_type(self) -> Any:
-        import pyarrow
-
         return pyarrow.struct([(column.name, column.type.arrow_type()) for column in self.columns])
 
     def row_of(self, texts: Sequence[str]) -> Mapping[str, str] | None:

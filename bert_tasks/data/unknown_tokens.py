@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.compute
 from numpy.typing import NDArray
 
 from bert_tasks.data.arrow import ArrowRows
@@ -47,8 +48,6 @@ class UnknownTokens(NamedTuple):
     @classmethod
     def of_features(cls, features: ArrowRows, tokenizer: Any) -> "UnknownTokens":
         """Counts the unknown tokens of a table's features from their file."""
-        import pyarrow.compute
-
         tables = features.tables(["input_ids"], size=_WINDOWS)
         return cls.of((pyarrow.compute.list_flatten(table.column(0)).to_numpy() for table in tables), tokenizer)
 

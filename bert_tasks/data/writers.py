@@ -13,16 +13,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
+import pyarrow
 from numpy.typing import NDArray
+from pyarrow import parquet
 
 from bert_tasks.errors import UsageError
 from bert_tasks.storage import atomic_path
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _BLOCK_ROWS, _BLOCK_BYTES = 4096, 2**24
 
@@ -74,9 +73,6 @@ def write_parquet(lines: Path, target: Path, *, vectors: Mapping[str, int] = Map
     Raises:
         UsageError: The file is not writable, or a column has whole numbers above 2^53 and, far below, fractions.
     """
-    import pyarrow
-    from pyarrow import parquet
-
     types = {name: pyarrow.list_(pyarrow.float32(), width) for name, width in vectors.items()}
     schema = pyarrow.schema([*_column_types(lines, vectors).items(), *types.items()])
     try:
@@ -90,10 +86,8 @@ def write_parquet(lines: Path, target: Path, *, vectors: Mapping[str, int] = Map
         raise UsageError(f"{target}: a column has no common type for parquet ({error}). Write a .jsonl file") from None
 
 
-def _column_types(lines: Path, vectors: Collection[str]) -> "dict[str, pyarrow.DataType]":
+def _column_types(lines: Path, vectors: Collection[str]) -> dict[str, pyarrow.DataType]:
     """Returns the Arrow type of each column, text if parquet has no common type."""
-    import pyarrow
-
     types: dict[str, pyarrow.DataType] = {}
     for block in _blocks(lines):
         for name in dict.fromkeys(name for row in block for name in row if name not in vectors):
@@ -108,9 +102,7 @@ def _column_types(lines: Path, vectors: Collection[str]) -> "dict[str, pyarrow.D
     return {name: pyarrow.string() if is_empty[name] else t for name, t in types.items()}
 
 
-def _column(block: list[Row], name: str, arrow_type: "pyarrow.DataType") -> "pyarrow.Array":
-    import pyarrow
-
+def _column(block: list[Row], name: str, arrow_type: pyarrow.DataType) -> pyarrow.Array:
     values = [row.get(name) for row in block]
     if pyarrow.types.is_fixed_size_list(arrow_type):  # inference makes none, so it is a column of vectors
         vectors = _stacked([row[name] for row in block], arrow_type.list_size)

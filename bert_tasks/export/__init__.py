@@ -29,9 +29,9 @@ from bert_tasks.encoder.heads import HiddenStatesHead, PretrainingOutput, Vocabu
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
-from bert_tasks.export.exported import GRAPHS, RECORD, GraphModel, input_names, names_other_file, output_names
-from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
 from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.exported import GRAPHS, RECORD, GraphModel, input_names, names_other_file, output_names
+from bert_tasks.model.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
 from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_prediction
 from bert_tasks.model.pretrained import check_one_task, saved_config
 from bert_tasks.model.task_model import TaskModel

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+import pyarrow
 import torch
 
 from bert_tasks.checkpoints.hub import origin, resolve
@@ -32,9 +33,6 @@ from bert_tasks.storage import sha256_json
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import Windows
-
-if TYPE_CHECKING:
-    import pyarrow
 
 ERROR = "error"  # the column that says why a row could not be predicted
 UNTYPED = "prediction"  # the column of JSON of a task that does not say what its predictions hold
@@ -136,7 +134,7 @@ class BatchPredictor:
     revision: str | None
     dtype: DType
     fingerprint: str  # of the folder's files, so that processes load changed files again
-    schema: "pyarrow.Schema"
+    schema: pyarrow.Schema
     reserved: frozenset[str]  # names of fields that predictions can have
     columns: tuple[Column, ...]
     reading: ReadOptions
@@ -145,10 +143,8 @@ class BatchPredictor:
     on_error: Literal["fail", "skip"]
     threads: int
 
-    def output_schema(self, batch: "pyarrow.Schema") -> "pyarrow.Schema":
+    def output_schema(self, batch: pyarrow.Schema) -> pyarrow.Schema:
         """Returns the columns of the result for batches with these columns."""
-        import pyarrow
-
         kept = [batch.field(name).with_name(new) for name, new in self._kept(batch.names).items()]
         return pyarrow.schema([*kept, *self.schema])
 
@@ -167,8 +163,6 @@ class BatchPredictor:
                 them.
             CheckpointError, UsageError: The model cannot be loaded.
         """
-        import pyarrow
-
         columns = _batch_columns(batch)
         threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)
@@ -241,8 +235,6 @@ class BatchPredictor:
 
 def _batch_columns(batch: Any) -> dict[str, Any]:
     """Returns the columns of a batch by their names as texts, all of one length."""
-    import pyarrow
-
     if isinstance(batch, pyarrow.Table | pyarrow.RecordBatch):
         pairs = list(zip(batch.schema.names, batch.columns, strict=True))
     elif isinstance(batch, Mapping):
@@ -287,10 +279,8 @@ def _cell(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _as_array(array: "pyarrow.Array") -> Any:
+def _as_array(array: pyarrow.Array) -> Any:
     """Returns a column as an array of numbers or of objects."""
-    import pyarrow
-
     if pyarrow.types.is_floating(array.type) or pyarrow.types.is_integer(array.type):
         return array.to_numpy(zero_copy_only=False)
     result = np.empty(len(array), dtype=object)
@@ -298,13 +288,11 @@ def _as_array(array: "pyarrow.Array") -> Any:
     return result
 
 
-def prediction_schema(task: Task, *, with_error: bool = False) -> "pyarrow.Schema":
+def prediction_schema(task: Task, *, with_error: bool = False) -> pyarrow.Schema:
     """Returns the fields of a task's predictions as columns, or one column of JSON.
 
     An object is a struct, and so are numbers by label. ``with_error`` adds the reason of a row without a prediction.
     """
-    import pyarrow
-
     try:
         types = Rendering.of(task).column_types
         fields = [pyarrow.field(name, _arrow_type(hint, labels)) for name, (hint, labels) in types.items()]
@@ -313,10 +301,8 @@ def prediction_schema(task: Task, *, with_error: bool = False) -> "pyarrow.Schem
     return pyarrow.schema([*fields, *([pyarrow.field(ERROR, pyarrow.string())] if with_error else [])])
 
 
-def _arrow_type(hint: Any, labels: Sequence[str]) -> "pyarrow.DataType":
+def _arrow_type(hint: Any, labels: Sequence[str]) -> pyarrow.DataType:
     """Returns the Arrow type of a Python type. Raises TypeError for an unknown type."""
-    import pyarrow
-
     outer, parts = get_origin(hint), [member for member in get_args(hint) if member is not NoneType]
     if outer in (Union, UnionType) and len(parts) == 1:
         return _arrow_type(parts[0], labels)

@@ -37,7 +37,7 @@ from bert_tasks.data.writers import (
     write_table,
 )
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError, argument
-from bert_tasks.export.exported import ExportedModel
+from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import (

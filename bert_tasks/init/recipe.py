@@ -11,6 +11,8 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from bert_tasks.checkpoints.files import read_config, read_json, refuse
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.cells import LABEL_SEPARATOR, column_parts, joined_names, label_value, with_named_cell
@@ -518,8 +520,6 @@ def _guess_tasks(rows: Sequence[Row], labels: Sequence[str], hints: UserHints) -
 
 
 def _task_name(label: str, taken: Collection[str]) -> str:
-    from torch import nn
-
     name = re.sub(r"\W", "_", label)
     while not name.isidentifier() or hasattr(nn.ModuleDict, name) or name in taken:
         name = f"label_{name}"

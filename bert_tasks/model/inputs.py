@@ -25,6 +25,7 @@ from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.data.validator import unknown_column
 from bert_tasks.distributed import is_main_process
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
+from bert_tasks.model.exported import ExportedModel, is_exported
 from bert_tasks.model.pretrained import CheckpointFolder, check_one_task, check_trained, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import check_path
@@ -64,8 +65,6 @@ def load_trained(
             )
         return model
     check_path(model, CheckpointError)
-    from bert_tasks.export.exported import ExportedModel, is_exported  # which imports this package
-
     options: dict[str, Any] = {
         "task": task,
         "revision": revision,

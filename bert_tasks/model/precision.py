@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
+from bert_tasks.model.exported import GraphModel
+from bert_tasks.model.graph import check_int8, exported_graph, quantized_graph
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 
 DType = Literal["float32", "bf16", "int8"]
@@ -76,9 +78,6 @@ def _bfloat16_logits(model: TaskModel) -> ForwardFn:
 
 def _int8_logits(model: TaskModel) -> ForwardFn:
     """Weights have 7 bits on processors without VNNI, see ``quantized_graph``."""
-    from bert_tasks.export.exported import GraphModel
-    from bert_tasks.export.graph import check_int8, exported_graph, quantized_graph
-
     capabilities = torch.cpu.get_capabilities()
     weight_bits: Literal[7, 8] = 8 if capabilities.get("avx512_vnni") or capabilities.get("avx_vnni") else 7
     check_int8(model)

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from bert_tasks.checkpoints.adapter_config import base_folder, is_adapter, read_adapter_config
 from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.hub import unfinished_note
+from bert_tasks.checkpoints.load import LoadReport
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.distributed import is_main_process
@@ -42,9 +43,6 @@ from bert_tasks.tasks import (
 )
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
-
-if TYPE_CHECKING:
-    from bert_tasks.checkpoints.load import LoadReport
 
 _log = logging.getLogger("bert_tasks")
 
@@ -317,7 +315,7 @@ def log_unfinished(folder: Path) -> None:
         _log.warning(note)
 
 
-def check_trained(name: str | Path, task: Task, report: "LoadReport | None") -> None:
+def check_trained(name: str | Path, task: Task, report: LoadReport | None) -> None:
     """Raises NoHeadError if the head of a loaded model, or a part of it, is new."""
     if report is not None and report.new:
         raise NoHeadError(

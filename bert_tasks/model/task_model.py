@@ -21,7 +21,7 @@ from bert_tasks.checkpoints.adapters import adapter_files, adapter_folder, model
 from bert_tasks.checkpoints.hub import Origin, origin, resolve
 from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights
 from bert_tasks.checkpoints.save import file_tensors, hf_tensors, read_head_tensors, save_folder
-from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
+from bert_tasks.checkpoints.stored_tokenizers import config_with_tokenizer, new_tokenizer, open_tokenizer
 from bert_tasks.checkpoints.tokenizers import with_segments
 from bert_tasks.data.columns import Column, Row, as_rows, first_column
 from bert_tasks.data.problems import first_few
@@ -37,7 +37,6 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, NoHeadError, UsageError
 from bert_tasks.families import converted_config, copies_of_tied, encoder_config, family_of, parameter_map
 from bert_tasks.model.explanation import explainable_task, explained
-from bert_tasks.model.features import config_with_tokenizer, new_tokenizer
 from bert_tasks.model.label_order import with_label_order
 from bert_tasks.model.pretrained import (
     CheckpointFolder,

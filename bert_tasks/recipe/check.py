@@ -3,6 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
+from bert_tasks.checkpoints.hub import origin, resolve
+from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
 from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
 from bert_tasks.data.columns import PassthroughColumns, has_labels
 from bert_tasks.data.folds import fold_splits, group_column, make_folds
@@ -10,8 +14,10 @@ from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, load_tables, unread_splits
 from bert_tasks.data.table import Truncation
 from bert_tasks.errors import RecipeError
-from bert_tasks.model.features import Described, ModelDescription, input_notes, tokenized
-from bert_tasks.recipe.schema import Recipe, build_task
+from bert_tasks.model.features import input_notes, tokenized
+from bert_tasks.model.pretrained import CheckpointFolder
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.recipe.schema import ModelSection, Recipe, build_task
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.shared.fitting import Fitting
 
@@ -81,19 +87,38 @@ def check(recipe: Recipe) -> DataReport:
     Raises:
         DataError, RecipeError, CheckpointError, UsageError: As for ``train`` before it reads the weights.
     """
-    prepared, section = prepare(recipe), recipe.model
-    task, splits = prepared.task, prepared.splits
-    if section.config is not None:
-        model = ModelDescription.from_config(section.config, task=task, tokenizer=str(section.tokenizer))
-    else:
-        model = ModelDescription.from_pretrained(str(section.name), task=task, revision=section.revision)
-    report = report_on(splits, replace(model, task=fitted_task(task, splits)))
+    prepared = prepare(recipe)
+    model = model_without_weights(recipe.model, prepared.task)
+    model.task = fitted_task(prepared.task, prepared.splits)
+    report = report_on(prepared.splits, model)
     first, *others = report.splits
     notes = (*first.notes, *unread_splits(recipe.data))
     return replace(report, splits=(replace(first, notes=notes), *others))
 
 
-def report_on(splits: Splits, model: Described) -> DataReport:
+def model_without_weights(section: ModelSection, task: Task) -> TaskModel:
+    """Returns the model of a recipe on the device "meta", where tensors have shapes and no numbers.
+
+    Only the configuration and the tokenizer are read.
+
+    Raises:
+        CheckpointError: Files are missing or damaged, or the family is not supported.
+        UsageError: The family does not have the task's head or length.
+    """
+    with torch.device("meta"):
+        if section.config is not None:
+            return TaskModel.from_config(section.config, task=task, tokenizer=str(section.tokenizer))
+        name, revision = str(section.name), section.revision
+        folder = CheckpointFolder.open(resolve(name, revision=revision, weights=False))
+        model: TaskModel = TaskModel(folder.hf_config, task)
+    model.origin = origin(name, folder.path, revision=revision)
+    model.tokenizer = open_tokenizer(
+        folder.tokenizer_path, vocab_size=model.config.vocab_size, second=model.config.second_segment
+    )
+    return model
+
+
+def report_on(splits: Splits, model: TaskModel) -> DataReport:
     """Returns the report on the data of a model."""
     task, tokens = model.task, {}
     for name, table in named_splits(splits):

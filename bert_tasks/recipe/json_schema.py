@@ -5,14 +5,13 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 
 from bert_tasks.recipe.schema import Recipe, load_task_class, stated_fields
-
-if TYPE_CHECKING:
-    from bert_tasks.tasks.base import Task
+from bert_tasks.tasks import TASK_NAMES, TASKS, task_names
+from bert_tasks.tasks.base import Task
 
 Schema = dict[str, Any]
 
@@ -29,8 +28,6 @@ def recipe_schema(task: str | None = None) -> Schema:
     Raises:
         RecipeError: There is no such task.
     """
-    from bert_tasks.tasks import TASK_NAMES, TASKS, task_names
-
     schema = _without_null(Recipe.model_json_schema())
     head = {"$schema": _DIALECT, "title": "A recipe of bert-tasks" if task is None else f"A recipe for {task}"}
     del schema["$defs"]["DataSpec"]["properties"]["tasks"]  # in a recipe these are sections of the tasks
@@ -62,7 +59,7 @@ def schema_text(schema: Mapping[str, Any]) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def _settings(task_class: "type[Task]") -> Schema:
+def _settings(task_class: type[Task]) -> Schema:
     """Returns the fields of a task in a recipe, described by docstrings."""
     hints, descriptions = get_type_hints(task_class, include_extras=True), field_descriptions(task_class)
     properties: Schema = {}
@@ -79,7 +76,7 @@ def _settings(task_class: "type[Task]") -> Schema:
     return {**schema, "required": required} if required else schema
 
 
-def field_descriptions(task_class: "type[Task]") -> dict[str, str]:
+def field_descriptions(task_class: type[Task]) -> dict[str, str]:
     """Returns field -> its text under ``Attributes:`` of the class or nearest parent."""
     descriptions: dict[str, str] = {}
     for parent in reversed(task_class.__mro__):

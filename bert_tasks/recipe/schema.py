@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tomli_w
 from pydantic import (
@@ -56,9 +56,9 @@ from bert_tasks.recipe.toml import (
     read_text,
     section_of,
 )
-
-if TYPE_CHECKING:
-    from bert_tasks.tasks.base import Task
+from bert_tasks.tasks import STORED_TASKS, TASKS, MultiTask, named_task, typed_setting
+from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.shared.fitting import Fitting
 
 # The texts below the fields are shown in the JSON schema and in docs/reference/recipe.md.
 _CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
@@ -475,8 +475,6 @@ def option_hint(option: str, value: str) -> str:
         >>> option_hint("--epochs", "1")
         'Use --set optim.epochs=1'
     """
-    from bert_tasks.tasks import TASKS
-
     name = option.lstrip("-").replace("-", "_")
     sections: dict[str, Collection[str]] = {section: model.model_fields for section, model in _SECTIONS.items()}
     sections["data"] = [each.name for each in dataclasses.fields(DataSpec)]
@@ -549,11 +547,8 @@ def import_name(name: str, label: str, *, example: str) -> Any:
     return getattr(module, attribute)
 
 
-def load_task_class(name: str) -> "type[Task]":
+def load_task_class(name: str) -> type[Task]:
     """Returns the task class of a name. Raises RecipeError if there is none."""
-    from bert_tasks.tasks import STORED_TASKS, named_task
-    from bert_tasks.tasks.base import Task
-
     if name in STORED_TASKS:
         return STORED_TASKS[name]
     if ":" not in name:
@@ -570,7 +565,7 @@ def load_task_class(name: str) -> "type[Task]":
     return task
 
 
-def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
+def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> Task:
     """Returns the recipe's task. Raises RecipeError if it rejects its settings."""
     settings = recipe.settings if labels is None else {**recipe.settings, "labels": labels}
     try:
@@ -630,8 +625,6 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
 
 def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
     """Returns a document with ``[tasks.NAME]`` as a multi-task document, and problems."""
-    from bert_tasks.tasks import MultiTask
-
     tasks = document.get("tasks")
     if "tasks" in section_of(document, "data"):
         return document, [Problem(("data", "tasks"), "'tasks' does not belong in [data]. Write [tasks.NAME.data]")]
@@ -693,18 +686,14 @@ def _data_of_task(name: str, section: Any) -> tuple[Document, list[Problem]]:
     return section, []
 
 
-def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]:
+def stated_fields(task_class: type[Task]) -> dict[str, dataclasses.Field[Any]]:
     """Returns the fields of a task that a recipe may set."""
-    from bert_tasks.tasks.shared.fitting import Fitting
-
     fitted = Fitting.of(task_class).fields
     return {field.name: field for field in dataclasses.fields(task_class) if field.init and field.name not in fitted}
 
 
-def _checked_settings(settings: Document, task_class: "type[Task]", keys: KnownKeys) -> tuple[Document, list[Problem]]:
+def _checked_settings(settings: Document, task_class: type[Task], keys: KnownKeys) -> tuple[Document, list[Problem]]:
     """Returns the settings with the types of the task's fields, and the problems."""
-    from bert_tasks.tasks import typed_setting
-
     fields = stated_fields(task_class)
     checked: Document = {}
     problems = [

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import UsageError
+from bert_tasks.model.graph import LIBRARIES
+from bert_tasks.model.precision import DType
 from bert_tasks.serving.limits import Limits
-
-if TYPE_CHECKING:
-    from bert_tasks.model.precision import DType
-    from bert_tasks.tasks.base import Task
+from bert_tasks.serving.listener import bound_listener
+from bert_tasks.tasks.base import Task
 
 __all__ = ["Limits", "serve"]
 
@@ -29,10 +29,10 @@ def serve(
     max_wait: float = 0.005,
     grace: float = 20.0,
     allowed_hosts: Sequence[str] = (),
-    task: "str | type[Task] | None" = None,
+    task: str | type[Task] | None = None,
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
-    dtype: "DType" = "float32",
+    dtype: DType = "float32",
     notify: Callable[[str], None] = lambda message: None,
 ) -> None:
     """Serves a model until SIGTERM or SIGINT.
@@ -64,8 +64,6 @@ def serve(
     """
     check_libraries(("fastapi", "uvicorn", "prometheus_client"), extra="serve", purpose="serving")
     if dtype == "int8":
-        from bert_tasks.export.graph import LIBRARIES
-
         check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     if "" in adapters:
         raise UsageError("the name of an adapter is empty. Name each adapter as requests choose it")
@@ -73,8 +71,7 @@ def serve(
         raise UsageError(f"max_wait is {max_wait} s, expected 0 to 60")
     if not grace > 0:
         raise UsageError(f"grace is {grace} s, expected more than 0. Set inf to wait for every running request")
-    from bert_tasks.serving.listener import bound_listener
-    from bert_tasks.serving.server import host_names, load_served, run_server
+    from bert_tasks.serving.server import host_names, load_served, run_server  # which needs the serve extra
 
     with bound_listener(host, port) as listener:
         serving = run_server(

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import pyarrow
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -350,8 +351,6 @@ def cached_logits(
     The logits are flat and in float32, and empty if the feature's task has no teacher. The key of the cache contains
     the teachers' weights and the content of the features.
     """
-    import pyarrow
-
     files = list(map(sha256_file, features.files))
     digest = sha256(features.column("row").to_numpy().tobytes())  # which ones of those in the files
     weights = [[name, weights_digest(each.state_dict()), each.hf_config] for name, each in teachers.items()]

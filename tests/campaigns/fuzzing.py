@@ -36,8 +36,8 @@ from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DataError
 from bert_tasks.experiments.study import Study
-from bert_tasks.export.exported import GRAPHS, INPUTS, RECORD, ExportedModel
-from bert_tasks.export.graph import OPSET
+from bert_tasks.model.exported import GRAPHS, INPUTS, RECORD, ExportedModel
+from bert_tasks.model.graph import OPSET
 from bert_tasks.model.multitask import MultiTaskModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe

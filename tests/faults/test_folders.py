@@ -15,7 +15,7 @@ from bert_tasks import Encoder, TaskModel, fit
 from bert_tasks.checkpoints.tokenizer_training import train_tokenizer
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.export import export
-from bert_tasks.export.exported import ExportedModel
+from bert_tasks.model.exported import ExportedModel
 from bert_tasks.training.checkpoints import RunState, newest_checkpoint, remove_checkpoints, save_checkpoint
 from support import small_checkpoints
 from support.task_examples import CLASSES, EXAMPLES

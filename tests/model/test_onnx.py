@@ -16,13 +16,12 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks import environment
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import UsageError
-from bert_tasks.export import exported
-from bert_tasks.export import graph as graphs
-from bert_tasks.export.exported import ExportedModel, GraphModel
-from bert_tasks.export.graph import exported_graph, quantized_graph
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.inference.output import model_fingerprint
-from bert_tasks.model import precision, task_model
+from bert_tasks.model import exported, precision, task_model
+from bert_tasks.model import graph as graphs
+from bert_tasks.model.exported import ExportedModel, GraphModel
+from bert_tasks.model.graph import exported_graph, quantized_graph
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification

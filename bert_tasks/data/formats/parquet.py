@@ -8,14 +8,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow
+from pyarrow import compute, parquet
 
 from bert_tasks.data import limits
 from bert_tasks.data.limits import too_large
 from bert_tasks.data.records import Records, numbered, row_lists, schema_class_names
-
-if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetFile
 
 _MOST_ROWS = 1000  # of a batch
 _BATCH_BYTES = 2**25  # of a batch, of which Arrow needs a multiple while it decodes
@@ -44,8 +44,6 @@ def parquet_records(path: Path, *, columns_to_read: Sequence[str] | None = None)
     Raises:
         DataError: A row is too large.
     """
-    from pyarrow import parquet
-
     with parquet.ParquetFile(path, page_checksum_verification=True) as file:
         columns = tuple(file.schema_arrow.names)
         present = [name for name in columns if columns_to_read is None or name in columns_to_read]
@@ -61,7 +59,7 @@ def _footer(path: Path, size: int) -> bytes:
         return file.read(size)
 
 
-def _batches(file: "ParquetFile", columns: Sequence[str], sizes: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
+def _batches(file: parquet.ParquetFile, columns: Sequence[str], sizes: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
     """Yields the rows of each row group, in batches of its size."""
     for number, size in enumerate(sizes):
         for batch in file.iter_batches(batch_size=size, row_groups=[number], columns=columns):
@@ -138,9 +136,6 @@ class _Chunk(NamedTuple):
 
 def _longest_entries(path: Path, number: int, names: Sequence[str]) -> dict[str, int]:
     """Returns the columns of a row group that have a dictionary -> the bytes of its longest value."""
-    import pyarrow
-    from pyarrow import compute, parquet
-
     if not names:
         return {}
     with parquet.ParquetFile(path, read_dictionary=list(names)) as file:

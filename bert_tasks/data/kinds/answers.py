@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypedDict
 
+import pyarrow
+
 from bert_tasks.data.cells import list_in_cell, numbered_columns, parse_text
 from bert_tasks.data.kinds.base import Column, ColumnKind
 from bert_tasks.data.kinds.texts import TextList
@@ -78,8 +80,6 @@ class Answers(ColumnKind):
         return list(zip(texts, starts, strict=True))
 
     def arrow_type(self) -> Any:
-        import pyarrow
-
         starts = pyarrow.list_(pyarrow.int64())
         return pyarrow.struct({"text": pyarrow.list_(pyarrow.string()), "answer_start": starts})
 
@@ -185,8 +185,6 @@ class Choice(ColumnKind):
         return value if isinstance(value, int) else parse_text(value)
 
     def arrow_type(self) -> Any:
-        import pyarrow
-
         return pyarrow.int64()
 
     def labels_of(self, value: Any) -> Sequence[str]:

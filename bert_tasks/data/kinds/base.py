@@ -5,6 +5,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+import pyarrow
+from pydantic import StringConstraints
+
 from bert_tasks.data.cells import LABEL_SEPARATOR, column_parts, numbered_columns
 from bert_tasks.data.problems import RowError
 
@@ -121,14 +124,10 @@ class ColumnKind:
 
     def arrow_type(self) -> Any:
         """Returns the Arrow type of the values. Default: a text."""
-        import pyarrow
-
         return pyarrow.string()
 
     def request_type(self, most: int) -> Any:
         """Returns the type of values of ``most`` characters in a request. Default: a text."""
-        from pydantic import StringConstraints
-
         return Annotated[str, StringConstraints(max_length=most)]
 
     def texts(self, value: Any) -> Sequence[str]:

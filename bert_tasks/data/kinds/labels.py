@@ -4,6 +4,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow
+
 from bert_tasks.data.cells import label_name, label_parts, label_value, list_in_cell, parse_text
 from bert_tasks.data.conll import is_chunk_tag, to_iob2
 from bert_tasks.data.kinds.base import KINDS, REMARKS, Column, ColumnKind
@@ -231,14 +234,10 @@ class Number(ColumnKind):
         return number
 
     def arrow_type(self) -> Any:
-        import pyarrow
-
         return pyarrow.float64()
 
     def strata(self, values: Sequence[Any]) -> list[Sequence[str]]:
         """Returns the tenth of the numbers that holds each number."""
-        import numpy as np
-
         numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
         bounds = np.nanquantile(numbers, np.linspace(0, 1, _TENTHS + 1)[1:-1])
         return [(str(tenth),) for tenth in np.searchsorted(bounds, numbers, side="right")]

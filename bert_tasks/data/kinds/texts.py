@@ -4,6 +4,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
+import pyarrow
+from pydantic import Field
+
 from bert_tasks.data.cells import list_in_cell, parse_text
 from bert_tasks.data.kinds.base import KINDS, Column, ColumnKind
 from bert_tasks.data.problems import RowError
@@ -82,13 +85,9 @@ class TextList(ColumnKind):
     least: ClassVar[int] = 0  # the least number of parts
 
     def arrow_type(self) -> Any:
-        import pyarrow
-
         return pyarrow.list_(pyarrow.string())
 
     def request_type(self, most: int) -> Any:
-        from pydantic import Field
-
         text: Any = super().request_type(most)
         return Annotated[list[text], Field(min_length=self.least, max_length=most)]
 

@@ -25,6 +25,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, merged
 from bert_tasks.tasks.base import Feature, LossTerm, Part, Prediction, Task, is_dynamic, typed_setting
+from bert_tasks.tasks.multitask.head import SharedHeads, SharedOutput, share
 from bert_tasks.tasks.shared.card import TEXTS, Card
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
@@ -34,8 +35,6 @@ from bert_tasks.tasks.shared.windows import Windows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from bert_tasks.tasks.multitask.head import SharedOutput
 
 _LARGEST_WEIGHT = 1e6  # of a loss, far below what float32 can hold
 _SEPARATOR = "."  # between the name of a task and its metric
@@ -143,8 +142,6 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
         return tuple(library for task in self.task.tasks.values() for library in Windows.of(task).libraries)
 
     def collate(self, features: Sequence[Feature], *, position_offset: int, pad_groups: bool) -> PackedBatch:
-        from bert_tasks.tasks.multitask.head import share
-
         names = list(self.task.tasks)
         return share(features, names, position_offset=position_offset, pad_groups=pad_groups)
 
@@ -360,8 +357,6 @@ class MultiTask(Task[MultiTaskPrediction]):
         return [feature for number in range(len(rows)) for feature in by_row[number]]
 
     def head(self, config: EncoderConfig) -> Head:
-        from bert_tasks.tasks.multitask.head import SharedHeads
-
         return SharedHeads({name: task.head(config) for name, task in self.tasks.items()})
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
@@ -372,7 +367,7 @@ class MultiTask(Task[MultiTaskPrediction]):
             for term, count in counts.items()
         }
 
-    def loss(self, logits: "SharedOutput", batch: PackedBatch) -> tuple[LossTerm, ...]:
+    def loss(self, logits: SharedOutput, batch: PackedBatch) -> tuple[LossTerm, ...]:
         terms: list[LossTerm] = []
         outputs = zip(self.tasks.items(), self.weights, logits.logits.values(), logits.batches, strict=True)
         for (name, task), weight, task_logits, head_batch in outputs:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import UsageError
-from bert_tasks.export.exported import import_onnxruntime, input_names, output_names, outputs_by_head
+from bert_tasks.model.exported import import_onnxruntime, input_names, output_names, outputs_by_head
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.multitask.head import SharedOutput
 
