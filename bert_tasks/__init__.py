@@ -5,7 +5,7 @@ Models are weight-compatible with Hugging Face checkpoints.
 Owns the public names. They are imported on first use, so that the command line starts without torch.
 """
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
-
-        return version("bert-tasks")
+        return metadata.version("bert-tasks")
     if name not in _HOMES:
         raise AttributeError(f"module 'bert_tasks' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -18,6 +18,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import tomli_w
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from bert_tasks.checkpoints.hub import PACKAGE, model_folder
@@ -215,8 +216,6 @@ def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licen
 
 def card_text(run: FinishedRun, fields: Mapping[str, Any]) -> str:
     """Returns the card. ``fields`` are the ``language`` and ``license`` that a person stated."""
-    from huggingface_hub import ModelCard
-
     results = [(name, split, *run.metrics_on(name)) for name, split in run.splits.items() if name != "train"]
     thresholds = run.entry.get("thresholds", [])
     labels: Sequence[tuple[object, ...]] = list(enumerate(run.labels))[:_MOST_LABELS]
@@ -261,8 +260,6 @@ def _template() -> Template:
 
 def _stated(path: Path) -> dict[str, Any]:
     """Returns language and licence of the card that will be replaced."""
-    from huggingface_hub import ModelCard
-
     if not os.path.lexists(path):
         return {}
     try:
@@ -277,8 +274,6 @@ def _stated(path: Path) -> dict[str, Any]:
 
 def _header(run: FinishedRun, fields: Mapping[str, Any], results: Sequence[Any]) -> Any:
     """Returns the card's metadata with scores, but no loss, count or threshold."""
-    from huggingface_hub import EvalResult, ModelCardData
-
     scores = []
     pipeline_tag = None if run.task is None else Card.of(run.task).pipeline_tag
     not_scores = {*run.metadata["metrics"]["lower_is_better"], *run.metadata["metrics"]["neutral"]}

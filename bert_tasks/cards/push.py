@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import CommitOperationAdd, HfApi, constants, errors, get_token
+from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]  # exported at run time only
+
 from bert_tasks.cards.card import CARD, write_card
 from bert_tasks.checkpoints.hub import CONFIG, PICKLES, REFUSED_TOKEN, is_model_file, model_folder
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
@@ -92,14 +95,11 @@ def push(
     Example:
         >>> push("runs/first", "my-org/feedback", dry_run=True).files["config.json"]
     """
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported at run time only
-
     folder = _model_folder(Path(model))
     try:
         validate_repo_id(repo)
         repo_is_name = repo.count("/") == 1
-    except HFValidationError:
+    except errors.HFValidationError:
         repo_is_name = False
     if not repo_is_name:
         raise UsageError(f"{repo}: expected OWNER/NAME, such as my-org/my-model")
@@ -150,8 +150,6 @@ def _files_to_upload(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
 
 
 def _upload(plan: Push, message: str) -> Push:
-    from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
-
     if constants.HF_HUB_OFFLINE:
         raise UsageError("HF_HUB_OFFLINE is set. Unset it to push, or use --dry-run")
     if get_token() is None:
@@ -171,9 +169,6 @@ def _upload(plan: Push, message: str) -> Push:
 @contextmanager
 def _hub_errors(plan: Push) -> Iterator[None]:
     """Turns errors of the hub and the network into a short ``CheckpointError``."""
-    from huggingface_hub import constants, errors
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # exported at run time only
-
     try:
         yield
     except (OSError, RuntimeError, ValueError, LookupError, httpx.HTTPError) as error:

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub import constants
+
 from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, read_json
 from bert_tasks.checkpoints.sentence_transformers import SENTENCE_FILES
 from bert_tasks.data.problems import missing_path
@@ -239,8 +241,6 @@ def _refusal(status: int) -> str:
 
 
 def _reach_the_hub() -> str:
-    from huggingface_hub import constants
-
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set. Unset it to download, or name the folder of a copy"
     return f"The hub ({masked(constants.ENDPOINT)}) cannot be reached. Check the network, or name the folder of a copy"

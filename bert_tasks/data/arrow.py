@@ -159,14 +159,13 @@ def with_progress(tables: Iterable[pyarrow.Table], description: str, total: int)
     if not message_stream().isatty() or os.environ.get("RANK", "0") != "0":
         yield from tables
         return
-    from rich.console import Console
-    from rich.progress import Progress
+    from rich import console, progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(description, total=total)
+    with progress.Progress(console=console.Console(stderr=True), transient=True) as shown:
+        bar = shown.add_task(description, total=total)
         for table in tables:
             yield table
-            progress.advance(bar, len(table))
+            shown.advance(bar, len(table))
 
 
 def cache_folder(cache_dir: Path | None, name: str) -> Path:

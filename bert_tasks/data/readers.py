@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeGuard, TypeVar
 
 import pyarrow
+from huggingface_hub import constants
+from yaml import YAMLError
 
 from bert_tasks.data import limits
 from bert_tasks.data.arrow import cache_folder, row_batches, store, write_batches
@@ -412,7 +414,6 @@ def hub_splits(dataset: str, *, config: str | None = None, revision: str | None 
 
 def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None) -> "Dataset":
     import datasets
-    from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
     if revision is not None and Path(dataset).exists():
@@ -444,7 +445,6 @@ def _commit(rows: "Dataset") -> str | None:
 def _licence(dataset: str, commit: str) -> str | None:
     """Returns the licence in the metadata of the data set's page, if it is cached."""
     from huggingface_hub import DatasetCard, try_to_load_from_cache
-    from yaml import YAMLError
 
     page = try_to_load_from_cache(dataset, "README.md", repo_type="dataset", revision=commit)
     try:

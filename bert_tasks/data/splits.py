@@ -144,17 +144,21 @@ def divide(
         shares: Share of each part in the rows.
         seed: Seed of the order of the groups.
     """
-    from scipy.sparse import csr_array
-
     units, names = dict[Hashable, int](), dict[str, int]()
     unit_of = np.array([units.setdefault(group, len(units)) for group in groups], np.int64)
     cells = [(row, names.setdefault(name, len(names))) for row, parts in enumerate(strata) for name in parts]
     rows, columns = np.array(cells, np.int64).reshape(-1, 2).T
     rows, columns = np.append(rows, np.arange(len(unit_of))), np.append(columns, np.full(len(unit_of), len(names)))
-    counts = csr_array((np.ones(len(rows)), (unit_of[rows], columns)), shape=(len(units), len(names) + 1))
-    counts.sum_duplicates()  # [groups, strata + 1] the rows of each stratum, and all rows
-    totals, smallest = counts.sum(axis=0), np.full(len(names) + 1, np.inf)
-    np.minimum.at(smallest, counts.indices, counts.data)
+    # The rows of each group in each stratum, and all of its rows, as a matrix [groups, strata + 1] whose zeros are left
+    # out: the groups, columns and values of its entries, by group and column.
+    width = len(names) + 1
+    entries, entry_counts = np.unique(unit_of[rows] * width + columns, return_counts=True)
+    entry_units, entry_columns = np.divmod(entries, width)
+    added_rows = entry_counts.astype(np.float64)
+    starts = np.searchsorted(entry_units, np.arange(len(units) + 1))
+    totals = np.bincount(entry_columns, weights=added_rows, minlength=width)
+    smallest = np.full(width, np.inf)
+    np.minimum.at(smallest, entry_columns, added_rows)
     targets = np.outer(shares, totals)  # [parts, strata + 1]
     if len(shares) == 2:
         targets[1] = np.minimum(np.maximum(targets[1], smallest), totals - smallest)
@@ -163,11 +167,11 @@ def divide(
     targets = np.maximum(targets, 1e-9)
     missing, part_of = targets.copy(), np.zeros(len(units), np.int64)
     order = np.random.default_rng(seed).permutation(len(units))
-    rarity = np.minimum.reduceat(totals[counts.indices], counts.indptr[:-1]) if units else totals
-    size_class = np.frexp(counts[:, [-1]].toarray().ravel())[1]
+    rarity = np.minimum.reduceat(totals[entry_columns], starts[:-1]) if units else totals
+    size_class = np.frexp(added_rows[entry_columns == len(names)])[1]
     for unit in order[np.lexsort((rarity[order], -size_class[order]))]:
-        entries = slice(counts.indptr[unit], counts.indptr[unit + 1])
-        columns, added = counts.indices[entries], counts.data[entries]
+        of_unit = slice(starts[unit], starts[unit + 1])
+        columns, added = entry_columns[of_unit], added_rows[of_unit]
         # Decrease of the squared distances from the target numbers, relative to these numbers.
         best_part = (added * (2 * missing[:, columns] - added) / targets[:, columns]).sum(axis=1).argmax()
         part_of[unit] = best_part

@@ -255,6 +255,14 @@ _FOR_TRAINING = (
 _FOR_DECODING = ("row", "gather_positions", "word_ids", "offsets", "head")
 
 
+def number_array(column: pyarrow.ChunkedArray) -> NDArray[Any]:
+    """Returns a column of numbers without missing values as an array.
+
+    ``to_numpy`` of pyarrow does the same, but imports pandas if it is installed, which takes longer than reading.
+    """
+    return np.from_dlpack(column.combine_chunks())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Samples:
     """Features of a table grouped into samples of rows, windows or groups of rows.
@@ -291,8 +299,8 @@ class Samples:
             count: Number of rows. The last rows may have no feature.
         """
         token_lists = features.column("input_ids")  # only the offsets of the lists are read
-        tokens = np.asarray(pyarrow.compute.list_value_length(token_lists), np.int64)
-        rows = features.column("row").to_numpy()
+        tokens = number_array(pyarrow.compute.list_value_length(token_lists)).astype(np.int64)
+        rows = number_array(features.column("row"))
         return cls._of_counts(features, tokens, np.bincount(rows, minlength=count), unit)
 
     @classmethod
@@ -394,7 +402,7 @@ class Truncation:
     def of(cls, features: ArrowRows, *, rows: int) -> Self:
         """Counts over all features of this number of rows."""
         names = ("row", "lost_tokens", "lost_answers")
-        counts = {name: features.column(name).to_numpy().astype(np.int64) for name in names}
+        counts = {name: number_array(features.column(name)).astype(np.int64) for name in names}
         cut_rows = len(np.unique(counts["row"][counts["lost_tokens"] > 0]))
         return cls(rows=rows, cut_rows=cut_rows, lost_answers=int(counts["lost_answers"].sum()))
 

@@ -11,6 +11,7 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from bert_tasks.data.arrow import ArrowRows
+from bert_tasks.data.table import number_array
 
 _MOST = 0.01  # share without a warning
 _WINDOWS = 10_000
@@ -49,7 +50,7 @@ class UnknownTokens(NamedTuple):
     def of_features(cls, features: ArrowRows, tokenizer: Any) -> "UnknownTokens":
         """Counts the unknown tokens of a table's features from their file."""
         tables = features.tables(["input_ids"], size=_WINDOWS)
-        return cls.of((pyarrow.compute.list_flatten(table.column(0)).to_numpy() for table in tables), tokenizer)
+        return cls.of((number_array(pyarrow.compute.list_flatten(table.column(0))) for table in tables), tokenizer)
 
     @classmethod
     def total(cls, counts: Iterable[Sequence[int]]) -> "UnknownTokens":

@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from charset_normalizer import from_bytes
+
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.records import GZIP, MARKS, check_is_text
 from bert_tasks.errors import DataError
@@ -53,8 +55,6 @@ def shown_encoding(files: Iterable[Path]) -> tuple[str, str] | None:
 
 def encoding_advice(content: bytes) -> str:
     """Returns sentences that suggest an encoding, with a line as it reads in it."""
-    from charset_normalizer import from_bytes
-
     lines = [line for line in content.splitlines() if not line.isascii()]
     best = from_bytes(b"\n".join(lines[:1000])).best()
     encoding = _USUAL if best is None else _SUGGESTED.get(best.encoding, _USUAL)

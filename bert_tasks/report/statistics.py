@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from bert_tasks.metrics.formulas import Floats, Integers, MetricFormula, SufficientStatistics
 
@@ -48,6 +47,8 @@ def bootstrap(measure: MetricFormula, *, seed: int = SEED, replicates: int = REP
     The interval of a number ignores replicates in which the number is not defined, such as a correlation of equal
     values. A single row has no interval.
     """
+    from scipy import stats  # its import takes 2 s
+
     rows = measure.statistics
     if rows.rows < 2:
         return {name: Estimate(value=value) for name, value in measure.values().items()}
@@ -101,6 +102,8 @@ def permutation_test(
     Returns:
         The test, or None if the number is not defined.
     """
+    from scipy import stats
+
     values = [float(measure.number(name, measure.statistics.total)) for measure in (first, second)]
     observed = abs(values[1] - values[0])
     if not math.isfinite(observed):

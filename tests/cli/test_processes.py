@@ -20,9 +20,11 @@ try:
     main()
 except SystemExit as end:
     assert end.code in (0, None), end.code
-heavy = {"torch", "transformers", "datasets", "accelerate", "evaluate", "numpy", "pyarrow"}
+heavy = {"torch", "transformers", "datasets", "accelerate", "evaluate", "numpy", "pyarrow", "pandas"}
+heavy |= {"scipy", "sklearn"}
 sys.stderr.write(" ".join(sorted(heavy.intersection(sys.modules))))
 """
+HEAVIEST = {"transformers", "datasets", "evaluate", "scipy", "sklearn"}  # which no light command needs
 
 
 def in_a_process(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -57,8 +59,8 @@ def test_help_is_light(arguments: tuple[str, ...]) -> None:
     assert "bert-tasks" in result.stdout
 
 
-def test_a_recipe_is_written_and_checked_without_transformers(embedded_model: Path, tmp_path: Path) -> None:
-    """The import of transformers takes more than a second."""
+def test_a_recipe_is_written_and_checked_without_heavy_libraries(embedded_model: Path, tmp_path: Path) -> None:
+    """The import of transformers takes more than a second, and that of the others tenths of a second."""
     rows = [f"the {number}. text of a short file,{'xy'[number % 2]}\n" for number in range(40)]
     (tmp_path / "rows.csv").write_text("".join(["text,label\n", *rows]))
     recipe = tmp_path / "recipe.toml"
@@ -69,7 +71,9 @@ def test_a_recipe_is_written_and_checked_without_transformers(embedded_model: Pa
     ):
         result = in_a_process("-c", HEAVY, *arguments)
         assert result.returncode == 0, result.stderr
-        assert not {"transformers", "datasets"}.intersection(result.stderr.split())
+        assert not HEAVIEST.intersection(result.stderr.split())
+    again = in_a_process("-c", HEAVY, "check", recipe)  # whose rows and features are in the cache
+    assert "pandas" not in again.stderr.split()
 
 
 def test_a_text_is_predicted_without_transformers(embedded_model: Path, tmp_path: Path) -> None:
@@ -78,7 +82,7 @@ def test_a_text_is_predicted_without_transformers(embedded_model: Path, tmp_path
     TaskModel.from_pretrained(tmp_path / "model")
     result = in_a_process("-c", HEAVY, "predict", tmp_path / "model", "--text", "one line")
     assert result.returncode == 0, result.stderr
-    assert not {"transformers", "datasets"}.intersection(result.stderr.split())
+    assert not HEAVIEST.intersection(result.stderr.split())
 
 
 def test_module_and_console_script(tmp_path: Path) -> None:
