@@ -19,7 +19,6 @@ from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.inference.output import model_fingerprint
 from bert_tasks.model import exported, precision, task_model
-from bert_tasks.model import graph as graphs
 from bert_tasks.model.exported import ExportedModel, GraphModel
 from bert_tasks.model.graph import exported_graph, quantized_graph
 from bert_tasks.model.task_model import TaskModel
@@ -211,8 +210,8 @@ def test_weights_have_eight_bits_on_processors_with_vnni(
         bits.append(weight_bits)
         return onnx_model.SerializeToString()
 
-    monkeypatch.setattr(graphs, "exported_graph", lambda _: graph)
-    monkeypatch.setattr(graphs, "quantized_graph", quantized)
+    monkeypatch.setattr(precision, "exported_graph", lambda _: graph)
+    monkeypatch.setattr(precision, "quantized_graph", quantized)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     precision.logits_of(model, "int8")
     assert bits == [expected]
@@ -244,8 +243,8 @@ def test_bfloat16_where_it_is_slower_is_reported(
 
 def test_predict_and_evaluate_run_the_graph(model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The quantiser is left out, so that what comes back must equal what torch gives."""
-    monkeypatch.setattr(graphs, "exported_graph", lambda _: graph)
-    monkeypatch.setattr(graphs, "quantized_graph", lambda onnx_model, weight_bits: onnx_model.SerializeToString())
+    monkeypatch.setattr(precision, "exported_graph", lambda _: graph)
+    monkeypatch.setattr(precision, "quantized_graph", lambda onnx_model, weight_bits: onnx_model.SerializeToString())
     monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
     rows = rows_of(model.task.name)
     expected = model.predict(rows)
