@@ -106,18 +106,18 @@ def untyped_names(source: Source) -> int:
 
 # What is counted -> how often it may stand in the package.
 COUNTS: dict[Callable[[Source], int], int] = {
-    statements: 26993,
-    classes: 444,
+    statements: 26975,
+    classes: 442,
     conditionals: 1435,
     comprehensions: 2400,
-    folding_calls: 289,
+    folding_calls: 288,
     hidden_conditionals: 252,
     nested_comprehensions: 186,
-    late_imports: 100,
+    late_imports: 34,
     untyped_names: 1044,
 }
 # What is counted for 1,000 statements, because a larger package may have more of it.
-DENSITIES: dict[Callable[[Source], int], float] = {conditionals: 53.5, comprehensions: 89.0}
+DENSITIES: dict[Callable[[Source], int], float] = {conditionals: 53.2, comprehensions: 89.0}
 
 
 @cache
