@@ -28,6 +28,7 @@ Document = Literal["blank-line", "line", "file"]  # a document in a file of text
 GZIP = b"\x1f\x8b"
 _UTF8 = "utf-8-sig"  # which reads files without a mark, too
 _LOOKED_AT = 400
+_SHORTEST_LINE = 16  # characters that a line counts as at least
 # First bytes of files that are no text -> what they are, and what to do.
 _NO_TEXT = {
     b"PK\x03\x04": "a zip file or a spreadsheet. Unpack it, or name it .xlsx",
@@ -106,7 +107,8 @@ class RowLines(Iterator[str]):
     """The lines of a text file, which end in an error where one row has too many characters.
 
     A row may have many lines, for example because a quote is never closed. So a row is what a parser reads for one
-    record, and the lines are counted together until ``rows`` has yielded it.
+    record, and the lines are counted together until ``rows`` has yielded it. A short line counts as 16 characters,
+    because parsers need far more memory and time for a line of two characters than for the characters.
 
     Args:
         file: The text, from its first line.
@@ -129,7 +131,7 @@ class RowLines(Iterator[str]):
         line = self._file.readline(self._room + 1)
         if line == "":
             raise StopIteration
-        self._room -= len(line)
+        self._room -= max(len(line), _SHORTEST_LINE)
         if self._room < 0:
             raise self._too_large()
         self._line += 1

@@ -87,12 +87,12 @@ def test_a_row_that_is_too_large_is_named(
     ("name", "row", "columns", "limit"),
     [
         ("rows.csv", "{}", TEXT, ROW),
-        ("rows.csv", '"b\n{}"', TEXT, ROW),
+        ("rows.csv", '"a line of a quoted cell\n{}"', TEXT, ROW),
         ("rows.jsonl", '{{"text": "{}"}}', TEXT, ROW),
         ("rows.txt", "{}", TEXT, ROW),
-        ("rows.conll", "c O\n{} O", WORDS, ROW),
+        ("rows.conll", "a-word-and-its-tag O\n{} O", WORDS, ROW),
         ("rows.json", '[{{"text": "{}"}}]', TEXT, JSON),
-        ("rows.json", '[\n{{"text": "{}"}}\n]', TEXT, JSON),
+        ("rows.json", '[{{"text": "a"}},\n{{"text": "{}"}}\n]', TEXT, JSON),
     ],
 )
 def test_a_row_of_exactly_the_largest_size_is_read(
@@ -103,6 +103,25 @@ def test_a_row_of_exactly_the_largest_size_is_read(
     assert text in str(read(header + row.format(text) + end, name, columns=columns)[-1])
     with pytest.raises(DataError, match="characters"):
         read(header + row.format(f"{text}b") + end, name, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "line", "columns"),
+    [
+        ("rows.csv", 'text\n"', "b\n", TEXT),
+        ("rows.jsonl", "", "\n", TEXT),
+        ("rows.txt", "", "b\n", TEXT),
+        ("rows.conll", "", "b\n", WORDS),
+    ],
+)
+def test_a_row_of_too_many_short_lines(
+    read: Read, name: str, start: str, line: str, columns: tuple[Column, ...]
+) -> None:
+    """A parser needs about 300 bytes for a word of CoNLL, whose line may have two characters."""
+    last = {"rows.csv": '"\n', "rows.jsonl": '{"text": "b"}\n'}.get(name, "\n")
+    assert len(read(start + line * 50 + last, name, columns=columns)) == 1
+    with pytest.raises(DataError, match=ROW_SAID):
+        read(start + line * 70 + last, name, columns=columns)
 
 
 @pytest.mark.parametrize("extension", [".txt", ".ann"])
