@@ -222,7 +222,7 @@ def _load_splits(
     else:
         splits = _splits_of(task, train, validation, recipe, reading)
         file = train if isinstance(train, str | Path) else None
-        model.columns = reading.training_names(file, task.columns)
+        model.columns = reading.training_names(file, task.row_columns)
         model.reading = TrainedReading.of(reading, file, recipe.data.on_error)
     model.read_labels(splits, unlabelled=recipe.teacher is not None)
     return splits
@@ -306,7 +306,7 @@ def _splits_of(
     tables: list[RowTable] = []
     for split, data in (("train", train), *((f"validation {split}".strip(), data) for split, data in sets.items())):
         rows = renamed(data, task, reading.columns, split + name)
-        lacks_labels = has_teacher and split == "train" and has_labels(task.columns)
+        lacks_labels = has_teacher and split == "train" and has_labels(task.row_columns)
         labels: Literal["optional", "required"] = "optional" if lacks_labels else "required"
         try:
             of_split = replace(reading, split="train" if split == "train" else "validation")
@@ -315,12 +315,12 @@ def _splits_of(
         except RowErrors as error:
             error.advice = "" if skips else 'pass on_error="skip" to skip such rows'
             raise
-    train_rows = sampled(tables[0], task.columns, recipe.data.max_rows)
+    train_rows = sampled(tables[0], task.row_columns, recipe.data.max_rows)
     validation_rows = dict(zip(sets, tables[1:], strict=True))
     train_rows = replace(train_rows, notes=(*train_rows.notes, *notes))
     if validation is None and not sets:
         share, seed = recipe.data.validation_share, recipe.run.seed
-        train_rows, validation_rows[""] = train_validation_split(train_rows, task.columns, share, seed)
+        train_rows, validation_rows[""] = train_validation_split(train_rows, task.row_columns, share, seed)
     return Splits(train=train_rows, validation=validation_rows)
 
 

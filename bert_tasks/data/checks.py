@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bert_tasks.data.cells import is_integer
-from bert_tasks.data.columns import Column, first_column
+from bert_tasks.data.columns import Column, Columns, HeadColumns, first_column
 from bert_tasks.data.conll import is_chunk_tag
 from bert_tasks.data.problems import SHOWN, RowError, RowErrors, counted, first_few, suggestion
-from bert_tasks.data.splits import Splits, labelled_splits, row_keys
+from bert_tasks.data.splits import Splits, row_keys
 from bert_tasks.data.table import Numbers, RowTable, Truncation
-from bert_tasks.data.task_rows import TaskColumn
+from bert_tasks.data.validator import no_input
 from bert_tasks.errors import DataError
 
 MOST_LABELS = 1000
@@ -223,6 +223,31 @@ def check_splits(
     return () if column is None else known_labels
 
 
+def check_heads(table: RowTable, heads: Mapping[str, HeadColumns]) -> None:
+    """Checks that the predictions of at least one of several tasks can be compared with labels.
+
+    Raises:
+        DataError: No row has a label of any task. The message says for each task what the rows lack.
+    """
+    for name, head in heads.items():
+        if len(table.of_head(name).labelled(head.columns)) > 0:
+            return
+    problems = [lack_of_rows(table, name, head) for name, head in heads.items()]
+    raise DataError(f"{table.source}: {', and '.join(problems)}")
+
+
+def lack_of_rows(table: RowTable, name: str, head: HeadColumns) -> str:
+    """Returns what all rows lack for one of several tasks, which is its label or what it reads."""
+    if len(table.of_head(name)) > 0:
+        labels = [repr(head.names.get(column.name, column.name)) for column in head.columns if column.is_label]
+        return f"no row has a label of the task {name} in {' or '.join(labels)}"
+    problem = no_input(name, head)
+    for note in table.notes:
+        if note.startswith(problem):  # the reader's note, which names the columns, too
+            return note
+    return problem
+
+
 def _check_validation_labels(
     tables: Sequence[RowTable], censuses: Sequence[LabelCensus], known_labels: Sequence[str]
 ) -> None:
@@ -331,7 +356,7 @@ def data_report(
     splits: Splits,
     tokens: Mapping[str, TokenCounts] | None = None,
     *,
-    columns: Sequence[Column],
+    columns: Columns,
     labels: Sequence[str] = (),
     task: str = "",
 ) -> DataReport:
@@ -342,22 +367,23 @@ def data_report(
     earlier row of its split has the same text and another label. Several tasks have a report each, in which ``task`` is
     their name.
     """
-    by_task = {
-        column.task_name: data_report(
-            labelled_splits(splits, column), columns=column.columns, labels=column.labels, task=column.task_name
-        )
-        for column in columns
-        if isinstance(column, TaskColumn)
-    }
+    by_task: dict[str, DataReport] = {}
+    own_columns: Sequence[Column] = ()
+    if isinstance(columns, Mapping):
+        for head_name, head in columns.items():
+            labelled = splits.labelled(head_name, head)
+            by_task[head_name] = data_report(labelled, columns=head.columns, labels=head.labels, task=head_name)
+    else:
+        own_columns = columns
     words = first_column(columns, lambda column_type: column_type.is_pretokenized)
     label = first_column(columns, lambda column_type: column_type.is_label)
     keys = {name: row_keys(table, columns) for name, table in named_splits(splits)}
-    trained = _label_counts(splits.train, columns)
+    trained = _label_counts(splits.train, own_columns)
     reports = []
     for index, (name, table) in enumerate(named_splits(splits)):
         tasks = {key: report.splits[index] for key, report in by_task.items()}
         is_train, split_tokens = name == "train", None if tokens is None else tokens.get(name)
-        counts = _label_counts(table, columns)
+        counts = _label_counts(table, own_columns)
         notes = list(table.notes)
         if label is not None and label.type.is_open:
             new = [f"{tag!r} ({counted(counts[tag], 'word')})" for tag in sorted(counts) if tag not in trained]

@@ -4,6 +4,7 @@ Owns the declaration of a column, further names of columns, and the forms in whi
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -19,18 +20,65 @@ PASSTHROUGH, ROW_ERROR, FOLD_GROUP = "given row", "error of the row", "group of 
 PassthroughColumns = Literal["all", "none"] | Sequence[str]
 
 
-def first_column(columns: Iterable[Column], has: Callable[[ColumnKind], object]) -> Column | None:
-    """Returns the first column whose kind has a property, or None.
+@dataclass(frozen=True, kw_only=True)
+class HeadColumns:
+    """The columns that one of several tasks reads of the rows that the tasks share.
+
+    Attributes:
+        columns: Columns of the task.
+        names: The task's columns -> the columns of the data, if the names differ.
+        labels: Known labels of the task. Empty if they are not known yet.
+    """
+
+    columns: tuple[Column, ...]
+    names: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+
+
+# What is read of a row: the columns of a task, or for several tasks the name of each -> its columns.
+Columns = Sequence[Column] | Mapping[str, HeadColumns]
+
+
+def head_column(name: str) -> str:
+    """Returns the column of a table that holds the rows of one of several tasks."""
+    return f"row of {name}"  # no column of data has such a name
+
+
+def stored_names(columns: Columns) -> list[str]:
+    """Returns the names of the columns in which a table holds the values of these columns."""
+    if isinstance(columns, Mapping):
+        return [head_column(name) for name in columns]
+    return [column.name for column in columns]
+
+
+def source_columns(columns: Columns) -> list[Column]:
+    """Returns the columns as the data have them. All are optional if several tasks read a row."""
+    if not isinstance(columns, Mapping):
+        return list(columns)
+    found: dict[str, Column] = {}
+    for head in columns.values():
+        unread = read_for_others(head.columns, head.names)
+        for column in head.columns:
+            if column.name not in unread:
+                name = head.names.get(column.name, column.name)
+                found[name] = replace(column, name=name, required=False)
+    return list(found.values())
+
+
+def first_column(columns: Columns, has: Callable[[ColumnKind], object]) -> Column | None:
+    """Returns the first column of a task whose kind has a property. None for several tasks.
 
     Example:
         >>> first_column([Column(name="text", kind="text")], lambda kind: kind.has_classes)
     """
+    if isinstance(columns, Mapping):
+        return None
     return next((column for column in columns if has(column.type)), None)
 
 
-def has_labels(columns: Iterable[Column]) -> bool:
-    """Returns True if the rows of a task have labels, unlike documents of a corpus."""
-    return any(column.is_label for column in columns)
+def has_labels(columns: Columns) -> bool:
+    """Returns True if every row of a task has labels, unlike documents of a corpus and rows of several tasks."""
+    return not isinstance(columns, Mapping) and any(column.is_label for column in columns)
 
 
 def complete_row(cells: Row, columns: Sequence[Column], names: Mapping[str, str] = MappingProxyType({})) -> Row:
@@ -92,8 +140,10 @@ def read_for_others(
     return {name for name in unstated if usual.get(name, name) in taken}
 
 
-def text_columns(columns: Sequence[Column]) -> list[str]:
-    """Returns the columns of texts that may stand for a row, or none."""
+def text_columns(columns: Columns) -> list[str]:
+    """Returns the columns of texts that may stand for a row of a task, or none."""
+    if isinstance(columns, Mapping):
+        return []
     required = [column for column in columns if column.required]
     if not all(column.type.is_text for column in required):
         return []
@@ -101,19 +151,21 @@ def text_columns(columns: Sequence[Column]) -> list[str]:
     return [column.name if text is None else text.name for column, text in zip(required, replaced, strict=True)]
 
 
-def _text_list_columns(columns: Sequence[Column]) -> list[str]:
+def _text_list_columns(columns: Columns) -> list[str]:
     """Returns the text columns and a last list of texts (context and choices), if any."""
+    if isinstance(columns, Mapping):
+        return []
     *firsts, last = [column for column in columns if column.required]
     is_list = last.type.has_texts and not last.type.is_text and not last.type.may_be_missing
     return [*text_columns(firsts), last.name] if firsts and is_list else []
 
 
-def as_row(row: Row | str | tuple[str, ...], columns: Sequence[Column], number: int) -> Row:
+def as_row(row: Row | str | tuple[str, ...], columns: Columns, number: int) -> Row:
     """Returns the row of a mapping, a text or a tuple of texts with choices last.
 
     Args:
         row: The row.
-        columns: The task's columns.
+        columns: The columns that are read.
         number: Number of the row, for the message.
 
     Raises:
@@ -124,23 +176,34 @@ def as_row(row: Row | str | tuple[str, ...], columns: Sequence[Column], number: 
     texts, lists = text_columns(columns), _text_list_columns(columns)
     values = row if isinstance(row, tuple) else (row,)
     if all(isinstance(value, str) for value in values):
-        rows = [value for column in columns if (value := column.type.row_of(values)) is not None]
-        if rows:
-            return {name: text for value in rows for name, text in value.items()}
+        shared = _shared_row(values, columns) if isinstance(columns, Mapping) else {}
+        if shared:
+            return shared
         if texts and len(values) == len(texts):
             return dict(zip(texts, values, strict=True))
         if lists and len(values) >= len(lists):
             *firsts, last = lists
             return dict(zip(firsts, values, strict=False)) | {last: list(values[len(firsts) :])}
-    sources = (source.name for column in columns if column.required for source in column.type.source_columns(column))
-    mapping = "{" + ", ".join(f'"{name}": ...' for name in dict.fromkeys(sources)) + "}"
+    sources = source_columns(columns)
+    needed = [column.name for column in sources if column.required or isinstance(columns, Mapping)]
+    mapping = "{" + ", ".join(f'"{name}": ...' for name in needed) + "}"
     named = texts if texts else lists
     short = ", or a text" if len(named) == 1 else f", or a tuple of {' and '.join(named)}" if named else ""
     raise DataError(f"row {number}: expected a mapping such as {mapping}{short}, got {type(row).__name__}")
 
 
+def _shared_row(texts: tuple[str, ...], heads: Mapping[str, HeadColumns]) -> dict[str, str]:
+    """Returns the row that texts stand for, which are the texts of each task that reads so many."""
+    row: dict[str, str] = {}
+    for head in heads.values():
+        names = text_columns(head.columns)
+        if len(names) == len(texts):
+            row |= {head.names.get(name, name): text for name, text in zip(names, texts, strict=True)}
+    return row
+
+
 def as_rows(
-    inputs: Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]], columns: Sequence[Column]
+    inputs: Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]], columns: Columns
 ) -> Iterable[Row]:
     """Returns the rows from the argument of ``TaskModel.predict``, a row or several.
 

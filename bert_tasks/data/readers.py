@@ -23,7 +23,16 @@ from yaml import YAMLError
 from bert_tasks.data import limits
 from bert_tasks.data.arrow import cache_folder, row_batches, store, write_batches
 from bert_tasks.data.cells import LABEL_SEPARATOR, joined_names
-from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, Column, PassthroughColumns, Row, read_for_others
+from bert_tasks.data.columns import (
+    PASSTHROUGH,
+    ROW_ERROR,
+    Column,
+    Columns,
+    PassthroughColumns,
+    Row,
+    read_for_others,
+    source_columns,
+)
 from bert_tasks.data.formats import Format, file_format, folder_format, named_format
 from bert_tasks.data.problems import did_you_mean, first_few, missing_path
 from bert_tasks.data.records import (
@@ -37,7 +46,7 @@ from bert_tasks.data.records import (
 )
 from bert_tasks.data.split_column import SplitName, missing_column, records_of_split
 from bert_tasks.data.table import RowTable, table_schema, without_absent
-from bert_tasks.data.validator import RowValidator
+from bert_tasks.data.validator import RowValidator, SharedValidator, row_validator
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.storage import check_path, sha256_file, sha256_json
 
@@ -171,13 +180,15 @@ class ReadOptions(ParseOptions):
         format_columns = {} if self.format is None else named_format(self.format).columns
         return column in format_columns or (self.columns is not None and column in self.columns)
 
-    def training_names(self, train: str | Path | None, columns: Sequence[Column] | None = None) -> dict[str, str]:
+    def training_names(self, train: str | Path | None, columns: Columns | None = None) -> dict[str, str]:
         """Returns the training data's names of the task's columns, for the model.
 
         Args:
             train: File with the training rows. None if they came from the hub or from memory.
-            columns: The columns that the task reads.
+            columns: The columns that are read. Several tasks have their names in ``HeadColumns``.
         """
+        if isinstance(columns, Mapping):
+            return {}
         usual: Mapping[str, str] = {}
         if train is not None:
             usual = file_format(self.format, Path(train), columns).columns
@@ -209,22 +220,25 @@ class ReadOptions(ParseOptions):
             replace(self, columns={**fitting, **given_names}) if fitting or given_names else replace(self, columns=None)
         )
 
-    def _for_table(self, path: Path, headers: Collection[str], columns: Sequence[Column]) -> "ReadOptions":
+    def _for_table(self, path: Path, names: Mapping[str, str], columns: Columns) -> "ReadOptions":
         """Returns options for a table if the first line of a text file names a column."""
         if self.format is not None or not file_format(None, existing_file(path), columns).has_documents:
             return self
+        headers = {*names.values(), *(column.name for column in source_columns(columns))}
         with open_text(path, encoding=self.encoding, newline="\n") as file:
             lines = RowLines(file, path, limits.LARGEST_ROW)
             line = next(lines, "").rstrip("\r\n")
-        mark = next((mark for mark in "\t;|," if mark in line and set(line.split(mark)) & set(headers)), None)
+        mark = next((mark for mark in "\t;|," if mark in line and set(line.split(mark)) & headers), None)
         formats = {None: self, "\t": replace(self, format="tsv")}
         return formats.get(mark, replace(self, format="csv", delimiter=mark))
 
-    def for_file(self, path: str | Path, names: Mapping[str, str], columns: Sequence[Column]) -> "ReadOptions":
+    def for_file(self, path: str | Path, names: Mapping[str, str], columns: Columns) -> "ReadOptions":
         """Returns the options for a file. See ``with_names``."""
         try:
-            options = self._for_table(Path(path), {*names.values(), *(column.name for column in columns)}, columns)
-            return options.with_names(names, columns, column_names(Path(path), options, columns)) if names else options
+            options = self._for_table(Path(path), names, columns)
+            if isinstance(columns, Mapping) or not names:
+                return options
+            return options.with_names(names, columns, column_names(Path(path), options, columns))
         except DataError:  # reading the file reports it, with the name that the caller gives the file
             return self
 
@@ -232,7 +246,7 @@ class ReadOptions(ParseOptions):
 def read_table(
     source: str | Path,
     *,
-    columns: Sequence[Column],
+    columns: Columns,
     reading: ReadOptions | None = None,
     require_labels: bool = True,
     labels: Sequence[str] | None = None,
@@ -245,7 +259,7 @@ def read_table(
 
     Args:
         source: The file.
-        columns: The columns that the task reads.
+        columns: The columns that the task reads, or those of each of several tasks, which read the file in one pass.
         reading: Options to read the file.
         require_labels: False reads files for prediction. Labels may then be missing, and each line of a text file is a
             text.
@@ -271,22 +285,20 @@ def read_table(
     if name is None:
         here, absolute = Path.cwd(), path.absolute()
         name = str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
-    validator = RowValidator(
-        columns,
-        options.columns,
-        layout=layout,
-        require_labels=require_labels,
-        labels=labels,
-        passthrough=passthrough,
-        skip_errors=skip_errors,
-        label_separator=separator,
-    )
+    settings: dict[str, Any] = {"layout": layout, "require_labels": require_labels, "label_separator": separator}
+    settings |= {"passthrough": passthrough, "skip_errors": skip_errors}
+    described: Any
+    if isinstance(columns, Mapping):
+        validator: RowValidator = SharedValidator(columns, **settings)
+        described = [require_labels, {task: asdict(head) for task, head in columns.items()}]
+        is_spread = True  # they may read any column
+    else:
+        validator = RowValidator(columns, options.columns, labels=labels, **settings)
+        described = [asdict(field) for field in validator.fields]
+        # A choice may have its own column, and a name may stand for several columns.
+        is_spread = any(field.column.type.is_numbered or set(",.") & set(field.name) for field in validator.fields)
     carried = validator.passthrough
     columns_to_read = None
-    # A choice and each column of a task may have its own column, and a name may stand for several columns.
-    kinds = [field.column.type for field in validator.fields]
-    is_spread = any(kind.is_numbered or kind.is_composed for kind in kinds)
-    is_spread = is_spread or any(set(",.") & set(field.name) for field in validator.fields)
     if carried != "all" and not is_spread:
         columns_to_read = [*(field.name for field in validator.fields), *([] if carried == "none" else carried)]
         if options.split_column is not None:
@@ -299,7 +311,7 @@ def read_table(
             digests = list(zip(names, digests, strict=True))
     except OSError as error:
         raise DataError(f"{path}: the file cannot be read ({error.strerror})") from error
-    settings = asdict(options) | {
+    parsing = asdict(options) | {
         "columns": {} if options.columns is None else options.columns,
         "encoding": "utf-8" if options.encoding is None else options.encoding,
         "header": options.header is not False,
@@ -307,8 +319,7 @@ def read_table(
         "format": layout.name,
         "document": options.document if layout.has_documents else None,
     }
-    fields = [asdict(field) for field in validator.fields]
-    fingerprint = sha256_json(digests, settings, fields, labels, passthrough, skip_errors, _VERSION)
+    fingerprint = sha256_json(digests, parsing, described, labels, passthrough, skip_errors, _VERSION)
     records = _opened(path, layout, options, columns_to_read, name)
     try:
         stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, validator, name))
@@ -349,7 +360,7 @@ def column_values(path: Path, options: ReadOptions, column: str) -> Iterator[Any
 def read_hub(
     dataset: str,
     *,
-    columns: Sequence[Column],
+    columns: Columns,
     config: str | None = None,
     split: str = "train",
     revision: str | None = None,
@@ -367,12 +378,12 @@ def read_hub(
     """
     layout = None if format is None else named_format(format)
     source = "/".join(segment for segment in (dataset, config, split) if segment is not None)
-    validator = RowValidator(
+    validator = row_validator(
         columns,
         names,
+        labels=labels,
         layout=None if layout is None else replace(layout, columns=layout.hub_columns),
         require_labels=require_labels,
-        labels=labels,
         passthrough=passthrough,
         skip_errors=skip_errors,
     )
@@ -394,7 +405,7 @@ def _write_rows(
     """Streams the canonical rows into an Arrow file and returns the notes."""
     texts = [PASSTHROUGH] if validator.passthrough != "none" else []
     texts += [ROW_ERROR] if validator.skip_errors else []
-    schema = table_schema([field.column for field in validator.fields], texts)
+    schema = table_schema(validator.read_columns, texts)
     with opened as records:
         batches = row_batches(validator.rows(records, source))
         columns = ({name: [row.get(name) for row in batch] for name in schema.names} for batch in batches)
@@ -499,7 +510,7 @@ def existing_file(path: Path) -> Path:
     return path
 
 
-def column_names(path: Path, options: ReadOptions, columns: Sequence[Column] | None = None) -> list[str]:
+def column_names(path: Path, options: ReadOptions, columns: Columns | None = None) -> list[str]:
     """Returns the names of a file's columns, from the header or the first row.
 
     Args:

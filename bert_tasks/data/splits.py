@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bert_tasks.data.cells import LABEL_SEPARATOR, joined_names
-from bert_tasks.data.columns import FOLD_GROUP, Column, PassthroughColumns, first_column, has_labels
+from bert_tasks.data.columns import (
+    FOLD_GROUP,
+    Column,
+    Columns,
+    HeadColumns,
+    PassthroughColumns,
+    first_column,
+    has_labels,
+    head_column,
+)
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
 from bert_tasks.data.problems import SKIP_HINT, RowErrors, counted, first_few, missing_path
 from bert_tasks.data.readers import (
@@ -31,7 +40,6 @@ from bert_tasks.data.readers import (
 from bert_tasks.data.records import Document
 from bert_tasks.data.split_column import SPLIT_COLUMNS, SplitName, count_splits, is_split_column
 from bert_tasks.data.table import RowTable
-from bert_tasks.data.task_rows import TaskColumn
 from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.errors import DataError, argument
 from bert_tasks.storage import sha256
@@ -40,9 +48,7 @@ _GROUP = "group"
 _SAMPLE_SEED = 0  # not the run's, so that runs with several seeds are trained on the same rows
 
 
-def train_validation_split(
-    table: RowTable, columns: Sequence[Column], share: float, seed: int
-) -> tuple[RowTable, RowTable]:
+def train_validation_split(table: RowTable, columns: Columns, share: float, seed: int) -> tuple[RowTable, RowTable]:
     """Splits rows into training and validation rows.
 
     Every label is on both sides if there are enough rows of it. Rows with the same texts (see ``row_keys``) stay
@@ -79,9 +85,7 @@ _APART = {
 }
 
 
-def row_groups(
-    table: RowTable, columns: Sequence[Column], keys: Sequence[int], share: float
-) -> tuple[Sequence[Hashable], str]:
+def row_groups(table: RowTable, columns: Columns, keys: Sequence[int], share: float) -> tuple[Sequence[Hashable], str]:
     """Returns the group of each row whose rows stay together, and a word for groups.
 
     Groups that share a text are joined, unless too many rows were linked so.
@@ -109,24 +113,52 @@ def _or_own(groups: Iterable[str | None]) -> list[Hashable]:
     return [index if group is None or not group.strip() else group for index, group in enumerate(groups)]
 
 
-def row_keys(table: RowTable, columns: Sequence[Column]) -> np.ndarray[Any, Any]:
+_KEYS = np.dtype([("text", np.uint64), ("label", np.uint64), ("empty", np.bool_)])
+
+
+def row_keys(table: RowTable, columns: Columns) -> NDArray[Any]:
     """Returns for each row digests of its texts and label, and a flag for empty texts.
 
     They need 17 bytes per row. Rows with the same texts, in the sense of ``data_report``, have the same 64 bits in the
     field ``text``. Two of 100 million different texts have them by chance once in 3,700 such data sets.
     """
+    if isinstance(columns, Mapping):
+        return _shared_keys(table, columns)
     has_choices = any(column.type.is_numbered for column in columns)  # they may belong to an optional question
     texts = [column for column in columns if column.type.has_texts and (column.required or has_choices)]
     labels = [column.name for column in columns if column.is_label]
-    keys = np.empty(len(table), dtype=[("text", np.uint64), ("label", np.uint64), ("empty", np.bool_)])
+    keys = np.empty(len(table), dtype=_KEYS)
     for index, row in enumerate(table):
         values = ([] if row.get(c.name) is None else c.type.texts(row[c.name]) for c in texts)
         folded = [" ".join(parts).strip().casefold() for parts in values]
         digests = (int(sha256(key)[:16], 16) for key in ("\0".join(folded), repr([row.get(name) for name in labels])))
-        present = [row.get(c.name) is not None for c in texts]  # a row may lack a task of several
-        empty = (c.required and here and text == "" for c, here, text in zip(texts, present, folded, strict=True))
+        empty = (column.required and text == "" for column, text in zip(texts, folded, strict=True))
         keys[index] = (*digests, any(empty))
     return keys
+
+
+def _shared_keys(table: RowTable, heads: Mapping[str, HeadColumns]) -> NDArray[Any]:
+    """Returns the keys of rows that several tasks share, by the texts of all tasks. Labels do not count."""
+    keys = np.empty(len(table), dtype=_KEYS)
+    for index, row in enumerate(table):
+        folded = []
+        is_empty = False
+        for name, head in heads.items():
+            values = row[head_column(name)]
+            text = "" if values is None else " ".join(_texts_of(values, head.columns)).strip().casefold()
+            is_empty = is_empty or (values is not None and text == "")
+            folded.append(text)
+        keys[index] = (int(sha256("\0".join(folded))[:16], 16), 0, is_empty)
+    return keys
+
+
+def _texts_of(row: Mapping[str, Any], columns: Sequence[Column]) -> list[str]:
+    """Returns all texts of a row, also those of optional columns."""
+    texts: list[str] = []
+    for column in columns:
+        if column.type.has_texts and row.get(column.name) is not None:
+            texts += column.type.texts(row[column.name])
+    return texts
 
 
 def divide(
@@ -195,12 +227,31 @@ def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Se
     return linked if max(Counter(linked).values(), default=0) <= most else groups
 
 
-def row_strata(table: RowTable, columns: Sequence[Column]) -> list[Sequence[str]]:
-    """Returns the labels, the tenth of the numbers, or the answerability of each row."""
+def row_strata(table: RowTable, columns: Columns) -> list[Sequence[str]]:
+    """Returns the labels, the tenth of the numbers, or the answerability of each row.
+
+    Of several tasks, they are those of the first. Rows without its label are a stratum.
+    """
+    if isinstance(columns, Mapping):
+        return _shared_strata(table, columns)
     column = first_column(columns, lambda column_type: column_type.strata_name)
     if column is None or column.name not in table.rows.column_names:
         return [("",)] * len(table)
     return column.type.strata(table.rows.values(column.name))
+
+
+def _shared_strata(table: RowTable, heads: Mapping[str, HeadColumns]) -> list[Sequence[str]]:
+    name, head = next(iter(heads.items()))
+    column = first_column(head.columns, lambda column_type: column_type.strata_name)
+    strata: list[Sequence[str]] = [("",)] * len(table)
+    if column is None:
+        return strata
+    rows = table.rows.values(head_column(name))
+    labelled = [number for number, row in enumerate(rows) if row is not None and row[column.name] is not None]
+    values = [rows[number][column.name] for number in labelled]
+    for number, names in zip(labelled, column.type.strata(values), strict=True):
+        strata[number] = names
+    return strata
 
 
 VALIDATION_NAMES = ("validation", "dev", "valid")
@@ -297,10 +348,15 @@ class Splits:
     held_out: RowTable | None = None
     division: str = ""
 
+    def labelled(self, name: str, head: HeadColumns) -> "Splits":
+        """Returns the rows of one of several tasks that have its label."""
+        validation = {key: table.of_head(name).labelled(head.columns) for key, table in self.validation.items()}
+        return Splits(train=self.train.of_head(name).labelled(head.columns), validation=validation)
 
-def trained_names(spec: DataSpec, columns: Sequence[Column]) -> dict[str, str]:
+
+def trained_names(spec: DataSpec, columns: Columns) -> dict[str, str]:
     """Returns the names of columns that a model trained on these rows remembers."""
-    if spec.tasks:
+    if isinstance(columns, Mapping):
         return {}  # each task has the names of its columns
     first = None if spec.dataset is not None else matching_files(split_files(spec)[0][0])[0]
     return _read_options(spec).training_names(first, columns)
@@ -325,12 +381,12 @@ def _read_options(spec: DataSpec) -> ReadOptions:
 def load_splits(
     spec: DataSpec,
     *,
-    columns: Sequence[Column],
+    columns: Columns,
     seed: int,
     **options: Any,
 ) -> Splits:
     """Reads splits as ``load_tables`` does, and splits off missing validation rows."""
-    if spec.tasks:
+    if spec.tasks and isinstance(columns, Mapping):
         return _load_tasks(spec, columns, seed=seed, **options)
     tables = load_tables(spec, columns=columns, **options)
     if tables.validation:
@@ -339,13 +395,13 @@ def load_splits(
     return Splits(train=train, validation={"": validation})
 
 
-def _load_tasks(spec: DataSpec, columns: Sequence[Column], **options: Any) -> Splits:
+def _load_tasks(spec: DataSpec, heads: Mapping[str, HeadColumns], **options: Any) -> Splits:
     """Reads the rows that tasks share, and the rows of tasks with separate data."""
-    shared = [column for column in columns if not (isinstance(column, TaskColumn) and column.task_name in spec.tasks)]
+    shared = {name: head for name, head in heads.items() if name not in spec.tasks}
     sources = [("data", replace(spec, tasks={}), shared)] if shared else []
-    for column in columns:
-        if isinstance(column, TaskColumn) and column.task_name in spec.tasks:
-            sources.append((f"tasks.{column.task_name}.data", spec.tasks[column.task_name], [column]))
+    for name, head in heads.items():
+        if name in spec.tasks:
+            sources.append((f"tasks.{name}.data", spec.tasks[name], {name: head}))
     splits, bad = [], RowErrors()
     for section, source, of_source in sources:
         try:
@@ -375,27 +431,10 @@ def joined_splits(splits: Sequence[Splits]) -> Splits:
     return Splits(train=RowTable.joined([each.train for each in splits]), validation=validation)
 
 
-def labelled_rows(table: RowTable, column: TaskColumn) -> RowTable:
-    """Returns the rows of a task that have its label, with their lines in the file."""
-    labels = [each.name for each in column.columns if each.is_label]
-    labelled = []
-    for row in table:
-        of_task = row.get(column.name)
-        if of_task is not None and any(of_task.get(name) is not None for name in labels):
-            labelled.append({**of_task, "line": row["line"]})
-    return RowTable.from_rows(labelled, table.source)
-
-
-def labelled_splits(splits: Splits, column: TaskColumn) -> Splits:
-    """Returns the rows of a task that have its label."""
-    validation = {name: labelled_rows(table, column) for name, table in splits.validation.items()}
-    return Splits(train=labelled_rows(splits.train, column), validation=validation)
-
-
 def load_tables(
     spec: DataSpec,
     *,
-    columns: Sequence[Column],
+    columns: Columns,
     labels: Sequence[str] | None = None,
     cache_dir: Path | None = None,
     unlabelled: bool = False,
@@ -414,7 +453,6 @@ def load_tables(
         RowErrors: One report over all files.
         DataError: A file, folder or data set cannot be used.
     """
-    columns = [_with_usual_names(column, spec) for column in columns]
     train, validation = split_files(spec)
     if spec.dataset is None:
         train = tuple(dict.fromkeys(str(file) for name in train for file in matching_files(name)))
@@ -430,7 +468,7 @@ def load_tables(
         # With require_labels the lines of a corpus form documents. Without it each line is a text, as for prediction.
         shared["require_labels"] = not (is_train and unlabelled and has_labels(columns))
         read_columns, names = columns, joined_names(spec.columns)
-        if is_train and group is not None:
+        if is_train and group is not None and not isinstance(columns, Mapping):
             read_columns, names = [*columns, group], {**names, group.name: group_name}
         if spec.dataset is None:
             reading = replace(_read_options(spec), columns=names, split="train" if is_train else "validation")
@@ -521,12 +559,12 @@ def _unread_split_notes(column: str, values: Collection[str], source: str) -> li
     return []
 
 
-def sampled(table: RowTable, columns: Sequence[Column], count: int | None) -> RowTable:
+def sampled(table: RowTable, columns: Columns, count: int | None) -> RowTable:
     """Returns a random sample of the rows of a table in their order, with a row of each label if there are so many.
 
     Args:
         table: The rows.
-        columns: The task's columns, which say what the labels are.
+        columns: The columns that were read, which say what the labels are.
         count: Number of rows of the sample. None keeps all rows, as does a number that is not lower than theirs.
     """
     if count is None or count >= len(table):
@@ -542,14 +580,6 @@ def sampled(table: RowTable, columns: Sequence[Column], count: int | None) -> Ro
     kept = sorted([*first_of_label, *others][:count])
     note = f"a random sample of {count:,} of {counted(len(table), 'row')} (max_rows)"
     return replace(table.select(kept), notes=(*table.notes, note), sample=note)
-
-
-def _with_usual_names(column: Column, spec: DataSpec) -> Column:
-    """Returns a task's column with the names of the files' format for its fields."""
-    if not isinstance(column, TaskColumn):
-        return column
-    names = {**trained_names(spec, column.columns), **dict(column.names)}
-    return replace(column, names=tuple(names.items()), format=spec.format)
 
 
 def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -17,10 +17,10 @@ import pyarrow.compute
 from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.data.arrow import ArrowRows, cache_folder, read_batches, store, with_progress, write_batches
-from bert_tasks.data.columns import ROW_ERROR, Column
+from bert_tasks.data.columns import ROW_ERROR, Column, Columns, head_column
 from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.records import Record, Records
-from bert_tasks.data.validator import RowValidator
+from bert_tasks.data.validator import row_validator
 from bert_tasks.errors import DataError
 from bert_tasks.storage import sha256_json
 
@@ -30,6 +30,8 @@ _LINES_SHOWN = 5
 @dataclass(frozen=True, kw_only=True)
 class RowTable:
     """Rows with the task's column names, and ``line``, their line in the source.
+
+    In a table of several tasks, the values of each task are one column, in which a row may have no value (``of_head``).
 
     Attributes:
         rows: The rows. A label column that the source does not have is absent. A single missing label is None.
@@ -62,7 +64,7 @@ class RowTable:
         cls,
         rows: Sequence[Mapping[str, Any]],
         source: str = "rows",
-        columns: Sequence[Column] | None = None,
+        columns: Columns | None = None,
         *,
         require_labels: bool = False,
         labels: Sequence[str] | None = None,
@@ -73,7 +75,7 @@ class RowTable:
         Args:
             rows: The rows, under the task's names.
             source: Name of the rows in messages, which count rows from 1.
-            columns: The task's columns, by which rows are validated as from files. None means that rows are not
+            columns: The columns that are read, by which rows are validated as from files. None means that rows are not
                 validated and may have a ``line`` of their own.
             require_labels, labels, skip_errors: See ``read_table``.
 
@@ -89,12 +91,12 @@ class RowTable:
             names = dict.fromkeys(name for row in numbered for name in row)
             stored = ArrowRows.from_columns({name: [row.get(name) for row in numbered] for name in names})
             return cls(rows=stored, source=source, fingerprint=sha256_json(numbered))
-        validator = RowValidator(columns, require_labels=require_labels, labels=labels, skip_errors=skip_errors)
+        validator = row_validator(columns, labels=labels, require_labels=require_labels, skip_errors=skip_errors)
         records = (Record(number, row) for number, row in enumerate(rows, start=1))
         checked = list(validator.rows(Records(None, records), source)) if rows or require_labels else []
         schema = table_schema(columns, [ROW_ERROR] if skip_errors else [])
         table = ArrowRows.from_columns({name: [row.get(name) for row in checked] for name in schema.names}, schema)
-        empty = dict.fromkeys(column.name for column in columns)
+        empty = dict.fromkeys(name for name in schema.names if name != ROW_ERROR)
         fingerprint = sha256_json([row if ROW_ERROR in row else {**empty, **row} for row in checked])
         return cls(rows=without_absent(table, columns), source=source, fingerprint=fingerprint, notes=validator.notes)
 
@@ -144,6 +146,24 @@ class RowTable:
         usable = table.select([index for index, is_bad in enumerate(faulty) if not is_bad])
         return replace(usable, notes=(*self.notes, note), errors=self.rows.select(bad).select_columns([ROW_ERROR]))
 
+    def of_head(self, name: str) -> "RowTable":
+        """Returns the rows that have the columns of one of several tasks, under the task's names."""
+        column = head_column(name)
+        table = self.rows.select_columns(["line", column]).table()
+        rows = table.filter(table.column(column).is_valid()).flatten()
+        values = [n for n in rows.column_names if n == "line" or rows.column(n).null_count < len(rows)]
+        named = rows.select(values).rename_columns([n.removeprefix(f"{column}.") for n in values])
+        return RowTable(rows=ArrowRows(named), source=self.source, fingerprint=sha256_json(self.fingerprint, name))
+
+    def labelled(self, columns: Sequence[Column]) -> "RowTable":
+        """Returns the rows that have a label in one of the columns of labels."""
+        has_label = np.zeros(len(self), dtype=bool)
+        for column in columns:
+            if column.is_label and column.name in self.rows.column_names:
+                has_label |= self.rows.column(column.name).is_valid().to_numpy()
+        rows = ArrowRows(self.rows.table().filter(pyarrow.array(has_label)))
+        return RowTable(rows=rows, source=self.source, fingerprint=sha256_json(self.fingerprint, "labelled"))
+
     def select(self, indices: Sequence[int]) -> "RowTable":
         """Returns the rows with these numbers, in this order, as a part of the whole."""
         numbers = [int(index) for index in indices]
@@ -157,14 +177,22 @@ class RowTable:
         return replace(self.select(indices), part=(self, np.asarray(indices, dtype=np.int64)))
 
 
-def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> pyarrow.Schema:
+def table_schema(columns: Columns, texts: Sequence[str] = ()) -> pyarrow.Schema:
     """Returns the types of a table's columns and of further text columns, ``texts``."""
-    further = {"line": pyarrow.int64()} | dict.fromkeys(texts, pyarrow.string())
-    return pyarrow.schema({column.name: column.type.arrow_type() for column in columns} | further)
+    types: dict[str, Any] = {}
+    if isinstance(columns, Mapping):
+        for name, head in columns.items():
+            fields = [(column.name, column.type.arrow_type()) for column in head.columns]
+            types[head_column(name)] = pyarrow.struct(fields)
+    else:
+        types = {column.name: column.type.arrow_type() for column in columns}
+    return pyarrow.schema(types | {"line": pyarrow.int64()} | dict.fromkeys(texts, pyarrow.string()))
 
 
-def without_absent(rows: ArrowRows, columns: Sequence[Column]) -> ArrowRows:
+def without_absent(rows: ArrowRows, columns: Columns) -> ArrowRows:
     """Returns the rows without the optional columns that hold no value at all."""
+    if isinstance(columns, Mapping):
+        return rows
     optional = {column.name for column in columns if not column.required}
     names = rows.column_names
     return rows.select_columns([n for n in names if n not in optional or rows.column(n).null_count < len(rows)])

@@ -1,14 +1,16 @@
 """The row validator, which finds a task's columns and checks each value.
 
 Every row passes through ``RowValidator``, from files, hub data sets, tables in memory, ``TaskModel.predict``, and the
-server's requests. So an error has the same message everywhere, except for the position that it names.
+server's requests. So an error has the same message everywhere, except for the position that it names. Rows of several
+tasks pass through ``SharedValidator``, which has a validator for each task.
 """
 
 import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,10 +21,13 @@ from bert_tasks.data.columns import (
     PASSTHROUGH,
     ROW_ERROR,
     Column,
+    Columns,
+    HeadColumns,
     PassthroughColumns,
     Row,
     as_row,
     complete_row,
+    head_column,
     read_for_others,
     rename_row,
 )
@@ -111,7 +116,8 @@ class RowValidator:
         self._remarks: Sequence[str] = ()  # notes for people on the row that was validated last
         self._label_names = {} if layout is None else layout.label_names
         self._columns = [field.column for field in self.fields]
-        self._names = {field.column.name: field.name for field in self.fields}
+        self.read_columns: Columns = self._columns
+        self.names = {field.column.name: field.name for field in self.fields}
         self._labels = dict.fromkeys(() if labels is None else labels)
         # Labels that spell a number which no other label spells, such as true and 1, 2.0 and 2.
         values = Counter(map(label_value, self._labels))
@@ -130,7 +136,7 @@ class RowValidator:
         errors: list[RowError] = []
         self._remarks = ()
         try:
-            cells = complete_row(cells, self._columns, self._names)
+            cells = complete_row(cells, self._columns, self.names)
         except RowError as error:
             return row, [error]
         self._remarks = cells.get(REMARKS, ())
@@ -166,6 +172,31 @@ class RowValidator:
             if resolved is not None:
                 row[field.column.name] = resolved
         return row, errors
+
+    @cached_property
+    def _needed(self) -> list[list[Field]]:
+        """Returns each field that a row needs, even for prediction, with the field that may replace it."""
+        by_name = {field.column.name: field for field in self.fields}
+        needed = []
+        for field in self.fields:
+            other = field.column.type.replacement(self._columns)
+            if field.column.required:
+                needed.append([field] if other is None else [field, by_name[other.name]])
+        return needed
+
+    @property
+    def reads(self) -> str:
+        """The columns that a row needs, for messages."""
+        return " and ".join(" or ".join(repr(field.name) for field in fields) for fields in self._needed)
+
+    def has_input(self, cells: Mapping[str, Any]) -> bool:
+        """Returns True if a row has the columns that it needs, or those that replace them."""
+        for fields in self._needed:
+            if any(field.name in cells for field in fields):
+                continue
+            if not any(field.column.type.columns_in(field.name, cells.keys()) for field in fields):
+                return False
+        return True
 
     def _label(self, name: str) -> str | None:
         """Returns the known label for an id or for another spelling of its number.
@@ -265,7 +296,7 @@ class RowValidator:
         for field in self.fields:
             other = field.column.type.replacement(self._columns)
             others = [] if other is None else [other.name]
-            sources = [field.name, *(self._names[name] for name in others)]
+            sources = [field.name, *(self.names[name] for name in others)]
             if not field.needed or any(field.column.type.columns_in(name, present) for name in sources):
                 continue
             names = names if names else [field.column.name, *others]
@@ -324,9 +355,125 @@ def plain(value: Any) -> Any:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+class SharedValidator(RowValidator):
+    """Converts each row of a source to the rows of several tasks, one value for each task.
+
+    A row may lack the columns of a task, or its label. A value that cannot be used makes the row unusable for all
+    tasks, because they read it together.
+
+    Args:
+        heads: The name of each task -> the columns that it reads.
+        require_labels: The rows are for training or evaluation, so ``notes`` name tasks that no row has the columns of.
+        layout, passthrough, skip_errors, label_separator: See ``RowValidator``.
+
+    Raises:
+        DataError: See ``RowValidator``.
+    """
+
+    def __init__(
+        self,
+        heads: Mapping[str, HeadColumns],
+        *,
+        require_labels: bool = False,
+        layout: Format | None = None,
+        label_separator: str = LABEL_SEPARATOR,
+        **options: Any,
+    ) -> None:
+        super().__init__((), layout=layout, label_separator=label_separator, **options)
+        self._heads = self.read_columns = heads
+        self._expects_all = require_labels
+        self._without_input = dict.fromkeys(heads)  # the tasks that no row so far has the columns of
+        self._validators: dict[str, RowValidator] = {}
+        # For each task the source's name of a column -> the task's own name, if it differs.
+        self._own_names: dict[str, dict[str, str]] = {}
+        fields: list[Field] = []
+        for name, head in heads.items():
+            validator = RowValidator(
+                head.columns, head.names, layout=layout, labels=head.labels, label_separator=label_separator
+            )
+            self._validators[name] = validator
+            inputs = [field for field in validator.fields if not field.column.is_label]
+            others = [field for field in inputs if field.name != field.column.name]
+            self._own_names[name] = {field.name: field.column.name for field in others}
+            fields += [replace(field, needed=False) for field in validator.fields]
+            fields += [replace(field, needed=False, name=field.column.name) for field in others]
+        self.fields = tuple(fields)
+
+    def validate(self, cells: Mapping[str, Any]) -> tuple[dict[str, Any], list[RowError]]:
+        """Checks one row.
+
+        Args:
+            cells: The row under the source's names, or a row of a table of these tasks.
+
+        Returns:
+            The row of each task whose columns the cells have, by ``head_column``, and the first error.
+        """
+        rows: dict[str, Any] = {}
+        remarks: dict[str, None] = {}
+        present = {name: value for name, value in cells.items() if value is not None}
+        for name, validator in self._validators.items():
+            source = self._cells_of(name, present)
+            if not validator.has_input(source):
+                continue
+            self._without_input.pop(name, None)
+            row, errors = validator.validate(source)
+            if errors:
+                return {}, errors[:1]
+            rows[head_column(name)] = row
+            remarks |= dict.fromkeys(validator._remarks)
+        self._remarks = tuple(remarks)
+        if rows:
+            return rows, []
+        reads = ", ".join(f"{validator.reads} ({name})" for name, validator in self._validators.items())
+        return {}, [RowError("no input of any task", f"The tasks read {reads}.")]
+
+    def _cells_of(self, name: str, cells: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the cells for a task, in which its own names of columns may stand for those of the source."""
+        of_table = cells.get(head_column(name))
+        if isinstance(of_table, Mapping):
+            names = self._validators[name].names
+            return {names.get(key, str(key)): value for key, value in of_table.items() if value is not None}
+        own_names = self._own_names[name]
+        added = {given: cells[own] for given, own in own_names.items() if given not in cells and own in cells}
+        return {**cells, **added} if added else cells
+
+    def check_columns(self, present: Collection[str], source: str) -> None:
+        """Checks the columns to keep, and adds a note on each task that no row has had the columns of."""
+        super().check_columns(present, source)
+        if not self._expects_all:
+            return
+        columns = ", ".join(map(repr, sorted(present)))
+        for name in self._without_input:
+            problem = no_input(name, self._heads[name])
+            note = f"{problem} (the columns are {columns}, the task reads {self._validators[name].reads})"
+            self.notes = (*self.notes, note)
+
+    def _unknown_labels(self, row: Mapping[str, Any]) -> Iterator[RowError]:
+        for name, validator in self._validators.items():
+            yield from validator._unknown_labels(row.get(head_column(name), {}))
+
+
+def no_input(name: str, head: HeadColumns) -> str:
+    """Returns the message that no row has what one of several tasks reads."""
+    nouns = dict.fromkeys(column.type.noun for column in head.columns if column.required)
+    return f"no row has the {' and '.join(nouns)} of the task {name}"
+
+
+def row_validator(columns: Columns, names: Mapping[str, str] | None = None, **options: Any) -> RowValidator:
+    """Returns the validator of a task's rows (see ``RowValidator``) or of rows that several tasks share.
+
+    Raises:
+        DataError: See ``RowValidator``.
+    """
+    if not isinstance(columns, Mapping):
+        return RowValidator(columns, names, **options)
+    options.pop("labels", None)  # each task has labels of its own
+    return SharedValidator(columns, **options)
+
+
 def valid_rows(
     rows: Iterable[Row | str | tuple[str, ...]],
-    columns: Sequence[Column],
+    columns: Columns,
     *,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Row]:
@@ -340,13 +487,15 @@ def valid_rows(
     Raises:
         DataError: A row cannot be used. The message names its number from 0, its first error, and the column.
     """
-    validator = RowValidator(columns)
+    validator = SharedValidator(columns) if isinstance(columns, Mapping) else RowValidator(columns)
     for number, row in enumerate(rows):
         try:
-            cells = complete_row(as_row(row, columns, number), columns, names)
+            cells = as_row(row, columns, number)
+            if not isinstance(columns, Mapping):  # several tasks know their names
+                cells = rename_row(complete_row(cells, columns, names), names, columns)
         except RowError as error:
             raise DataError(f"row {number}: {error}") from None
-        values, errors = validator.validate(rename_row(cells, names, columns))
+        values, errors = validator.validate(cells)
         if errors:
             raise DataError(f"row {number}: {errors[0]}")
         yield values

@@ -163,7 +163,7 @@ def export(
             table = load_table(data, loaded.task, names=loaded.columns, reading=options, labels="unread")
             if len(table) == 0:
                 raise DataError(f"{table.source}: no rows to verify the graph with")
-            rows = list(valid_rows(islice(table, VERIFIED_ROWS), loaded.input_columns))
+            rows = list(valid_rows(islice(table, VERIFIED_ROWS), loaded.task.input_columns))
         content, measured = _verified_graph(loaded, rows, int8=to == "int8")
         disable_telemetry()  # before the libraries are imported
         modules = {name: str(import_module(name).__version__) for name in ("torch", *LIBRARIES)}

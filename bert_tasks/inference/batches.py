@@ -20,14 +20,15 @@ import pyarrow
 import torch
 
 from bert_tasks.checkpoints.hub import origin, resolve
-from bert_tasks.data.columns import Column, PassthroughColumns, Row
+from bert_tasks.data.columns import Columns, PassthroughColumns, Row, stored_names
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.validator import RowValidator
+from bert_tasks.data.validator import row_validator
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference.output import check_row_options, passthrough_name
 from bert_tasks.model.inputs import input_names, load_trained, trained_task
 from bert_tasks.model.precision import DType, check_dtype, default_device, logits_of
+from bert_tasks.model.pretrained import check_one_task
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import sha256_json
 from bert_tasks.tasks.base import Task
@@ -98,7 +99,9 @@ def batch_predictor(
             f"{model}: {example.name} with these settings reads the rows around each row, which may be in another "
             "batch. Use `bert-tasks predict`, or other settings"
         )
-    RowValidator(example.columns, reading.columns)  # raises for a column that the task lacks
+    if reading.columns:
+        check_one_task(example)  # the names of columns belong to a task
+    row_validator(example.row_columns, reading.columns)  # raises for a column that the task lacks
     folder, local = resolve(model, revision=revision, weights=False), Path(os.path.expanduser(model))
     commit = origin(model, folder, revision=revision).commit
     files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file())
@@ -111,7 +114,7 @@ def batch_predictor(
         fingerprint=sha256_json([[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]),
         schema=prediction_schema(example, with_error=on_error == "skip"),
         reserved=Rendering.of(example).reserved_names,
-        columns=tuple(column for column in example.columns if not column.is_label),
+        columns=example.input_columns,
         reading=reading,
         trained_names=trained_names,
         keep_columns=keep_columns if isinstance(keep_columns, str) else tuple(keep_columns),
@@ -136,7 +139,7 @@ class BatchPredictor:
     fingerprint: str  # of the folder's files, so that processes load changed files again
     schema: pyarrow.Schema
     reserved: frozenset[str]  # names of fields that predictions can have
-    columns: tuple[Column, ...]
+    columns: Columns
     reading: ReadOptions
     trained_names: Mapping[str, str]
     keep_columns: PassthroughColumns
@@ -184,7 +187,7 @@ class BatchPredictor:
     def _kept(self, present: Sequence[str]) -> dict[str, str]:
         """Maps the columns of a batch that are returned to their names then."""
         taken, names = set(self.schema.names), self._renames(present)
-        repeated = {c.name for c in self.columns if c.name in taken and names.get(c.name, c.name) == c.name}
+        repeated = {name for name in stored_names(self.columns) if name in taken and names.get(name, name) == name}
         keep = [name for name in present if self.keep_columns == "all" or name in self.keep_columns]
         return {name: passthrough_name(name, taken | self.reserved) for name in keep if name not in repeated}
 
@@ -194,7 +197,7 @@ class BatchPredictor:
     def _predict(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Returns for each row the columns of its prediction, as far as it has them."""
         names, (model, forward_fn) = list(columns), self._load()
-        validator = RowValidator(self.columns, self._renames(names), passthrough=self.keep_columns)
+        validator = row_validator(self.columns, self._renames(names), passthrough=self.keep_columns)
         validator.check_columns(names, "the batch")
         needed = {name for field in validator.fields for name in field.column.type.columns_in(field.name, names)}
         read = [name for name in names if name in needed]

@@ -19,6 +19,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from bert_tasks.checkpoints.hub import RUN_GENERATOR, resolve
+from bert_tasks.data.checks import check_heads
 from bert_tasks.data.columns import PassthroughColumns, Row
 from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
@@ -322,6 +323,9 @@ def labelled_table(
         if action == "fail":
             error.advice = f"pass {argument('on_error', 'skip')} to leave such rows out"
         raise
+    columns = model.task.row_columns
+    if isinstance(columns, Mapping) and len(table) > 0:
+        check_heads(table, columns)
     if is_main_process():
         for note in table.notes:
             _log.warning("%s: %s", table.source, note)

@@ -17,7 +17,7 @@ from typing import IO, Any, Literal, NamedTuple, Unpack, cast, overload
 import numpy as np
 from accelerate.utils import gather_object
 
-from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, PassthroughColumns, Row
+from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, PassthroughColumns, Row, stored_names
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.problems import RowError, RowErrors
 from bert_tasks.data.readers import ReadingArguments, ReadOptions, index_of
@@ -279,7 +279,7 @@ class PredictionRun:
         rows_as_given: Sequence[Row] | None = None
         if isinstance(data, str | Path):
             reading = reading_for_prediction(self.model, data, reading)
-            reading = reading.for_file(data, self.model.columns, self.model.input_columns)
+            reading = reading.for_file(data, self.model.columns, self.model.task.input_columns)
         elif not isinstance(data, RowTable):
             rows_as_given = in_memory(data, task)
             if reading.split_column is not None:
@@ -459,7 +459,7 @@ class PredictionRun:
         self._counts = replace(self._counts, notes=(*self._counts.notes, *notes))
 
     def _predict_chunk(self, rows: Sequence[Row]) -> Chunk:
-        inputs = [column.name for column in self.model.input_columns]
+        inputs = stored_names(self.model.task.input_columns)
         canonical = [{name: row[name] for name in inputs if row.get(name) is not None} for row in rows]
         predictions, features = self.model.predict_chunk(
             canonical, forward_fn=self._forward_fn, logits=self.writing.logits, explain=self.writing.explain
@@ -491,7 +491,9 @@ class PredictionRun:
         )
         content = dict(self._rendering.columns_of(content))
         taken = self._rendering.reserved_names.union(content)
-        repeated = {c.name for c in self.model.input_columns if self._renames.get(c.name, c.name) == c.name}
+        repeated = {
+            name for name in stored_names(self.model.task.input_columns) if self._renames.get(name, name) == name
+        }
         output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
         for name, value in kept.items():
             if name not in content or name not in repeated:

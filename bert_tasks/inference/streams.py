@@ -13,12 +13,12 @@ from typing import IO, Any
 
 from bert_tasks.data import limits
 from bert_tasks.data.arrow import cache_folder
-from bert_tasks.data.columns import PassthroughColumns, Row, text_columns
+from bert_tasks.data.columns import PassthroughColumns, Row, source_columns, text_columns
 from bert_tasks.data.formats import StreamFormat, TableFormat, named_format
 from bert_tasks.data.readers import ReadOptions, peeked
 from bert_tasks.data.records import RowLines, open_text
 from bert_tasks.data.split_column import records_of_split
-from bert_tasks.data.validator import RowValidator
+from bert_tasks.data.validator import row_validator
 from bert_tasks.errors import DataError
 from bert_tasks.model.inputs import input_names
 from bert_tasks.model.task_model import TaskModel
@@ -42,9 +42,9 @@ def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
 
 def _stream_format(model: TaskModel) -> StreamFormat:
     """Returns the format of the first line, unless it is a header of model columns."""
-    inputs = [column.name for column in model.input_columns]
+    inputs = [column.name for column in source_columns(model.task.input_columns)]
     headers = {header for name in inputs for header in (name, model.columns.get(name, name))}
-    return StreamFormat(name=STDIN_NAME, headers=headers, texts=tuple(text_columns(model.input_columns)))
+    return StreamFormat(name=STDIN_NAME, headers=headers, texts=tuple(text_columns(model.task.input_columns)))
 
 
 def has_descriptor(source: IO[bytes]) -> bool:
@@ -113,7 +113,7 @@ def stream_rows(
     """
     path = _StreamPath("/dev/stdin")
     path.content = StandardInput(source, before_wait)
-    columns = model.input_columns
+    columns = model.task.input_columns
     # A detected format has the columns that it names, without a format's own names or labels.
     layout = _stream_format(model) if reading.format is None else named_format(reading.format)
     layout.check_header(path, reading)
@@ -123,5 +123,5 @@ def stream_rows(
             records = records_of_split(records, reading.split_column, reading.split, STDIN_NAME)
         records, present = peeked(records)
         names = input_names(reading, model.columns, columns, present)
-        validator = RowValidator(columns, names, layout=layout, passthrough=keep_columns, skip_errors=True)
+        validator = row_validator(columns, names, layout=layout, passthrough=keep_columns, skip_errors=True)
         yield validator.rows(records, STDIN_NAME), names

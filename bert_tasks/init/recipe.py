@@ -151,10 +151,11 @@ class RecipeDraft:
     def _load_splits(self, labels: Sequence[str]) -> Splits:
         task = load_task_class(self.guess.task)(**self.guess.settings)
         labels = task.labels if task.labels else labels
+        options: dict[str, Any] = {"columns": task.row_columns, "labels": labels, "seed": _SEED}
         try:
-            splits = load_splits(self.spec, columns=task.columns, seed=_SEED, labels=labels)
+            splits = load_splits(self.spec, **options)
         except RowErrors:
-            splits = load_splits(replace(self.spec, on_error="skip"), columns=task.columns, seed=_SEED, labels=labels)
+            splits = load_splits(replace(self.spec, on_error="skip"), **options)
         try:
             Fitting.of(task).label(splits, labels=labels)
         except ValueError as error:

@@ -8,7 +8,15 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.data.columns import Column, PassthroughColumns, Row, as_row, complete_row, read_for_others, rename_row
+from bert_tasks.data.columns import (
+    Columns,
+    PassthroughColumns,
+    Row,
+    as_row,
+    complete_row,
+    read_for_others,
+    rename_row,
+)
 from bert_tasks.data.formats import FORMATS
 from bert_tasks.data.problems import RowError, did_you_mean, end_sentence
 from bert_tasks.data.readers import (
@@ -135,6 +143,8 @@ def renamed(
         return data
     renames = {} if columns is None else columns
     originals, names = in_memory(data, task, source), {**stored, **renames}
+    if isinstance(task.row_columns, Mapping):
+        return originals  # each task has the names of its columns
     rows = []
     for number, row in enumerate(originals, start=1):
         try:
@@ -161,14 +171,16 @@ def renamed(
 
 def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, task: Task, source: str = "rows") -> list[Row]:
     """Returns rows in memory as mappings. See ``as_row`` and ``rows_in_memory``."""
-    columns = [column for column in task.columns if not column.is_label]
+    columns = task.input_columns
     return [as_row(row, columns, number) for number, row in enumerate(rows_in_memory(data, source))]
 
 
 def input_names(
-    reading: ReadOptions, names: Mapping[str, str], columns: Sequence[Column], present: Collection[str]
+    reading: ReadOptions, names: Mapping[str, str], columns: Columns, present: Collection[str]
 ) -> Mapping[str, str]:
-    """Returns the columns -> their names in data. See ``ReadOptions.with_names``."""
+    """Returns the columns -> their names in data. See ``ReadOptions.with_names``. Several tasks know the names."""
+    if isinstance(columns, Mapping):
+        return {}
     renames = reading.with_names(names, columns, present).columns
     task_names = [column.name for column in columns]
     return {task: name for task, name in ({} if renames is None else renames).items() if task in task_names}
@@ -236,7 +248,7 @@ def load_table(
         return data
     if reading is not None and reading.columns:
         check_one_task(task)  # the names of columns belong to a task
-    columns = [column for column in task.columns if labels != "unread" or not column.is_label]
+    columns = task.input_columns if labels == "unread" else task.row_columns
     require = labels == "required"
     options = ReadOptions() if reading is None else reading
     if not isinstance(data, str | Path):

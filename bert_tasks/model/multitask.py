@@ -139,7 +139,7 @@ def models_of(model: TaskModel) -> dict[str, TaskModel]:
             single: TaskModel = TaskModel(model.hf_config, of_task)
         single.encoder, single.head = model.encoder, cast("Any", heads[name])
         single.tokenizer, single.origin, single.adapters = model.require_tokenizer(), model.origin, model.adapters
-        single.columns = dict(task.heads[name].get("columns", {}))
+        single.columns, single.reading = dict(task.heads[name].get("columns", {})), model.reading
         models[name] = single.train(model.training)
     return models
 

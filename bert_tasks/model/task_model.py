@@ -23,7 +23,7 @@ from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_
 from bert_tasks.checkpoints.save import file_tensors, hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.stored_tokenizers import config_with_tokenizer, new_tokenizer, open_tokenizer
 from bert_tasks.checkpoints.tokenizers import with_segments
-from bert_tasks.data.columns import Column, Row, as_rows, first_column
+from bert_tasks.data.columns import Row, as_rows, first_column
 from bert_tasks.data.problems import first_few
 from bert_tasks.data.readers import Frame, index_of, is_frame, rows_in_memory
 from bert_tasks.data.splits import Splits
@@ -466,11 +466,6 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    @property
-    def input_columns(self) -> list[Column]:
-        """The task's columns but for labels."""
-        return [column for column in self.task.columns if not column.is_label]
-
     def require_tokenizer(self) -> "PreTrainedTokenizerBase":
         """Returns the tokenizer, or raises UsageError if there is none."""
         if self._tokenizer is None:
@@ -606,7 +601,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     def given_rows(self, inputs: Inputs) -> Iterable[Row]:
         """Returns the rows of the argument of ``predict`` in their order."""
         given: Any = rows_in_memory(inputs) if is_frame(inputs) else inputs
-        return as_rows(given, self.input_columns)
+        return as_rows(given, self.task.input_columns)
 
     def rank(
         self, query: str, documents: Sequence[str], *, top_k: int | None = None, return_documents: bool = False
@@ -685,7 +680,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             DataError: A row lacks a column or a value is of the wrong kind.
             CheckpointError, UsageError: See ``predict_chunk``.
         """
-        valid = valid_rows(rows, self.input_columns, names=self.columns)
+        valid = valid_rows(rows, self.task.input_columns, names=self.columns)
         while chunk := list(islice(valid, self.chunk_rows(explain=explain))):
             yield from self.predict_chunk(chunk, forward_fn=forward_fn, logits=logits, explain=explain)[0]
 

@@ -45,14 +45,15 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
         RecipeError: Settings do not fit the labels.
     """
     draft, section = build_task(recipe), recipe.folds
-    columns, labels = draft.columns, draft.labels
+    labels = draft.labels
     if not labels and recipe.data.format is not None:
         labels = tuple(named_format(recipe.data.format).label_names.values())
-    checks: dict[str, Any] = {"columns": columns, "unlabelled": recipe.teacher is not None}
+    checks: dict[str, Any] = {"columns": draft.row_columns, "unlabelled": recipe.teacher is not None}
     options = {**checks, "labels": labels, "passthrough": passthrough}
     if section is None:
         splits = load_splits(recipe.data, **options, seed=recipe.run.seed)
     else:
+        columns = draft.columns
         if not has_labels(columns):
             raise RecipeError(f"[folds] needs labels to compare predictions with, but {draft.name} has none")
         group, name = group_column(columns, section.group)
@@ -126,4 +127,4 @@ def report_on(splits: Splits, model: TaskModel) -> DataReport:
         cuts = Truncation.of(samples.features, rows=len(table))
         notes = input_notes(samples, model, rows=len(table))
         tokens[name] = TokenCounts(lengths=samples.tokens, cuts=cuts, notes=notes)
-    return data_report(splits, tokens, columns=task.columns, labels=task.labels)
+    return data_report(splits, tokens, columns=task.row_columns, labels=task.labels)

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from typing_extensions import TypedDict
 
+from bert_tasks.data.columns import source_columns
 from bert_tasks.data.problems import counted
 from bert_tasks.errors import CheckpointError, DataError, NotFiniteScoresError, UsageError
 from bert_tasks.model.task_model import TaskModel
@@ -65,7 +66,6 @@ from bert_tasks.serving.requests import (
     parsed_body,
     request_schema,
     requested_labels,
-    source_columns,
 )
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Prediction, Task
@@ -309,6 +309,7 @@ def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) ->
     async def describe(adapter: str | None = None) -> JSONResponse:
         model, batcher = _named(served, adapter, "query")
         task = model.task
+        columns = source_columns(task.input_columns)
         return JSONResponse(
             {
                 "model": name,
@@ -317,7 +318,7 @@ def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) ->
                 "problem_type": getattr(task, "problem_type", None),
                 "labels": list(task.labels),
                 "adapters": [*filter(None, served)],
-                "columns": [asdict(column) for column in source_columns(task)],
+                "columns": [asdict(column) for column in columns],
                 "limits": asdict(limits),
                 "examples": list(Card.of(task).example_rows),
                 "explains": batcher.no_explanations is None,

@@ -193,7 +193,7 @@ def is_tei(content: Any, model: TaskModel) -> bool:
     inputs = content.get(INPUTS) if isinstance(content, dict) else None
     if not isinstance(model.task, TextClassification) or not isinstance(inputs, str | list) or len(inputs) == 0:
         return False
-    reads_pairs = len(text_columns(model.input_columns)) == 2
+    reads_pairs = len(text_columns(model.task.input_columns)) == 2
     return isinstance(inputs, str) or isinstance(inputs[0], list) or (reads_pairs and isinstance(inputs[0], str))
 
 

@@ -17,9 +17,17 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import HTTPException
 from pydantic import BaseModel, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
 
-from bert_tasks.data.columns import Column, Row, as_row, complete_row, rename_row, text_columns
+from bert_tasks.data.columns import (
+    Row,
+    as_row,
+    complete_row,
+    rename_row,
+    source_columns,
+    stored_names,
+    text_columns,
+)
 from bert_tasks.data.problems import RowError
-from bert_tasks.data.validator import RowValidator
+from bert_tasks.data.validator import row_validator
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.limits import Limits
@@ -97,9 +105,9 @@ class BodyReader:
 
     def __init__(self, task: Task, limits: Limits, names: Mapping[str, str], *, has_adapters: bool = False) -> None:
         self._limits, self._names = limits, names
-        self._columns = [column for column in task.columns if not column.is_label]
-        self._validator = RowValidator(self._columns)
-        names_read = [column.name for column in self._columns]
+        self._columns = task.input_columns
+        self._validator = row_validator(self._columns)
+        names_read = stored_names(self._columns)
         self._rejected: dict[str, str] = {}
         for name, reason in Card.of(task).rejected_columns.items():
             if name not in names_read:
@@ -137,7 +145,9 @@ class BodyReader:
         if not isinstance(content, dict):
             raise body_error(path, _NO_OBJECT)
         try:
-            cells = rename_row(complete_row(content, self._columns, self._names), self._names, self._columns)
+            cells: Row = content
+            if not isinstance(self._columns, Mapping):  # several tasks know their names
+                cells = rename_row(complete_row(content, self._columns, self._names), self._names, self._columns)
         except RowError as error:
             raise body_error(path, error.message) from None
         for name, reason in self._rejected.items():
@@ -256,22 +266,11 @@ def answers_schema(*tasks: Task) -> Any:
     return prediction_type | create_model("Predictions", predictions=predictions)
 
 
-def source_columns(task: Task) -> list[Column]:
-    """Returns the columns of a request, of several tasks each column once."""
-    columns: dict[str, Column] = {}
-    for column in task.columns:
-        if column.is_label:
-            continue
-        for source in column.type.source_columns(column):
-            columns[source.name] = source
-    return list(columns.values())
-
-
 def request_schema(
     task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({}), adapters: Sequence[str] = ()
 ) -> Any:
     """Returns the OpenAPI type of a request, one row or ``{"inputs": [rows]}``."""
-    columns = source_columns(task)
+    columns = source_columns(task.input_columns)
     fields: dict[str, Any] = {}
     for column in columns:
         value_type = column.type.request_type(limits.characters)

@@ -13,7 +13,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from bert_tasks.data.splits import labelled_rows
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, UsageError
@@ -83,11 +82,10 @@ class MultiTaskDistillation(Distillation):
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
         """Returns validation set and task -> share of predictions equal to the teacher's."""
         students, shares = models_of(self.model), dict[str, float]()
-        columns = {column.task_name: column for column in self._multitask.columns}
         for name, teacher in self.teachers.items():
             student, of_task = students[name], {}
             for key, (_, table) in validation.items():
-                rows = labelled_rows(table, columns[name])
+                rows = table.of_head(name).labelled(student.task.columns)
                 if len(rows):
                     of_task[metric_key(key, name)] = (tokenized(rows, student.task, student), rows)
             shares |= Distillation(student, teacher, self.section).agreement(of_task, accelerator)

@@ -46,7 +46,7 @@ def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> T
     if section.layers is not None or section.family is not None:
         model = model.with_layers(section.layers, family=section.family)
     prepare_model(model, seed=seed)
-    model.columns, model.reading = trained_names(recipe.data, task.columns), trained_reading(recipe.data)
+    model.columns, model.reading = trained_names(recipe.data, task.row_columns), trained_reading(recipe.data)
     return Trainer(
         objective=make_objective(model, recipe.teacher, seed=seed),
         splits=prepared.splits,

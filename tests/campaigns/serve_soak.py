@@ -198,7 +198,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=600.0)
     args = options.parse_args()
     model = TaskModel.from_pretrained(args.model)
-    columns = [column.name for column in model.input_columns if column.required]
+    columns = [column.name for column in model.task.columns if column.required]
     rows = [dict.fromkeys(columns, text) for text in TEXTS]
     scores = [prediction.to_json()["scores"] for prediction in model.predict(rows)]
     command = [sys.executable, "-m", "bert_tasks", "serve", args.model, "--port", "0"]

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.columns import Row
+from bert_tasks.data.columns import Row, head_column
 from bert_tasks.families import FAMILIES as DATA
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import Recipe, build_task, load_recipe
 from bert_tasks.tasks import MultiTask, Task
-from bert_tasks.tasks.multitask.task import task_row
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.training.objectives import Objective
@@ -56,7 +55,7 @@ def task_and_rows(recipe: Recipe) -> tuple[Task, Sequence[Row]]:
     assert isinstance(task, MultiTask)
     alone = {name: {"task": head["task"], "settings": dict(head)} for name, head in recipe.settings["heads"].items()}
     by_task = {name: rows_of(recipe.model_copy(update=update)) for name, update in alone.items()}
-    columns = [[{task_row(name): row} for row in rows] for name, (rows, _) in by_task.items()]
+    columns = [[{head_column(name): row} for row in rows] for name, (rows, _) in by_task.items()]
     joined = [{name: row for cell in parts for name, row in cell.items()} for parts in zip(*columns, strict=True)]
     return task.with_labels({name: labels for name, (_, labels) in by_task.items()}), joined
 

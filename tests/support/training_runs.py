@@ -138,7 +138,7 @@ def make_steps(
     model: TaskModel, rows: list[Row], *, seed: int = 0, objective: Objective | None = None, **optim: Any
 ) -> OptimizerSteps:
     """What ``fit`` makes for its steps, of rows in memory."""
-    table = training_samples(RowTable.from_rows(rows, columns=model.task.columns), model.task, model)
+    table = training_samples(RowTable.from_rows(rows, columns=model.task.row_columns), model.task, model)
     return OptimizerSteps(
         objective=Supervised(model) if objective is None else objective,
         samples=RecordedSamples(**vars(table)),

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks import MultiTaskModel, TaskModel, evaluate, fit, load_recipe, train
+from bert_tasks import MultiTaskModel, TaskModel, evaluate, fit, load_recipe, predict, train
+from bert_tasks.data.problems import RowErrors
 from bert_tasks.errors import DataError, RecipeError, UsageError
 from bert_tasks.model.features import tokenized
 from bert_tasks.recipe.check import check, prepare
@@ -109,8 +110,9 @@ def test_some_tasks_share_rows_and_others_have_their_own(folder: Path) -> None:
     (folder / "recipe.toml").write_text(text + '[data]\ntrain = "shared.jsonl"\nvalidation = "shared.jsonl"\n', "utf-8")
     splits = prepare(load_recipe("recipe.toml")).splits
     assert len(splits.train) == len(shared) + 3 * len(SLOTS)
-    assert [row["row of topic"] is None for row in splits.train] == [False] * len(shared) + [True] * 3 * len(SLOTS)
-    assert [row["row of slots"] is None for row in splits.train] == [True] * len(shared) + [False] * 3 * len(SLOTS)
+    lines = range(1, len(shared) + 1)
+    assert splits.train.of_head("topic").rows.values("line") == list(lines)
+    assert splits.train.of_head("slots").rows.values("line") == list(range(1, 3 * len(SLOTS) + 1))
 
 
 @pytest.mark.parametrize(
@@ -277,8 +279,9 @@ def test_a_task_reads_the_numbers_of_glue_as_labels(folder: Path) -> None:
     text = text.replace('columns = {label = "topic"}\n', "")
     (folder / "recipe.toml").write_text(text, "utf-8")
     prepared = prepare(load_recipe("recipe.toml"))
-    labels = [row["row of topic"]["label"] for row in prepared.splits.train if row["row of topic"] is not None]
-    assert labels == ["unacceptable", "acceptable"] * (len(TOPICS) // 2)
+    assert prepared.splits.train.of_head("topic").rows.values("label") == ["unacceptable", "acceptable"] * (
+        len(TOPICS) // 2
+    )
     assert prepared.task.tasks["topic"].labels == ("unacceptable", "acceptable")  # in the order of GLUE
 
 
@@ -287,5 +290,155 @@ def test_a_task_reads_the_columns_of_the_format_of_its_files(folder: Path) -> No
     for name in ("train", "dev"):
         (folder / "slots" / f"{name}.jsonl").unlink()
         (folder / "slots" / f"{name}.conll").write_text(lines, "utf-8")
-    rows = [row["row of slots"] for row in prepare(load_recipe("recipe.toml")).splits.validation[""]]
-    assert [row["tags"] for row in rows if row is not None] == [["O", "B-THING"]] * 2
+    rows = prepare(load_recipe("recipe.toml")).splits.validation[""].of_head("slots")
+    assert rows.rows.values("tags") == [["O", "B-THING"]] * 2
+
+
+COLA = "".join(f"source\t{number % 2}\t\t{row['text']}\n" for number, row in enumerate(CLASSES))
+CONLL = "\n".join("".join(f"{word} {tag}\n" for word, tag in zip(*row.values(), strict=True)) for row in SENTENCES)
+TEXTS = [{"text": row["text"], "label": row["label"]} for row in CLASSES]
+GRADED = [{**row, "label": ("unacceptable", "acceptable")[number % 2]} for number, row in enumerate(TEXTS)]
+JOINED = [{"text": " ".join(row["words"]), "label": text["label"]} for row, text in zip(SLOTS, TEXTS, strict=True)]
+
+
+def with_names(rows: Sequence[Mapping[str, Any]], **names: str) -> str:
+    return "".join(json.dumps({names.get(name, name): cell for name, cell in row.items()}) + "\n" for row in rows)
+
+
+# The task, its columns, a file that trains it or that has its own names, options, and the rows as the task reads them.
+FILES: dict[str, tuple[str, dict[str, str], str, str, dict[str, Any], Sequence[Mapping[str, Any]]]] = {
+    "names": ("topic", {"label": "kind"}, "a.jsonl", with_names(TEXTS, label="kind"), {}, TEXTS),
+    "own_names": ("topic", {"text": "body", "label": "kind"}, "a.jsonl", with_names(TEXTS), {}, TEXTS),
+    "objects": (
+        "topic",
+        {"text": "of.body", "label": "kind"},
+        "a.jsonl",
+        "".join(json.dumps({"of": {"body": row["text"]}, "kind": row["label"]}) + "\n" for row in TEXTS),
+        {},
+        TEXTS,
+    ),
+    "words": (
+        "topic",
+        {"text": "words", "label": "kind"},
+        "a.jsonl",
+        with_names([{**row, "kind": text["label"]} for row, text in zip(SLOTS, TEXTS, strict=True)]),
+        {},
+        JOINED,
+    ),
+    "separator": (
+        "topic",
+        {"label": "kind"},
+        "a.csv",
+        "text;kind\n" + "".join(f"{row['text']};{row['label']}\n" for row in TEXTS),
+        {"delimiter": ";"},
+        TEXTS,
+    ),
+    "glue": ("topic", {}, "cola.tsv", COLA, {"format": "glue/cola"}, GRADED),
+    "tags": ("slots", {"tags": "slots"}, "a.jsonl", with_names(SLOTS, tags="slots"), {}, SLOTS),
+    "own_tags": ("slots", {"tags": "slots"}, "a.jsonl", with_names(SLOTS), {}, SLOTS),
+    "conll": ("slots", {}, "a.conll", CONLL, {}, SLOTS),
+    "conll_text": ("slots", {}, "a.txt", CONLL, {}, SLOTS),
+}
+
+
+def model_with(
+    folder: Path, name: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
+) -> MultiTaskModel:
+    """A model of two tasks, one of which knows these columns and the labels of the rows."""
+    labels = sorted({label for row in rows for label in (row["tags"] if name == "slots" else [row["label"]])})
+    tasks = {
+        "topic": {**TASKS["topic"], "labels": ["low", "mid", "high"]},
+        "slots": {**TASKS["slots"], "labels": ["O", "B-THING"]},
+    }
+    tasks[name] = {**tasks[name], "columns": dict(columns), "labels": labels}
+    model = MultiTaskModel.from_pretrained(folder / "base", tasks=tasks)
+    model.save_pretrained(folder / "model")
+    return model
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_one_task_of_a_model_reads_the_files_that_trained_it(case: str, folder: Path) -> None:
+    name, columns, file, content, options, rows = FILES[case]
+    model = model_with(folder, name, columns, rows)
+    (folder / file).write_text(content, "utf-8")
+    single = model.models[name]
+    expected = evaluate(single, list(rows))
+    assert evaluate(folder / "model", file, task=name, **options) == expected
+    assert evaluate(single, file, **options) == expected
+    if not case.startswith("own"):  # all tasks may call their labels so
+        whole = evaluate(folder / "model", file, **options)
+        of_task = {key.removeprefix(f"{name}."): value for key, value in whole.items() if key.startswith(f"{name}.")}
+        assert of_task == {key: value for key, value in expected.items() if key in of_task}
+        assert len(of_task) > 1
+    inputs = [{key: row[key] for key in ("text", "words") if key in row} for row in rows]
+    predictions = single.predict(inputs)
+    for model_name in (folder / "model", single):
+        task = None if isinstance(model_name, TaskModel) else name
+        assert predict(model_name, file, task=task, **options) == predictions
+    if file.endswith(".jsonl"):
+        assert single.predict([json.loads(line) for line in content.splitlines()]) == predictions
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        (SLOTS, r"no row has the text of the task topic \(the columns are 'tags', 'words', the task reads 'text'\)"),
+        ([{**row, "text": "a"} for row in SLOTS], "no row has a label of the task topic in 'topic'"),
+        (TOPICS, "no row has a label of the task slots in 'tags' or 'entities'"),  # the words are those of the text
+    ],
+)
+def test_what_all_rows_lack_for_a_task_is_named(rows: Any, problem: str, folder: Path) -> None:
+    write_lines(folder / "rows.jsonl", rows)
+    text = RECIPE.partition("[tasks.topic.data]")[0] + '[tasks.slots]\ntask = "token-classification"\n'
+    text += '[data]\ntrain = "rows.jsonl"\nvalidation = "rows.jsonl"\n[run]\noutput_dir = "out"\n'
+    (folder / "recipe.toml").write_text(text, "utf-8")
+    recipe = load_recipe("recipe.toml")
+    calls: dict[str, Callable[[], object]] = {
+        r"rows\.jsonl": lambda: check(recipe),
+        "rows.jsonl": lambda: train(recipe, progress=False),
+        "train": lambda: fit(load(folder), list(rows), list(rows), output_dir=folder / "out", **SETTINGS),
+        "(?:train|rows.jsonl)": lambda: fit(load(folder), "rows.jsonl", output_dir=folder / "out", **SETTINGS),
+    }
+    for source, call in calls.items():
+        with pytest.raises(DataError, match=f"^{source}: {problem}$"):
+            call()
+
+
+def load(folder: Path) -> MultiTaskModel:
+    return MultiTaskModel.from_pretrained(folder / "base", tasks=TASKS)
+
+
+def test_evaluation_says_what_rows_lack_for_each_task(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model_with(folder, "topic", {"label": "topic"}, TEXTS)
+    write_lines(folder / "words.jsonl", [{"words": row["words"]} for row in SLOTS])
+    message = (
+        r"words\.jsonl: no row has a label of the task slots in 'tags' or 'entities', and no row has the text of the "
+        r"task topic \(the columns are 'words', the task reads 'text'\)"
+    )
+    with pytest.raises(DataError, match=message):
+        evaluate("model", "words.jsonl")
+    write_lines(folder / "slots.jsonl", [{**row, "tags": ["O"] * len(row["words"])} for row in SLOTS])
+    caplog.clear()
+    metrics = evaluate("model", "slots.jsonl")
+    assert "slots.accuracy" in metrics or "slots.overall_f1" in metrics
+    assert not any(key.startswith("topic.") for key in metrics)
+    assert any("no row has the text of the task topic" in record.message for record in caplog.records)
+
+
+def test_all_wrong_rows_in_memory_are_named_or_skipped(folder: Path) -> None:
+    shared = [{**row, **topic} for row, topic in zip(SLOTS, TOPICS, strict=True)]
+    rows = [{**shared[0], "tags": ["O"]}, *shared, {**shared[0], "text": 3}]
+    with pytest.raises(RowErrors, match=r"(?s)train:1: .*train:10: not a text"):
+        fit(load(folder), rows, shared, output_dir=folder / "out", **SETTINGS)
+    result = fit(load(folder), rows, shared, output_dir=folder / "out", on_error="skip", **SETTINGS)
+    rejects = (result.output_dir / "rejects.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["line"] for line in rejects] == [1, 10]
+
+
+def test_a_prediction_does_not_read_the_labels_of_the_tasks(folder: Path) -> None:
+    model = model_with(folder, "topic", {"label": "topic"}, TEXTS)
+    row = {"text": "a text", "topic": "neither", "tags": ["O", "O", "O"]}
+    write_lines(folder / "rows.jsonl", [row])
+    assert model.predict([row]) == model.predict([{"text": "a text"}])
+    (prediction,) = predict("model", "rows.jsonl")
+    assert dict(prediction.tasks) == model.predict([row])[0]

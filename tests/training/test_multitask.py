@@ -118,7 +118,7 @@ def load(base: Path, tasks: Mapping[str, Mapping[str, Any]] = TASKS) -> MultiTas
 
 
 def features_of(model: TaskModel, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    table = RowTable.from_rows(rows, columns=model.task.columns)
+    table = RowTable.from_rows(rows, columns=model.task.row_columns)
     return model.task.features(list(table), model.require_tokenizer())
 
 

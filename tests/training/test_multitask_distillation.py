@@ -83,7 +83,7 @@ def with_gaps(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def mean_loss(objective: torch.nn.Module, model: TaskModel, rows: Sequence[Mapping[str, Any]]) -> Tensor:
-    table = RowTable.from_rows(rows, columns=model.task.columns)
+    table = RowTable.from_rows(rows, columns=model.task.row_columns)
     batch = model.packed(model.task.features(list(table), model.require_tokenizer()))
     means = [term.weight * term.total / term.count.clamp(min=1) for term in objective(batch)]
     return torch.stack(means).sum()
@@ -179,7 +179,7 @@ def test_kept_logits_are_the_logits_of_the_teachers(
 def test_rows_without_labels_learn_from_their_teacher(base: Path) -> None:
     objective = objective_of(base, ["slots"])
     rows = [{key: row[key] for key in row if key in ("text", "words")} for row in ROWS]
-    table = RowTable.from_rows(rows, columns=objective.model.task.columns)
+    table = RowTable.from_rows(rows, columns=objective.model.task.row_columns)
     features = objective.model.task.features(list(table), objective.model.require_tokenizer())
     terms = {term.name: term for term in objective(objective.model.packed(features))}
     counts = {name: term.count.item() for name, term in terms.items()}
@@ -193,7 +193,7 @@ def test_rows_without_labels_learn_from_their_teacher(base: Path) -> None:
 def test_a_batch_without_rows_of_a_task_counts_nothing(base: Path) -> None:
     objective = objective_of(base)
     rows = [{"first": row["first"], "second": row["second"], "entails": row["entails"]} for row in ROWS]
-    table = RowTable.from_rows(rows, columns=objective.model.task.columns)
+    table = RowTable.from_rows(rows, columns=objective.model.task.row_columns)
     features = objective.model.task.features(list(table), objective.model.require_tokenizer())
     terms = objective(objective.model.packed(features))
     assert {term.name: term.count.item() for term in terms} == objective.counts(features)

@@ -1,9 +1,8 @@
 """File formats with their names, extensions and parsers."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from bert_tasks.data.columns import Column
+from bert_tasks.data.columns import Columns, source_columns
 from bert_tasks.data.formats import annotations, excel, objects, plain, stored, text_folder
 from bert_tasks.data.formats.base import FORMATS, Format, named_format, register_format
 from bert_tasks.data.formats.plain import StreamFormat, TableFormat
@@ -28,13 +27,13 @@ for _format in (*plain.ALL, *annotations.ALL, *objects.ALL, *excel.ALL, *stored.
     register_format(_format)
 
 
-def file_format(name: str | None, path: Path, columns: Sequence[Column] | None = None) -> Format:
+def file_format(name: str | None, path: Path, columns: Columns | None = None) -> Format:
     """Returns the format with a name, or else the format of the file's extension.
 
     Args:
         name: Name of the format. None means by extension, and by ``Format.matches`` for a shared extension.
         path: The file.
-        columns: Columns of the task, or None if the task is not known.
+        columns: Columns of the task or of several tasks, or None if the task is not known.
 
     Raises:
         DataError: No format has the name or the extension.
@@ -60,7 +59,8 @@ def file_format(name: str | None, path: Path, columns: Sequence[Column] | None =
             start = file.read(_START_LENGTH)
     except (OSError, DataError):  # the reader reports it
         start = ""
-    return next((format for format in candidates[1:] if format.matches(start, columns)), candidates[0])
+    read = None if columns is None else source_columns(columns)
+    return next((format for format in candidates[1:] if format.matches(start, read)), candidates[0])
 
 
 def uncompressed(path: Path) -> Path:

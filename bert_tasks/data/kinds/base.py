@@ -73,7 +73,6 @@ class ColumnKind:
         may_be_missing: A row without a value can be used, even if the column is required.
         is_numbered: A value may be spread over columns with numbers.
         is_joined: A value may be spread over several columns that are named.
-        is_composed: A value is made of columns that have names of their own.
         group_column: Column whose rows stay together in a split. ``group_noun`` is the noun for rows without it.
         article_column: A further column of files whose rows stay together in folds.
         strata_name: Name of the values that a split spreads evenly, for people.
@@ -93,7 +92,6 @@ class ColumnKind:
     may_be_missing: ClassVar[bool] = False
     is_numbered: ClassVar[bool] = False
     is_joined: ClassVar[bool] = False
-    is_composed: ClassVar[bool] = False
     group_column: ClassVar[str | None] = None
     group_noun: ClassVar[str] = "text"
     article_column: ClassVar[str | None] = None
@@ -134,10 +132,6 @@ class ColumnKind:
         """Returns the texts of a value that a model reads. Default: none."""
         return ()
 
-    def row_of(self, texts: Sequence[str]) -> Mapping[str, str] | None:
-        """Returns the row of a source for the caller's texts. Default: None (no row)."""
-        return None
-
     def labels_of(self, value: Any) -> Sequence[str]:
         """Returns the names under which a census counts a value. Default: none."""
         return ()
@@ -172,10 +166,6 @@ class ColumnKind:
         holders = dict.fromkeys((name, name.split(".")[0]))
         numbered = numbered_columns(name, present) if self.is_numbered else []
         return [*[holder for holder in holders if holder in present][:1], *numbered]
-
-    def source_columns(self, column: Column) -> Sequence[Column]:
-        """Returns the columns of a request for a column of this kind. Default: the column."""
-        return (column,)
 
     def join(self, cells: Mapping[str, Any]) -> Any:
         """Returns one cell for the cells of several named columns (if ``is_joined``).

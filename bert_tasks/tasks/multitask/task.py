@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import ValidationError
 from torch import Tensor
 
-from bert_tasks.data.columns import Row
+from bert_tasks.data.checks import lack_of_rows, named_splits
+from bert_tasks.data.columns import Column, HeadColumns, Row, as_row, head_column, text_columns
 from bert_tasks.data.problems import shortened
-from bert_tasks.data.splits import Splits, labelled_splits
-from bert_tasks.data.task_rows import ROW_OF, TaskColumn
+from bert_tasks.data.splits import Splits
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch
@@ -93,15 +93,13 @@ class MultiTaskFitting(Fitting, Windows, HFConfig, Rendering):
 
     def label(self, splits: Splits, *, labels: Sequence[str] = (), unlabelled: bool = False) -> Task[Any]:
         named = {}
-        for (name, task), rows in zip(self.task.tasks.items(), self.task.columns, strict=True):
-            of_task = labelled_splits(splits, rows)
-            tables = (of_task.train, *of_task.validation.values())
-            empty = next((table for table in tables if len(table) == 0), None)
-            if empty is not None:
-                names = self.task.heads[name].get("columns", {})
-                columns = [repr(names.get(column.name, column.name)) for column in task.columns if column.is_label]
-                raise DataError(f"{empty.source}: no row has a label of the task {name} in {' or '.join(columns)}")
-            named[name] = Fitting.of(task).label(of_task, labels=task.labels, unlabelled=unlabelled).labels
+        for name, head in self.task.row_columns.items():
+            labelled = splits.labelled(name, head)
+            for (_, table), (_, rows) in zip(named_splits(splits), named_splits(labelled), strict=True):
+                if len(rows) == 0:
+                    raise DataError(f"{table.source}: {lack_of_rows(table, name, head)}")
+            of_task = Fitting.of(self.task.tasks[name])
+            named[name] = of_task.label(labelled, labels=head.labels, unlabelled=unlabelled).labels
         return self.task.with_labels(named)
 
     def fit_to_train(self, rows: Iterable[Row]) -> Task[Any]:
@@ -158,9 +156,11 @@ class MultiTaskCard(Card):
             TEXTS, *(Card.of(task).example_rows for task in self.task.tasks.values()), strict=True
         ):
             row: dict[str, Any] = {}
-            for column, entry, example in zip(self.task.columns, self.task.heads.values(), examples, strict=True):
-                of_text, names = column.type.row_of((text,)), entry.get("columns", {})
-                row |= {names.get(name, name): value for name, value in example.items()} if of_text is None else of_text
+            for (name, head), example in zip(self.task.row_columns.items(), examples, strict=True):
+                if len(text_columns(head.columns)) == 1:
+                    row |= as_row(text, {name: head}, 0)
+                else:
+                    row |= {head.names.get(column, column): value for column, value in example.items()}
             rows.append(row)
         return rows
 
@@ -327,17 +327,26 @@ class MultiTask(Task[MultiTaskPrediction]):
         return replace(self, heads=heads)
 
     @property
-    def columns(self) -> tuple[TaskColumn, ...]:
-        return tuple(
-            TaskColumn(
-                name=task_row(name),
-                kind="row",
-                columns=task.columns,
-                names=tuple(self.heads[name].get("columns", {}).items()),
-                labels=task.labels,
-            )
-            for name, task in self.tasks.items()
-        )
+    def columns(self) -> tuple[Column, ...]:
+        """None, because each task has its own (``row_columns``)."""
+        return ()
+
+    @property
+    def row_columns(self) -> Mapping[str, HeadColumns]:
+        columns = {}
+        for name, task in self.tasks.items():
+            names = dict(self.heads[name].get("columns", {}))
+            columns[name] = HeadColumns(columns=task.columns, names=names, labels=task.labels)
+        return columns
+
+    @property
+    def input_columns(self) -> Mapping[str, HeadColumns]:
+        inputs = {}
+        for name, head in self.row_columns.items():
+            columns = tuple(column for column in head.columns if not column.is_label)
+            names = {column.name: head.names[column.name] for column in columns if column.name in head.names}
+            inputs[name] = HeadColumns(columns=columns, names=names)
+        return inputs
 
     def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Returns the windows of all tasks, row by row, in the order of the tasks.
@@ -347,8 +356,8 @@ class MultiTask(Task[MultiTaskPrediction]):
         """
         by_row: dict[int, list[Feature]] = defaultdict(list)
         for name, task in self.tasks.items():
-            numbers = [i for i, row in enumerate(rows) if row.get(task_row(name)) is not None]
-            for feature in task.features([_without_none(rows[i][task_row(name)]) for i in numbers], tokenizer):
+            numbers = [i for i, row in enumerate(rows) if row.get(head_column(name)) is not None]
+            for feature in task.features([_without_none(rows[i][head_column(name)]) for i in numbers], tokenizer):
                 row = numbers[feature["row"]]
                 by_row[row].append(Feature(**{**feature, "row": row, "head": name}))
         empty = next((number for number in range(len(rows)) if number not in by_row), None)
@@ -403,7 +412,7 @@ class MultiTask(Task[MultiTaskPrediction]):
         indices = [i for i, feature in enumerate(features) if feature.get("head") == name]
         numbers = {row: position for position, row in enumerate(dict.fromkeys(features[i]["row"] for i in indices))}
         renumbered = [Feature(**{**features[i], "row": numbers[features[i]["row"]]}) for i in indices]
-        read = [_without_none(rows[row][task_row(name)]) for row in numbers]
+        read = [_without_none(rows[row][head_column(name)]) for row in numbers]
         return list(numbers), ([compact[i] for i in indices], renumbered, read)
 
     def metrics(self, predictions: Sequence[MultiTaskPrediction], rows: Sequence[Row]) -> dict[str, float]:
@@ -430,9 +439,9 @@ class MultiTask(Task[MultiTaskPrediction]):
         """Returns a task's predictions and rows, of the rows with a label of the task."""
         labels = [column.name for column in self.tasks[name].columns if column.is_label]
         pairs = [
-            (prediction.tasks[name], _without_none(row[task_row(name)]))
+            (prediction.tasks[name], _without_none(row[head_column(name)]))
             for prediction, row in zip(predictions, rows, strict=True)
-            if name in prediction.tasks and any(row[task_row(name)].get(label) is not None for label in labels)
+            if name in prediction.tasks and any(row[head_column(name)].get(label) is not None for label in labels)
         ]
         return [prediction for prediction, _ in pairs], [row for _, row in pairs]
 
@@ -450,11 +459,6 @@ def _check_types(name: str, task_class: type[Task[Any]], options: Mapping[str, A
             raise ValueError(f"tasks.{name}: {setting.name} is {value!r}. {problem}") from None
 
 
-def task_row(name: str) -> str:
-    """Returns the column with the rows of a task."""
-    return f"{ROW_OF}{name}"
-
-
 def _key(name: str, metric: str) -> str:
     return f"{name}{_SEPARATOR}{metric}"
 
@@ -470,7 +474,7 @@ def _term(name: str, term: str, count: int) -> str:
 
 
 def _rows_of(name: str, rows: Iterable[Row]) -> Iterable[Row]:
-    return (_without_none(row[task_row(name)]) for row in rows if row.get(task_row(name)) is not None)
+    return (_without_none(row[head_column(name)]) for row in rows if row.get(head_column(name)) is not None)
 
 
 def _without_none(row: Row) -> Row:
