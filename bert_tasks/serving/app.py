@@ -38,7 +38,7 @@ from bert_tasks.serving.clients import (
     RerankRequest,
     classify_call,
     embed_call,
-    is_reranker,
+    is_classifier,
     is_tei,
     openai_call,
     rerank_call,
@@ -70,7 +70,7 @@ from bert_tasks.serving.requests import (
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.tasks.embedding import Embedding
-from bert_tasks.tasks.sequence_classification.task import TextClassification
+from bert_tasks.tasks.reranking import can_rank
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.zero_shot import zero_shot_task
 
@@ -143,7 +143,7 @@ def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
     rows = Card.of(models[0].task).example_rows
     examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
     response: Any = answers_schema(*(model.task for model in models))
-    if any(isinstance(model.task, TextClassification) for model in models):
+    if any(is_classifier(model) for model in models):
         response |= list[LabelScore] | list[list[LabelScore]]
 
     def read(content: Any, source: Source) -> Call:
@@ -179,7 +179,7 @@ def _predict_schema(served: Served, limits: Limits) -> dict[str, Any]:
     for model, _ in served.values():
         for task in _request_tasks(model):
             schemas[type(task)] = request_schema(task, limits, model.columns, adapters)
-        if isinstance(model.task, TextClassification):
+        if is_classifier(model):
             schemas[ClassifyRequest] = ClassifyRequest
     path = PREDICT.replace("/", "~1")
     pointer = f"#/paths/{path}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
@@ -191,7 +191,7 @@ def _add_clients(app: FastAPI, served: Served, answer: "_Answers") -> None:
     """Adds the paths of clients of other servers. The document has those that a model can answer."""
     models = [model for model, _ in served.values()]
     embeds = any(isinstance(model.task, Embedding) for model in models)
-    reranks = any(is_reranker(model) for model in models)
+    reranks = any(can_rank(model.task) for model in models)
 
     @app.post(
         OPENAI,

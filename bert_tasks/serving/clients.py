@@ -22,8 +22,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.requests import INPUTS, Call, RequestT, Source, body_error, validated
 from bert_tasks.tasks.base import float_list
 from bert_tasks.tasks.embedding import Embedding
-from bert_tasks.tasks.pair_classification import PairClassification
-from bert_tasks.tasks.sequence_classification.task import TextClassification
+from bert_tasks.tasks.reranking import can_rank
 
 _LEAST = 2.0**-126  # the smallest float32 of full precision, instead of a probability of 0
 
@@ -113,9 +112,9 @@ class LabelScore(TypedDict):
     score: float
 
 
-def is_reranker(model: TaskModel) -> bool:
-    """Returns True if a model has one score, or two labels, for a pair."""
-    return isinstance(model.task, PairClassification) and model.task.can_rank
+def is_classifier(model: TaskModel) -> bool:
+    """Returns True if a model classifies texts or pairs."""
+    return getattr(model.task, "problem_type", None) is not None
 
 
 def openai_call(content: Any, source: Source) -> Call:
@@ -157,7 +156,7 @@ def _texts_to_embed(kind: type[RequestT], content: Any, source: Source, key: str
 
 def rerank_call(content: Any, source: Source) -> Call:
     """Reads TEI's ``/rerank``."""
-    if not is_reranker(source.model):
+    if not can_rank(source.model.task):
         raise body_error((), "the model needs one score, or two labels, for a pair of texts")
     request = validated(RerankRequest, content)
 
@@ -191,7 +190,7 @@ def is_tei(content: Any, model: TaskModel) -> bool:
     A list of texts is a pair only for a model of pairs. For other models each of the texts is a row.
     """
     inputs = content.get(INPUTS) if isinstance(content, dict) else None
-    if not isinstance(model.task, TextClassification) or not isinstance(inputs, str | list) or len(inputs) == 0:
+    if not is_classifier(model) or not isinstance(inputs, str | list) or len(inputs) == 0:
         return False
     reads_pairs = len(text_columns(model.task.input_columns)) == 2
     return isinstance(inputs, str) or isinstance(inputs[0], list) or (reads_pairs and isinstance(inputs[0], str))

@@ -12,6 +12,11 @@ from bert_tasks.tasks.pair_classification import PairClassification
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 
 
+def can_rank(task: Task[Any]) -> bool:
+    """Returns True if a task has one score, or two labels, for a pair of texts."""
+    return isinstance(task, PairClassification) and task.can_rank
+
+
 def ranking_task(task: Task[Any], documents: Sequence[str], top_k: int | None) -> PairClassification:
     """Returns the task of a model that can rank these documents.
 
