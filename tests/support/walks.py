@@ -99,7 +99,8 @@ def follow(name: str, folder: Path, data: Path) -> dict[str, Walk]:
         Names of parts of the walk, or its own name -> what ran.
     """
     program = [sys.executable, __file__, name, str(data)]
-    process = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "HF_HOME": str(folder / "cache")}  # no rows or features of an earlier walk
+    process = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     if process.returncode != 0:
         raise RuntimeError(process.stderr)
     counts = json.loads(process.stdout.splitlines()[-1])
