@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, Self, overload
 import numpy as np
 import pyarrow
 from numpy.typing import ArrayLike, NDArray
+from rich.console import Console
+from rich.progress import Progress
 
 from bert_tasks.data import limits
 from bert_tasks.data.limits import size_of
@@ -132,14 +134,12 @@ class ArrowRows:
             return self._table.slice(rows.start, len(rows))
         return self._gathered(self._places(rows))
 
-    def _gathered(self, places: NDArray[np.int64]) -> "pyarrow.Table":
+    def _gathered(self, places: NDArray[np.int64]) -> pyarrow.Table:
         """Returns a copy of the rows at these places of the table.
 
         ``pyarrow.Table.take`` would copy whole columns for it, because it joins all batches of texts or lists first. So
         it takes a time that grows with the file for each few rows, and fails for a column of more than 2 GiB.
         """
-        import pyarrow
-
         owners = np.searchsorted(self._starts, places, side="right") - 1
         within = places - self._starts[owners]
         rows = zip(owners.tolist(), within.tolist(), strict=True)
@@ -159,13 +159,12 @@ def with_progress(tables: Iterable[pyarrow.Table], description: str, total: int)
     if not message_stream().isatty() or os.environ.get("RANK", "0") != "0":
         yield from tables
         return
-    from rich import console, progress
-
-    with progress.Progress(console=console.Console(stderr=True), transient=True) as shown:
-        bar = shown.add_task(description, total=total)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task(description, total=total)
         for table in tables:
             yield table
-            shown.advance(bar, len(table))
+            progress.advance(bar, len(table))
 
 
 def cache_folder(cache_dir: Path | None, name: str) -> Path:

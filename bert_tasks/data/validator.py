@@ -487,7 +487,7 @@ def valid_rows(
     Raises:
         DataError: A row cannot be used. The message names its number from 0, its first error, and the column.
     """
-    validator = SharedValidator(columns) if isinstance(columns, Mapping) else RowValidator(columns)
+    validator = row_validator(columns)
     for number, row in enumerate(rows):
         try:
             cells = as_row(row, columns, number)

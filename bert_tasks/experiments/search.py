@@ -4,7 +4,6 @@ Owns the folder of a search (``study.db``, the folders of the trials, ``recipe.t
 its files, and the tables for people and programs. study.py asks Optuna for values and for the trials that end early.
 """
 
-import importlib.util
 import json
 import math
 import shlex
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tasks.distributed import broadcast_from_main, is_main_process, main_process_first, make_accelerator
+from bert_tasks.environment import check_libraries
 from bert_tasks.errors import DivergedError, RecipeError, UsageError, argument
 from bert_tasks.experiments.group import check_experiment_folder, format_table, remove_runs, with_changes
 from bert_tasks.metrics.tables import format_number, split_key
@@ -179,8 +179,7 @@ def _study_of(recipe: Recipe, folder: Path) -> "Study":
         raise RecipeError("a search has one validation set. Remove [folds], and cross-validate the result")
     if recipe.run.seeds is not None:
         raise RecipeError("all trials have the seed run.seed. Remove run.seeds, and train the best values with several")
-    if importlib.util.find_spec("optuna") is None:
-        raise UsageError("optuna not installed, needed for searches. Run `pip install '.[search]'`")
+    check_libraries(["optuna"], extra="search", purpose="searches")
     from bert_tasks.experiments.study import Study
 
     return Study(folder / STUDY, recipe.search)

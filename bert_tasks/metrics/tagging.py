@@ -69,14 +69,15 @@ def check_names(tags: Iterable[str], *, raw: bool) -> None:
 
 def _entity_metrics(labels: list[list[str]], predictions: list[list[str]]) -> dict[str, float]:
     # Imported here, because seqeval brings scikit-learn, which is slow to load and not needed for other metrics.
-    from seqeval import metrics, scheme
+    from seqeval.metrics import sequence_labeling
+    from seqeval.scheme import IOB2, Entities
 
     types = sorted({tag[2:] for tag in chain.from_iterable((*labels, *predictions)) if tag != "O"})
-    true, predicted = (set(metrics.sequence_labeling.get_entities(side)) for side in (labels, predictions))
+    true, predicted = (set(sequence_labeling.get_entities(side)) for side in (labels, predictions))
     tallies = (Counter(name for name, _, _ in side) for side in (true, predicted, true & predicted))
     counts = LabelCounts(*(np.array([tally[name] for name in types], dtype=np.int64) for tally in tallies))
     strict, strict_predicted = (
-        set(chain.from_iterable(scheme.Entities(side, scheme.IOB2).entities)) for side in (labels, predictions)
+        set(chain.from_iterable(Entities(side, IOB2).entities)) for side in (labels, predictions)
     )
     strict_counts = LabelCounts(
         *(np.array([len(side)]) for side in (strict, strict_predicted, strict & strict_predicted))
@@ -86,7 +87,7 @@ def _entity_metrics(labels: list[list[str]], predictions: list[list[str]]) -> di
         label_metrics(counts, types, "{}_{}".format, support=_NUMBER, label_f1=entity_f1),
         {
             **{name: float(score(counts)) for name, score in entity_scores("overall").items()},
-            "overall_accuracy": float(metrics.sequence_labeling.accuracy_score(labels, predictions)),
+            "overall_accuracy": float(sequence_labeling.accuracy_score(labels, predictions)),
             **{name: float(score(strict_counts)) for name, score in entity_scores("strict_overall").items()},
             "invalid_transitions": float(len(predicted) - begun),  # every other entity begins with I-
         },

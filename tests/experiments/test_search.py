@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import signal
-from importlib import util
 
 import pytest
 
@@ -362,7 +361,7 @@ def test_what_a_search_needs(folder, monkeypatch):
     plain = recipe(folder).model_copy(update={"search": None})
     with pytest.raises(RecipeError, match=r"Add a section \[search\]"):
         search(plain)
-    monkeypatch.setattr(util, "find_spec", lambda name: None)
+    monkeypatch.setattr("bert_tasks.environment.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"optuna not installed, .*pip install '\.\[search\]'"):
         search(recipe(folder))
 

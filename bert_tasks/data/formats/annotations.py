@@ -123,14 +123,15 @@ class DocBinFormat(Format):
         self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
     ) -> Iterator[Records]:
         try:
-            from spacy import blank, tokens
+            from spacy import blank
+            from spacy.tokens import DocBin
         except ImportError as error:
             raise DataError(f"{path}: reading it needs spaCy. Run `pip install spacy`") from error
         content = _decompressed(path)
         was_collecting = gc.isenabled()
         try:
             _check_object_count(content, path)
-            documents = tokens.DocBin().from_bytes(zlib.compress(content, level=0))
+            documents = DocBin().from_bytes(zlib.compress(content, level=0))
         finally:
             if was_collecting:
                 gc.enable()  # the reader of srsly leaves it off after an error
